@@ -53,6 +53,7 @@ class RequestOptions(TypedDict, total=False):
     split: str | bool
     topology: Topology | str | None
     between_hosts: str | None
+    pin: Mapping[str, str] | None
     donate_argnums: int | Sequence[int] | None
 
 
@@ -108,6 +109,11 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
         GPU has up to eight of its kind on a host; on this machine, jax's processes are the hosts.
       between_hosts: `"bfloat16"` sends sums of float32 between hosts in that type, half as many bytes; each host's part
         is rounded once on its way there and once on its way back. None sends them as they are.
+      pin: where values are that `jax.ad_checkpoint.checkpoint_name` has given a name, from the kernel that makes them
+        until the backward pass reads them, by name: `"device"` (never copied, never made again), `"host"` (copied there
+        and back, whether or not the budget asks for it; on a CPU as `"device"`) or `"recompute"` (made again from what
+        is there). All other values are the planner's. A value that XLA computes inside of the kernels that read it is
+        nowhere, and the report says so.
       options: the others are those of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
         `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 
@@ -117,6 +123,7 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
     Raises:
       BudgetError, UnknownDeviceError: at once, where the request makes no sense.
       InfeasibleBudgetError: when called or planned, where no plan fits.
+      MemplanError, UnsupportedProgramError: likewise, where `pin` names what is not there, or cannot be kept.
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)

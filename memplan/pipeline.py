@@ -22,11 +22,13 @@ from memplan.parallel.agreement import one_plan, same_collectives, same_step
 from memplan.parallel.meshes import machine_of, processes_of, topology_for
 from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
+from memplan.planning.problem import Pin, Where
 from memplan.planning.registry import OWN, Planner, planner_named
 from memplan.program import compat
 from memplan.program.constants import digests_of_constants
-from memplan.program.loops.choose import fewer_residuals
+from memplan.program.loops.choose import fewer_residuals, pinned_residuals
 from memplan.program.loops.residuals import follow_residuals
+from memplan.program.pins import check as check_pins
 from memplan.program.slabs.choose import slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import large_leaves, offload_state
@@ -63,6 +65,7 @@ class Request:
     split: str | bool = "auto"
     topology: Topology | str | None = None
     between_hosts: str | None = None
+    pin: Mapping[str, str] | None = None
 
     def __post_init__(self) -> None:
         parse_bytes(self.budget, 1)
@@ -71,6 +74,10 @@ class Request:
         for name, known in _CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")
+        if self.plan is not None and self.pin is not None:
+            raise MemplanError("plan and pin were both given; a saved plan keeps the pins that it was made with.")
+        if self.pins and planner_named(self.planner) is not OWN:
+            raise MemplanError("pin is kept by memplan's own planner alone; leave planner out.")
         if self.device is not None:
             _ = self.target
         if self.topology is not None:
@@ -80,6 +87,18 @@ class Request:
     def target(self) -> Target:
         """The target to compile for."""
         return target_of(self.device)
+
+    @functools.cached_property
+    def pins(self) -> tuple[Pin, ...]:
+        """What `pin` asks for, or what the plan was made with."""
+        if self.plan is not None:
+            return self.plan.pins
+        places = [where.value for where in Where]
+        for name, where in (self.pin or {}).items():
+            if str(where) not in places:
+                known = ", ".join(map(repr, places))
+                raise MemplanError(f"pin: {name!r} is pinned to {where!r}; it is one of {known}.")
+        return tuple(sorted(Pin(name, Where(where)) for name, where in (self.pin or {}).items()))
 
     @property
     def holds_state(self) -> bool:
@@ -147,7 +166,7 @@ def _key(plain: Program, request: Request) -> str:
     if not restores or target.described or plain.machine is not None or compat.disk_cache() is None:
         return ""
     step = plain.digest, *digests_of_constants(plain.traced.jaxpr), plain.options.get("compiler_options")
-    asked = limits_of(request, target), request.host_state, request.split, request.verify
+    asked = limits_of(request, target), request.host_state, request.split, request.verify, request.pins
     return kept.digest(*step, *asked, target.device, os.environ.get("XLA_FLAGS"))
 
 
@@ -165,7 +184,10 @@ def _restored(plain: Program, request: Request, known: Kept, notify: Notify) -> 
 
 def _followed(plain: Program, follow: Plan | None, held: Collection[int], target: Target) -> Program:
     """The step with the transforms of a plan, which come in one order: loops' residuals, slabs, state on the host."""
-    with_loops = follow_residuals(plain, follow.loops) if follow and follow.loops else plain
+    if follow:
+        with_loops = follow_residuals(plain, follow.loops) if follow.loops else plain
+    else:
+        with_loops = pinned_residuals(plain, target.device) if plain.pins else plain
     in_slabs = follow_slabs(with_loops, follow.slabs) if follow else with_loops
     return offload_state(in_slabs, inputs=held, streams=target.is_gpu)
 
@@ -238,10 +260,25 @@ def traced(
     if divided is not None and not kwargs and "in_shardings" not in options:  # so that arguments need not be placed
         options = {**options, "in_shardings": divided.shardings(*args)}
     program = trace(step, args, kwargs, options, target.platform if target.described else None)
+    if request.pins:
+        program = replace(program, pins=_pins_there(program, request))
     division = program.traced.division
     if division is None:
         return program
     return replace(program, machine=machine_of(division, request.topology, target.described))
+
+
+def _pins_there(program: Program, request: Request) -> tuple[Pin, ...]:
+    """The pins on the target: where host memory and device memory are the same, the host's stay on the device.
+
+    Raises:
+      MemplanError: no value has such a name.
+      UnsupportedProgramError: the step itself computes the value again.
+    """
+    check_pins(program.traced.jaxpr, request.pins)
+    if request.target.is_gpu:
+        return request.pins
+    return tuple(Pin(pin.name, Where.DEVICE) if pin.where is Where.HOST else pin for pin in request.pins)
 
 
 def local(found: Outcome, request: Request) -> Outcome:

@@ -53,6 +53,10 @@ class StepOptions:
         list[str] | None,
         typer.Option(metavar="0,1", help="Arguments whose large arrays live in host memory; may be repeated."),
     ] = None
+    pin: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME=device|host|recompute", help="Where named values are; may be repeated."),
+    ] = None
     json: Json = None
     html: Html = None
     debug: Debug = False
@@ -75,7 +79,15 @@ class StepOptions:
             "split": "auto" if self.split else False,
             "donate_argnums": donated,
             "host_state": _positions(on_host, args, "--host-state", "0 or 0,1") if on_host else (),
+            "pin": dict(map(_pin, self.pin)) if self.pin else None,
         }
+
+
+def _pin(text: str) -> tuple[str, str]:
+    name, equals, where = text.rpartition("=")
+    if not equals:
+        raise typer.BadParameter(f"{text!r} has no '='. Write NAME=host.", param_hint="--pin")
+    return name, where
 
 
 def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> tuple[int, ...]:

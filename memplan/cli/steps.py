@@ -41,8 +41,8 @@ def inspect(
         elif budget or verify != "compile" or options.asks_for_a_plan:
             raise typer.BadParameter(
                 "the factory returns a step that is already planned by memplan.jit, with its own options. Leave out "
-                "--budget, --host-budget, --device, --verify, --no-split, --donate and --host-state, or return the "
-                "plain step."
+                "--budget, --host-budget, --device, --verify, --no-split, --donate, --host-state and --pin, or return "
+                "the plain step."
             )
         report = function.plan(*args).report
     print_result(report, options.json, options.html)

@@ -78,7 +78,7 @@ class Attempts:
             if not found.fits:
                 slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
                 found = self._first_that_fits(found, slabs, "compiling in slabs")
-            elif _is_slow(found):
+            elif _is_slow(found) and not program.pins:  # what is in slabs is nowhere whole
                 for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
                     self.notify("compiling in slabs", None)
                     found = min(found, self._program(other), key=_fastest)

@@ -17,6 +17,7 @@ from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan
+from memplan.planning.problem import Pin
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
@@ -79,6 +80,7 @@ class Callback:
     agree: Agree  # brings all processes of the step to one plan
     overlap_loop_copies: bool = False  # the module's own loops copy, and do so beside all of a trip
     program: str = ""  # digest of the step, where a plan is followed
+    pins: tuple[Pin, ...] = ()  # of the step
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property
@@ -95,8 +97,9 @@ class Callback:
             scheduled = read_module(text)
             module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
             budget = self.limits.device_bytes - self.headroom.device_bytes
-            ways = self._ways(ScheduledModule(module, self.device, self.machine), budget)
-            if self.follow is None and ways[0].device_bytes <= budget:
+            ways = self._ways(ScheduledModule(module, self.device, self.machine, self.pins), budget)
+            moves_pinned = bool(self.pins) and ways[0].problem.moves_pinned
+            if self.follow is None and ways[0].device_bytes <= budget and not moves_pinned:
                 self._planned, rewritten = PlannedModule(ways[0], ways[0], predicted_bytes=ways[0].device_bytes), None
             else:
                 rewritten = self._rewrite(ways, budget)

@@ -90,6 +90,7 @@ class Compiler:
             self.agree,
             overlap_loop_copies=bool(program.in_slabs) and self.target.is_gpu,
             program=program.original.digest if self.follow else "",
+            pins=program.pins,
         )
 
     def _outcome(

@@ -12,7 +12,7 @@ from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, pack
 from memplan.planning.plan import Plan, name_actions
-from memplan.planning.problem import POINTER_BYTES, Problem, Role
+from memplan.planning.problem import POINTER_BYTES, Pin, Problem, Role
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Solution, rank
 from memplan.planning.search.planner import recomputed_kernels
@@ -20,6 +20,7 @@ from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Module, large_constants
 from memplan.xla.overlap import Overlap
+from memplan.xla.pins import with_pins
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs
 from memplan.xla.rewrites.inline import inline_producers
@@ -88,6 +89,7 @@ class Plans:
             overlapped=self.plain.overlapped,
             budget_bytes=self.budget_bytes,
             extra_outputs=tuple(extra),
+            pins=self.plain.pins,
         )
         return found, plan
 
@@ -113,6 +115,7 @@ class ScheduledModule:
     module: Module
     device: Device
     machine: Machine | None = None  # of which the device is one
+    pins: tuple[Pin, ...] = ()  # of the step, in the order of their marks
     # seconds that kernels wait for collectives, by the name of what starts them; rewrites keep them
     waits: Mapping[str, float] = field(default_factory=dict, compare=False)
     overlapped: tuple[int, bool] | None = None  # what its order was made for: `Plan.overlapped`
@@ -157,7 +160,8 @@ class ScheduledModule:
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem without seconds, which following a plan does not need."""
-        return problem_of(self.module, self.device.target is not None)
+        problem = problem_of(self.module, self.device.target is not None)
+        return with_pins(problem, self.module, self.pins) if self.pins else problem
 
     @functools.cached_property
     def timed_problem(self) -> Problem:

@@ -8,8 +8,8 @@ The first trips may be in segments, which stack nothing: what is carried into a 
 runs it again from there. A few segments take the bytes of many trips for one more run of the forward loop.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from scipy.sparse import csr_matrix
@@ -18,6 +18,7 @@ from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
 from memplan.planning.graph import Graph, op_seconds
+from memplan.planning.problem import Pin, Where
 
 _WRITTEN_AND_READ = 2.0  # how often a stack crosses device memory: once in each loop
 _BACKWARD = 2  # times a forward trip: a product has two gradients
@@ -39,11 +40,30 @@ class Loop:
     needed: frozenset[int]  # values of the body that the backward body reads
     carried: tuple[int, ...] = ()  # values of the body that a trip has from the trip before
     turns: bool = False  # the backward loop begins with the forward loop's last trip
+    pins: Mapping[int, Pin] = field(default_factory=dict)  # by value of the body: where its stack has to be
 
     @property
     def snapshot_nbytes(self) -> int:
         """Bytes of what is carried into a trip."""
         return sum(map(self.body.nbytes, self.carried))
+
+    @property
+    def is_moved(self) -> bool:
+        """Does a pin ask for other residuals than are written?"""
+        return any(pin.where is not Where.DEVICE for pin in self.pins.values())
+
+    @property
+    def pinned_host_nbytes(self) -> int:
+        """Bytes of the stacks that pins put on the host."""
+        return self.trips * sum(self.body.nbytes(value) for value in self._pinned(Where.HOST))
+
+    def _pinned(self, *where: Where) -> list[int]:
+        return [value for value, pin in self.pins.items() if pin.where in where]
+
+    @property
+    def stacked_by_pins(self) -> list[int]:
+        """Values that pins put into a stack. Segments, which stack nothing, are no choice then."""
+        return self._pinned(Where.DEVICE, Where.HOST)
 
 
 @dataclass(frozen=True)
@@ -111,7 +131,8 @@ def can_segment(loop: Loop, residuals: Residuals) -> bool:
     """Can a loop be in these segments? All in it may run again, and the backward loop begins at its end."""
     fits = residuals.segment_trips > 0 and 0 < residuals.segmented_trips <= loop.trips
     flags = len(residuals.snapshots_on_host) == len(loop.carried)
-    return fits and flags and not residuals.on_host and loop.turns and all(op.recomputable for op in loop.body.ops)
+    may_run_again = not loop.stacked_by_pins and all(op.recomputable for op in loop.body.ops)
+    return fits and flags and not residuals.on_host and loop.turns and may_run_again
 
 
 def recomputed_ops(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
@@ -195,7 +216,8 @@ def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
     found = sorted(_all_options(loop, device, host_bytes > 0), key=lambda option: (option.nbytes, option.seconds))
     best = list[Option]()
     for one in found:
-        if (not best or one.seconds < best[-1].seconds) and host_nbytes(loop, one.residuals) <= host_bytes:
+        fits = host_nbytes(loop, one.residuals) <= max(host_bytes, loop.pinned_host_nbytes)
+        if fits and (not best or one.seconds < best[-1].seconds):
             best.append(one)
     return best[::-1]
 
@@ -259,10 +281,12 @@ class _Cut:
         for value in free:
             stack_s = self.offload_seconds(value) if self.is_on_host(value) else self._keep_seconds(value)
             costs.append((value, sink, stack_s))
-            if value in self.loop.needed:
+            made, may_recompute = body.producer[value], value not in self.loop.stacked_by_pins
+            if value in self.loop.needed or not may_recompute:
                 bonds.append((source, value))
-            made = body.producer[value]
-            if made is not None and body.ops[made].recomputable:
+            if value in self.loop.pins and may_recompute:
+                bonds.append((value, count + value))
+            if may_recompute and made is not None and body.ops[made].recomputable:
                 costs.append((source, count + value, stack_s))
                 bonds += [(count + value, value), (count + value, 2 * count + made)]
         for number, op in enumerate(body.ops):
@@ -272,7 +296,9 @@ class _Cut:
         return sorted(value for value in free if paid[value] and not paid[count + value])
 
     def is_on_host(self, value: int) -> bool:
-        """Is a value cheaper on the host?"""
+        """Is a value cheaper on the host, or pinned there?"""
+        if value in self.loop.pins:
+            return self.loop.pins[value].where is Where.HOST
         return self.offload and self.offload_seconds(value) < self._keep_seconds(value)
 
     def _keep_seconds(self, value: int) -> float:

@@ -12,13 +12,13 @@ from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
 from memplan.planning.loops import Residuals
-from memplan.planning.problem import Problem
+from memplan.planning.problem import Pin, Problem
 from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.planning.slabs.slabs import Slabs
 
 FORMAT = 5
 # Entries that plans of this format may lack.
-_NOT_SAID = {"program": "", "structure": "", "kernels": [], "hides_latency": None}
+_NOT_SAID = {"program": "", "structure": "", "kernels": [], "hides_latency": None, "pins": []}
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -45,6 +45,7 @@ class Plan:
       rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none were.
       overlapped: how collectives came beside more kernels before (`xla.overlap`): the limit in bytes, and whether
         kernels moved to feed the links; None: as XLA scheduled them.
+      pins: what it keeps to, in the order of their marks.
       budget_bytes: device bytes that it was made for, within which collectives come beside more kernels afterwards.
     """
 
@@ -63,6 +64,7 @@ class Plan:
     hides_latency: bool | None = None
     overlapped: tuple[int, bool] | None = None
     budget_bytes: int | None = None
+    pins: tuple[Pin, ...] = ()
 
     def schedule(self, problem: Problem) -> Schedule:
         """The same actions by the numbers of a problem.

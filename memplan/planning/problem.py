@@ -16,6 +16,22 @@ GPU_ALIGNMENT = 256  # bytes: XLA:GPU aligns every buffer so
 POINTER_BYTES = 8  # per element of a tuple's table
 
 
+class Where(Enum):
+    """Where a value is while no kernel reads it."""
+
+    DEVICE = "device"
+    HOST = "host"
+    RECOMPUTE = "recompute"  # nowhere: it is computed again
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Pin:
+    """The user's word about the values of this name (`jax.ad_checkpoint.checkpoint_name`)."""
+
+    name: str
+    where: Where = field(compare=False)
+
+
 class Role(Enum):
     TEMPORARY = "temporary"
     ARGUMENT = "argument"
@@ -33,6 +49,7 @@ class Buffer:
       maker: number of the kernel that writes it; None for arguments and constants.
       place: number of the first buffer that must share its place, because it is updated in place or carried by a
         loop; its own number if there is none.
+      pin: the user's word about it.
     """
 
     name: str
@@ -40,6 +57,7 @@ class Buffer:
     role: Role
     maker: int | None
     place: int
+    pin: Pin | None = None
 
 
 @dataclass(frozen=True)
@@ -102,12 +120,22 @@ class Problem:
             found.setdefault(buffer.place, []).append(number)
         return {place: tuple(numbers) for place, numbers in found.items()}
 
+    @property
+    def moves_pinned(self) -> bool:
+        """Does a pin ask for a plan? What stays on the device does not."""
+        return any(buffer.pin is not None and buffer.pin.where is not Where.DEVICE for buffer in self.buffers)
+
     @cached_property
     def times(self) -> tuple[int, ...]:
         """How often each kernel runs in a step: once, and inside a loop once per trip."""
         return tuple(
             math.prod(self.kernels[block].trips for block in self.blocks_around(n)) for n in range(len(self.kernels))
         )
+
+    def is_pinned(self, buffer: int, *where: Where) -> bool:
+        """Is a buffer pinned to one of these?"""
+        pin = self.buffers[buffer].pin
+        return pin is not None and pin.where in where
 
     def with_seconds(self, seconds: Mapping[str, float]) -> Problem:
         """The problem with these seconds, by kernel's name; 0 for all others."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,18 +31,28 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
         raise _outside_reference("a constant of the step")
     types = [var.aval if compat.is_on_host(var) else compat.as_struct(var.aval) for var in closed.jaxpr.invars]
-    flat = jax.make_jaxpr(functools.partial(_inline, closed))(*types)
-    return compat.dce(compat.discharge_references(flat))
+
+    def inlined(*inputs: Any) -> list[Any]:
+        return _inline(closed, inputs, inputs, None)
+
+    return compat.dce(compat.discharge_references(jax.make_jaxpr(inlined)(*types)))
 
 
-def _inline(closed: compat.ClosedJaxpr, *operands: Any, caller: compat.JaxprEqn | None = None) -> list[Any]:
+def _inline(
+    closed: compat.ClosedJaxpr, operands: Sequence[Any], inputs: Sequence[Any], caller: compat.JaxprEqn | None
+) -> list[Any]:
+    """The results of a jaxpr within one that has these inputs, called by an equation."""
+
     def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+        if eqn.primitive.name == "name" and not any(operands[0] is one for one in inputs):
+            return operands  # its pin, if any, is also that of what makes the value
         body = compat.call_body(eqn)
         if body is None:
             return compat.bind(eqn, operands)
         if compat.needs_barrier(eqn) and operands:
             operands = jax.lax.optimization_barrier(operands)
-        return _inline(body, *operands, caller=eqn if compat.source_of(eqn) else caller)
+        with jax.named_scope(compat.REMATTED) if compat.recomputes(eqn) else contextlib.nullcontext():
+            return _inline(body, operands, inputs, eqn if compat.source_of(eqn) else caller)
 
     return interpret(closed, operands, rule, functools.partial(compat.user_context, caller=caller))
 

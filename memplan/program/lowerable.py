@@ -46,6 +46,9 @@ def lowerable(program: Program, on_gpu: bool) -> Lowerable:
         jaxpr = program.jaxpr
         if program.in_slabs and not on_gpu:
             jaxpr = channels_last(jaxpr)
+    elif program.pins:
+        jaxpr = program.marked
+    if jaxpr is not None:
         step = as_step(program, jaxpr)
     if program.traced.lowers_by_leaves:
         step = compat.jaxpr_as_fun(program.traced.jaxpr if jaxpr is None else jaxpr)

@@ -14,9 +14,11 @@ import jax
 from memplan.errors import MeshError
 from memplan.hardware.machine import Machine
 from memplan.planning.loops import Loop, Residuals
+from memplan.planning.problem import Pin
 from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
+from memplan.program.pins import marked
 
 _PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ between processes
 _UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
@@ -119,6 +121,7 @@ class Program:
     machine: Machine | None = None  # that its partitions run on, if it is divided over several devices
     transforms: tuple[Transform, ...] = ()  # in order of application
     rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr after them; None while it is the step's own
+    pins: tuple[Pin, ...] = ()  # in the order of their marks (`pins`)
 
     @functools.cached_property
     def flat(self) -> Flat:
@@ -127,7 +130,12 @@ class Program:
         Raises:
           UnsupportedProgramError: see `flatten`.
         """
-        return Flat(flatten(self.traced.jaxpr) if self.rewritten is None else self.rewritten)
+        return Flat(flatten(self.marked) if self.rewritten is None else self.rewritten)
+
+    @functools.cached_property
+    def marked(self) -> compat.ClosedJaxpr:
+        """The step's own jaxpr, with marks where pins name values."""
+        return marked(self.traced.jaxpr, self.pins) if self.pins else self.traced.jaxpr
 
     @property
     def jaxpr(self) -> compat.ClosedJaxpr:

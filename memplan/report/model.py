@@ -83,6 +83,24 @@ class Candidate:
     verdict: str
 
 
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """What the user pinned by name.
+
+    Attributes:
+      name: by `jax.ad_checkpoint.checkpoint_name`.
+      where: `device`, `host` or `recompute`.
+      values: how many values of that name kernels make for the backward pass; 0: they are computed inside of kernels
+        that read them, or in slabs.
+      nbytes: of these values.
+    """
+
+    name: str
+    where: str
+    values: int
+    nbytes: int
+
+
 @dataclass(frozen=True)
 class Report(Record):
     """Prediction, compilation and observation of one step under one budget.
@@ -140,6 +158,8 @@ class Report(Record):
       pinned_bytes: host bytes of XLA's pinned pool, in regions, each twice the last; None as above.
       exports: lines of a shell without which XLA's pools do not give the step its memory.
       mesh: devices, links and collectives of a step on several devices; None on one.
+      pins: what the user pinned by name.
+      checkpoints: `file:line` of the step's own differentiated `jax.checkpoint`s, which are carried out as written.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -193,6 +213,8 @@ class Report(Record):
     single_launches: int | None = None
     constant_bytes: int = 0
     mesh: Mesh | None = None
+    pins: tuple[Pinned, ...] = ()
+    checkpoints: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -275,6 +297,8 @@ def _summary(report: Report) -> Table:
         *[("runs only after", line) for line in report.exports],
         ("offloaded in a step", format_bytes(report.offloaded_bytes)),
         ("recomputed in a step", format_flops(report.recomputed_flops)),
+        *[("pinned", _pinned(one)) for one in report.pins],
+        *([("jax.checkpoint", f"as written: {', '.join(report.checkpoints)}")] if report.checkpoints else []),
         ("found compiled", _compiled_counts(report)),
         *_launches(report),
         ("step, predicted", format_seconds(report.predicted_step_s)),
@@ -286,6 +310,12 @@ def _summary(report: Report) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Table("memplan", ("", ""), rows)
+
+
+def _pinned(pin: Pinned) -> str:
+    if not pin.values:
+        return f"{pin.name}: {pin.where}; no kernel stores it for the backward pass"
+    return f"{pin.name}: {pin.where}, {pin.values} value{'s' * (pin.values > 1)}, {format_bytes(pin.nbytes)}"
 
 
 def _constants(report: Report) -> str:

@@ -106,6 +106,8 @@ def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
             yield ("donate_argnums for the state that the step replaces: the new value then reuses the old buffer")
         if not found.program.on_host and found.target.is_gpu:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
+    if found.program.pins:
+        yield "fewer values pinned to the device"
     yield "a smaller batch or image: memplan.largest finds the largest that fits"
 
 

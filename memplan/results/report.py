@@ -19,9 +19,11 @@ from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import slab_rows, trips_of
 from memplan.program import compat
+from memplan.program.loops.residuals import outer_loops
+from memplan.program.pins import own_checkpoints
 from memplan.program.trace import InSlabs
 from memplan.report.mesh import CollectiveRow, Link, Mesh
-from memplan.report.model import Candidate, Choice, Decision, LiveValue, Report
+from memplan.report.model import Candidate, Choice, Decision, LiveValue, Pinned, Report
 from memplan.report.slabs import SlabArray, SlabLoop
 from memplan.results.infeasible import axis_of, floor_of, touched_nbytes, unsplit
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
@@ -97,6 +99,8 @@ def report_of(outcome: Outcome) -> Report:
         constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         mesh=_mesh(outcome),
+        pins=tuple(_pinned(outcome)),
+        checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
         **_counts(outcome),
         **_pooled(outcome),
         **_by_jit(outcome),
@@ -220,6 +224,17 @@ def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
 def _source_of(graph: Graph, value: int) -> str:
     made = graph.producer[value]
     return graph.ops[made].source if made is not None else ""
+
+
+def _pinned(outcome: Outcome) -> Iterator[Pinned]:
+    program = outcome.program
+    loops = [loop for loop, _ in program.loops] or (outer_loops(program.original) if program.pins else [])
+    for pin in program.pins:
+        nbytes = [one.nbytes for one in outcome.planned.base.problem.buffers if one.pin == pin]
+        nbytes += [
+            loop.trips * loop.body.nbytes(value) for loop in loops for value, known in loop.pins.items() if known == pin
+        ]
+        yield Pinned(pin.name, pin.where.value, len(nbytes), sum(nbytes))
 
 
 def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[int, int]]) -> Iterator[SlabLoop]:

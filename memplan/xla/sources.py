@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from memplan.program import compat
+from memplan.program.pins import MARK
 from memplan.xla.module import Instruction, Module, large_constants
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
@@ -17,7 +18,9 @@ _MADE = re.compile(r"\bstack_frame_id=(\d+)")
 _NAMED = re.compile(r'\bop_name="jit\([^/"]*/((?:[^"\\]|\\.)*)/')  # the step, what is between, the primitive
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
-_NO_LAYER = re.compile(r"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|eval_jaxpr")
+_NO_LAYER = re.compile(
+    rf"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|eval_jaxpr|{MARK.pattern}"
+)
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 _Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it

@@ -17,6 +17,11 @@ from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
 from memplan.planning.search.tape import Over, Tape
 
+AWAY_NBYTES = 1 << 44
+"""What a value counts in the slot in which it must not be on the device: more than all memory, so that every plan that
+keeps a limit keeps the pins.
+"""
+
 Recomputation = tuple[int, int]
 """An operation, and the slot in whose prelude it runs."""
 
@@ -38,6 +43,8 @@ class Ledger:
         self.tape = tape
         self.preludes: list[list[int]] = [[] for _ in range(tape.count)]  # operations of each slot, ascending
         self.offloads: dict[tuple[int, int], Offload] = {}  # by (value, slot after which the prefetch begins)
+        self.on_host: dict[int, int] = {}  # value -> the slot after which its first copy to the host is there
+        self.host_nbytes = 0  # of these values
         self._made: list[list[int]] = [[2 * value.first_slot + 1] for value in tape.values]
         self._wanted: list[dict[int, int]] = [{} for _ in tape.nbytes]  # slot -> number of its needs
         self._own: list[dict[int, int]] = [{} for _ in tape.nbytes]  # the same, until the end of its own work
@@ -51,6 +58,8 @@ class Ledger:
                 change[first] += tape.nbytes[value]
                 change[end] -= tape.nbytes[value]
         self.through = np.cumsum(change)[:-1]  # by slot: bytes that are live throughout
+        for value in range(len(tape.nbytes)):
+            self._weigh(value, self._through(value), +1)
         self._beside = np.zeros(tape.count, np.int64)  # by slot: peak above `through`
         self._load: np.ndarray | None = None
         self._dirty = set(range(tape.count))  # slots whose peak is to be counted again when it is asked for
@@ -191,6 +200,11 @@ class Ledger:
         else:
             self._made[offload.value].remove(2 * offload.prefetch + 1)
         if offload.start is not None:
+            self.host_nbytes += sign * self.tape.nbytes[offload.value]
+            if sign > 0:
+                self.on_host[offload.value] = offload.end
+            else:
+                del self.on_host[offload.value]
             self._need(offload.value, offload.end, sign)
             own = self._own[offload.value]
             own[offload.end] = own.get(offload.end, 0) + sign
@@ -223,7 +237,22 @@ class Ledger:
         for first, end in after:
             if (first, end) not in before:
                 self.through[first:end] += nbytes
+        self._weigh(value, before, -1)
+        self._weigh(value, after, +1)
         self._touch(value)
+
+    def unmoved(self) -> list[int]:
+        """Values that are live in the slot in which they must be away."""
+        return [value for value in range(len(self.tape.nbytes)) if self._is_unmoved(value, self._through(value))]
+
+    def _is_unmoved(self, value: int, spans: Iterable[tuple[int, int]]) -> bool:
+        away = self.tape.values[value].away
+        return away is not None and any(first <= away < end for first, end in spans)
+
+    def _weigh(self, value: int, spans: Iterable[tuple[int, int]], sign: int) -> None:
+        """Count a value in the slot in which it must be away, if it is live there."""
+        if self._is_unmoved(value, spans):
+            self.through[self.tape.values[value].away] += sign * AWAY_NBYTES
 
     def _touch(self, value: int) -> None:
         for moment, last in self._versions(value):

@@ -29,7 +29,6 @@ class Links:
         # offloads, prefetches: busy spans of the link in each direction, ordered
         self.offloads: Busy = []
         self.prefetches: Busy = []
-        self.on_host: dict[int, tuple[int, float]] = {}  # value -> the slot after which it is there, and when
         self.waited_for: dict[Offload, float] = {}  # for how long kernels stall for an offload, in their order
         ends = np.cumsum(ledger.slot_seconds)
         self.ends = ends + np.cumsum(self._simulate(ends))  # by slot: end of its own work
@@ -55,7 +54,6 @@ class Links:
                 on_host_at[value] = self._copy(self.offloads, value, now)
             elif kind is Kind.OFFLOADED:
                 stall_s = max(0.0, on_host_at[value] - now)
-                self.on_host[value] = slot, now + stall_s
             else:
                 back_at[value, offload.prefetch] = self._copy(self.prefetches, value, now)
             if stall_s:
@@ -122,11 +120,32 @@ class CopyScheduler:
     def refresh(self) -> None:
         """Update to the ledger's current plan."""
         self.links = Links(self._ledger, self._copy_s)
-        self.left_nbytes = self._host_nbytes - sum(self._ledger.tape.nbytes[value] for value in self.links.on_host)
 
     def may_offload(self, value: int) -> bool:
-        """Does the value fit on the host?"""
-        return value in self.links.on_host or self._ledger.tape.nbytes[value] <= self.left_nbytes
+        """May a value be on the host, and does it fit there?"""
+        ledger = self._ledger
+        fits = value in ledger.on_host or ledger.host_nbytes + ledger.tape.nbytes[value] <= self._host_nbytes
+        return fits and ledger.tape.values[value].may_leave
+
+    def _may_leave(self, value: int, reader: int) -> bool:
+        """May a value be on the host before a slot reads it, in the computation that makes it?"""
+        tape, one = self._ledger.tape, self._ledger.tape.values[value]
+        within = tape.slots[reader].level == tape.operations[one.maker].level
+        return within and not one.is_held(reader) and self.may_offload(value)
+
+    def waited_for(self, value: int, reader: int) -> Offload | None:
+        """The offload before a read with the shortest time on the device: kernels wait for both of its copies."""
+        if not self._may_leave(value, reader):
+            return None
+        ledger, (later, earlier) = self._ledger, self.moments_of(value)
+        gone, back = later[ledger.last_touch(value, reader)], earlier[reader - 1]
+        if value in ledger.on_host:
+            found = Offload(value, None, gone, back) if ledger.on_host[value] <= gone else None
+        else:
+            moment, _ = ledger.version(value, reader)
+            start = later[max(moment >> 1, ledger.tape.values[value].ready_slot)]
+            found = Offload(value, start, max(gone, start), back)
+        return found if found and found.end < found.prefetch else None
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
@@ -162,19 +181,16 @@ class CopyScheduler:
         """
         ledger, links, one = self._ledger, self.links, self._ledger.tape.values[value]
         touched = ledger.last_touch(value, reader)
-        there = one.is_held(reader) or (value, touched) in ledger.offloads
-        level = ledger.tape.operations[one.maker].level
-        if there or ledger.tape.slots[reader].level != level or not self.may_offload(value):
+        if (value, touched) in ledger.offloads or not self._may_leave(value, reader):
             return
-        later, earlier = self.moments(level)
+        later, earlier = self.moments_of(value)
         moment, _ = ledger.version(value, reader)
         made, before = max(moment >> 1, one.ready_slot), later[touched]
         if reader <= one.ready_slot or max(before, later[made]) >= reader:
             return
         busy_s = self.busy_s(value)
-        if value in links.on_host:
-            there, _ = links.on_host[value]
-            if there > before:
+        if value in ledger.on_host:
+            if ledger.on_host[value] > before:
                 return
             start, end, earliest_end, on_host_at = None, before, before, 0.0
         else:

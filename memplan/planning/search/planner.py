@@ -1,9 +1,9 @@
 """Finds the fastest schedule of a problem within a budget.
 
 1. Another order of the kernels costs no time: if the module's order or the one of `reorder` fits unchanged, it is used.
-2. Otherwise `reorder`'s order becomes a tape, and plans are constructed on its ledger: values are evicted until the
-   limit is kept, once for each heuristic, with offloads that stall nobody; what is left travels, and so does everything
-   (`travel`). Of each family the fastest result, packed, is kept.
+2. Otherwise `reorder`'s order becomes a tape, on whose ledger plans begin with what pins ask for: values are evicted
+   until the limit is kept, once for each heuristic, with offloads that stall nobody; what is left travels, and so does
+   everything (`travel`). Of each family the fastest result, packed, is kept.
 3. The best of these, then the other if it may be faster: if it is above the limit, offloads that stall kernels,
    neighbourhoods around slots above the limit, and empty slots before these in which values may be recomputed or on the
    host, at most three times.
@@ -14,13 +14,15 @@
 Effort is counted, never timed, so every machine finds the same plan.
 """
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
 
+from memplan.errors import UnsupportedProgramError
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
@@ -28,12 +30,12 @@ from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solut
 from memplan.planning.search.chains import Excess
 from memplan.planning.search.effort import DEFAULT, Effort, Heuristic, Way
 from memplan.planning.search.evict import Eviction, prune, undo_offload
-from memplan.planning.search.ledger import Ledger, Offload, reconcile
+from memplan.planning.search.ledger import AWAY_NBYTES, Ledger, Offload, Recomputation, reconcile
 from memplan.planning.search.links import CopyScheduler, events, plan_seconds
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
-from memplan.planning.search.tape import Tape, record
-from memplan.planning.search.travel import travel
+from memplan.planning.search.tape import Tape, record, with_pins
+from memplan.planning.search.travel import move_beside_kernels, travel
 
 
 def plan(
@@ -77,6 +79,9 @@ class _Search:
         """Search the better order of kernels first; if nothing fits there, the module's own too."""
         orders = dict.fromkeys([tuple(range(len(self.problem.kernels))), tuple(reorder(self.problem))])
         searches = [_OrderSearch(self, order) for order in orders]
+        if unmoved := min((one.unmoved() for one in searches), key=len):
+            raise _unkept(self.problem, unmoved)
+        searches = [one for one in searches if not one.unmoved()]
         for one in searches:
             if one.may_fit() and (found := one.solution()).fits:
                 return found
@@ -99,9 +104,18 @@ class _Search:
         return self.latest
 
 
-_Decisions = tuple[list[tuple[int, int]], list[Offload]]
+def _unkept(problem: Problem, buffers: Sequence[int]) -> UnsupportedProgramError:
+    pins = sorted({pin for number in buffers if (pin := problem.buffers[number].pin)})
+    told = ", ".join(f"{pin.name!r} to {pin.where.value!r}" for pin in pins)
+    return UnsupportedProgramError(
+        f"no plan was found that pins {told} ({problem.buffers[buffers[0]].name}): a value can be computed again only "
+        "while what it is made of is there and was not overwritten, and be on the host only within the host budget and "
+        "between kernels of one computation. Pin it elsewhere, or leave it to the planner."
+    )
+
+
+_Decisions = tuple[list[Recomputation], list[Offload]]
 """What `Ledger.restore` takes."""
-_NOTHING: _Decisions = [], []
 
 
 class _Constructed(NamedTuple):
@@ -124,8 +138,27 @@ class _OrderSearch:
         offloads = search.copy_s and search.host_nbytes
         # to evict by, the best first
         self.heuristics = self._effort.heuristics if offloads else self._effort.heuristics_without_host
-        self._ledger = Ledger(reconcile(self._problem, record(self._problem, order)))
+        self._ledger = Ledger(with_pins(self._problem, reconcile(self._problem, record(self._problem, order))))
         self._scheduler = self._new_scheduler()
+        self._pinned = self._keep_pins()  # what each plan begins with
+
+    def unmoved(self) -> list[int]:
+        """Buffers whose pins no plan was found to keep."""
+        return [self._ledger.tape.values[value].buffer for value in self._ledger.unmoved()]
+
+    def _keep_pins(self) -> _Decisions:
+        """Do what the pins ask for, and nothing else."""
+        ledger, scheduler, values = self._ledger, self._scheduler, self._ledger.tape.values
+        if self._problem.moves_pinned:
+            for value in ledger.unmoved() if scheduler else ():
+                away, needs = values[value].away, ledger.needs[value]
+                assert scheduler is not None and away is not None
+                if offload := scheduler.waited_for(value, needs[bisect_left(needs, away)]):
+                    ledger.offload(offload)
+            limit, first = AWAY_NBYTES // 2, [1.0 if one.away is None else 1e9 for one in values]
+            Eviction(ledger, limit, noise=first, effort=replace(self._effort, least_share=0.0)).run()
+            prune(ledger, limit)
+        return self._decisions()
 
     @property
     def least_nbytes(self) -> int:
@@ -181,7 +214,7 @@ class _OrderSearch:
         """Plans by eviction alone, one for each heuristic. Those that do not keep this limit are not tried again."""
         found, evaluations = list[_Constructed](), 0
         for heuristic in self.heuristics:
-            self._ledger.restore(*_NOTHING)
+            self._ledger.restore(*self._pinned)
             evaluations += self._carry_out(way := Way(evicts=heuristic), limit)
             found.append(self._constructed(way, limit, len(found)))
             if evaluations > self._effort.construction_evaluations and not found[-1].excess:
@@ -197,7 +230,7 @@ class _OrderSearch:
         """
         effort, found = self._effort, list[_Constructed]()
         whole = [*(Way(travels=one) for one in effort.travels), *(() if min(evicted).excess else effort.hidden)]
-        ways = [(way, way, _NOTHING) for way in whole]  # the way, the rest of it, and the plan that it begins with
+        ways = [(way, way, self._pinned) for way in whole]  # the way, the rest of it, and the plan that it begins with
         for one in evicted:
             for rest in (Way(travels=travels) for travels in effort.travels[:2] if one.excess):
                 ways.append((one.way._replace(travels=rest.travels), rest, one.decisions))
@@ -241,6 +274,8 @@ class _OrderSearch:
             evaluations = eviction.evaluations
         if way.travels and scheduler and ledger.peak_nbytes > limit:
             travel(ledger, scheduler, limit, way.travels, least)
+        if self._problem.moves_pinned and scheduler:
+            move_beside_kernels(ledger, scheduler, limit)
         return evaluations
 
     def _relieve(self, limit: int) -> bool:
@@ -256,18 +291,23 @@ class _OrderSearch:
         """Insert an empty slot before each one above the limit that has a prelude, and move the prelude there."""
         ledger = self._ledger
         slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
-        recomputations, offloads = self._decisions()
+        plan = self._decisions()
         later = np.arange(len(ledger.slack)) + np.searchsorted(slots, np.arange(len(ledger.slack)), side="right")
         self._ledger = Ledger(ledger.tape.with_empty_slots(frozenset(slots)))
         slack = np.zeros(self._ledger.tape.count, np.int64)
         slack[later] = ledger.slack
         self._ledger.set_slack(slack)
         at = later.tolist()
-        shifted = (
-            Offload(one.value, None if one.start is None else at[one.start], at[one.end], at[one.prefetch])
-            for one in offloads
-        )
-        self._ledger.restore(((op, at[slot] - (slot in slots)) for op, slot in recomputations), shifted)
+
+        def shifted(recomputations: Sequence[Recomputation], offloads: Sequence[Offload]) -> _Decisions:
+            moved = (
+                Offload(one.value, None if one.start is None else at[one.start], at[one.end], at[one.prefetch])
+                for one in offloads
+            )
+            return [(op, at[slot] - (slot in slots)) for op, slot in recomputations], [*moved]
+
+        self._pinned = shifted(*self._pinned)
+        self._ledger.restore(*shifted(*plan))
         self._scheduler = self._new_scheduler()
 
     def _fit(self, way: Way) -> int:
@@ -284,7 +324,7 @@ class _OrderSearch:
             self._limit = max(1, least, min(self._limit, self._ledger.peak_nbytes) + spare)
             if -spare * self._effort.adjusted_part > self._search.budget_nbytes:
                 if way.hides or way.travels:
-                    self._ledger.restore(*_NOTHING)
+                    self._ledger.restore(*self._pinned)
                 else:
                     best = self._packed(self._evicted(self._limit), self._limit)
                     self._ledger.restore(*best.decisions)

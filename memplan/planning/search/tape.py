@@ -11,11 +11,12 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 
 from memplan.planning.legal import has_own_place, must_run_once, pair_ends
-from memplan.planning.problem import Kernel, Problem, Role
+from memplan.planning.problem import Kernel, Problem, Role, Where
 
 Over = tuple[tuple[int, tuple[int, ...]], ...]
 """Written values, and for each those that it may overwrite."""
@@ -34,6 +35,8 @@ class Value:
     buffer: int = -1  # number in the problem
     held: tuple[tuple[int, int], ...] = ()  # slots of the starts and ends of asynchronous pairs that read it throughout
     times: int = 1  # how often it is made in a step, in the loops around it
+    may_leave: bool = True  # for the host
+    away: int | None = None  # the slot in which it must not be on the device, as its pin asks
 
     def is_held(self, slot: int) -> bool:
         """Is it there before a slot anyway, since an asynchronous pair reads it?"""
@@ -122,6 +125,7 @@ class Tape:
                 first_slot=later[one.first_slot],
                 ready_slot=later[one.ready_slot],
                 held=tuple((later[start], later[end]) for start, end in one.held),
+                away=None if one.away is None else later[one.away],
             )
             for one in self.values
         )
@@ -135,6 +139,28 @@ class Tape:
 def record(problem: Problem, order: Sequence[int] | None = None) -> Tape:
     """Make every kernel a slot and an operation, and every temporary with a place of its own a value."""
     return _Recorder(problem, range(len(problem.kernels)) if order is None else order).tape()
+
+
+def with_pins(problem: Problem, tape: Tape) -> Tape:
+    """The tape with what is pinned elsewhere away in the middle of the longest time between two needs of it."""
+    if not problem.moves_pinned:
+        return tape
+    ends, needs = np.cumsum([slot.seconds for slot in tape.slots]), defaultdict[int, list[int]](list)
+    for number, slot in enumerate(tape.slots):
+        for value in slot.reads:
+            needs[value].append(number)
+
+    def away(number: int, value: Value) -> int | None:
+        touched = [value.first_slot, *needs[number]]
+        if not problem.is_pinned(value.buffer, Where.HOST, Where.RECOMPUTE) or len(touched) < 2:
+            return None
+        first, last = max(pairwise(touched), key=lambda gap: ends[gap[1] - 1] - ends[gap[0]])
+        level, middle = tape.operations[value.maker].level, (ends[first] + ends[last - 1]) / 2
+        between = [slot for slot in range(first + 1, last) if tape.slots[slot].level == level]
+        return min(between, key=lambda slot: abs(float(ends[slot]) - middle), default=None)
+
+    values = (replace(one, away=away(number, one)) for number, one in enumerate(tape.values))
+    return replace(tape, values=tuple(values))
 
 
 class _Recorder:
@@ -168,7 +194,7 @@ class _Recorder:
                 Operation(
                     self._known(kernel.reads),
                     writes,
-                    None if must_run_once(problem, number) else took,
+                    None if must_run_once(problem, number) or self._is_kept(kernel) else took,
                     self._last_recompute_slot(number),
                     may_alias,
                     -1 if kernel.block is None else kernel.block,
@@ -180,8 +206,13 @@ class _Recorder:
             for value in writes:
                 buffer = self._buffers[value]
                 nbytes, times = problem.buffers[buffer].nbytes, problem.times[number]
-                values.append(Value(nbytes, slot, slot, ready, buffer, tuple(held[buffer]), times))
+                may_leave = not problem.is_pinned(buffer, Where.DEVICE, Where.RECOMPUTE)
+                values.append(Value(nbytes, slot, slot, ready, buffer, tuple(held[buffer]), times, may_leave))
         return Tape(tuple(values), tuple(operations), tuple(slots))
+
+    def _is_kept(self, kernel: Kernel) -> bool:
+        """Is a result pinned to a memory? What a kernel makes together is made once."""
+        return any(self._problem.is_pinned(buffer, Where.DEVICE, Where.HOST) for buffer in kernel.writes)
 
     def _held(self, ends: Mapping[int, int]) -> Mapping[int, list[tuple[int, int]]]:
         """Buffer -> slots of the starts and ends of the asynchronous pairs that read it."""

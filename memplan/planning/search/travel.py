@@ -27,9 +27,14 @@ def travel(ledger: Ledger, scheduler: CopyScheduler, limit: int, how: Travel, le
     scheduler.refresh()
     _Sweep(ledger, scheduler, limit - int(how.reserve * room), least_nbytes).run()
     if how.buffers:
-        _prefetch_early(ledger, scheduler, limit)
-        _offload_long(ledger, scheduler, limit)
+        move_beside_kernels(ledger, scheduler, limit)
     scheduler.refresh()
+
+
+def move_beside_kernels(ledger: Ledger, scheduler: CopyScheduler, limit: int) -> None:
+    """Let copies that kernels wait for take place beside them, one after another, as far as the limit allows."""
+    _prefetch_early(ledger, scheduler, limit)
+    _offload_long(ledger, scheduler, limit)
 
 
 class _Sweep:
@@ -37,12 +42,9 @@ class _Sweep:
 
     def __init__(self, ledger: Ledger, scheduler: CopyScheduler, limit: int, least_nbytes: int) -> None:
         self._ledger, self._scheduler, self._limit = ledger, scheduler, limit
-        self._left_nbytes = scheduler.left_nbytes  # on the host
-        # value -> the last slot in which it is on the device before its first gap
-        self._there = {one.value: one.end for one in ledger.offloads.values() if one.start is not None}
         self._made: list[list[int]] = [[] for _ in range(ledger.tape.count)]  # by slot
         for value, one in enumerate(ledger.tape.values):
-            if one.nbytes >= least_nbytes and ledger.needs[value]:
+            if one.may_leave and one.nbytes >= least_nbytes and ledger.needs[value]:
                 self._made[one.first_slot].append(value)
 
     def run(self) -> None:
@@ -51,9 +53,6 @@ class _Sweep:
             if ledger.load[slot] > self._limit:
                 live = [value for value in live if ledger.needs[value][-1] >= slot]
                 for offload in self._latest_first(live, slot):
-                    if offload.start is not None:
-                        self._there[offload.value] = offload.end
-                        self._left_nbytes -= ledger.tape.nbytes[offload.value]
                     ledger.offload(offload)
                     if ledger.load[slot] <= self._limit:
                         break
@@ -68,33 +67,21 @@ class _Sweep:
             if reader > slot and self._ledger.last_touch(value, reader) < slot:
                 gaps.append((-reader, -self._ledger.tape.nbytes[value], value))
         for reader, _, value in sorted(gaps):
-            if (offload := self._offload(value, -reader)) and offload.end < slot <= offload.prefetch:
+            if (offload := self._scheduler.waited_for(value, -reader)) and offload.end < slot <= offload.prefetch:
                 yield offload
-
-    def _offload(self, value: int, reader: int) -> Offload | None:
-        """The offload before a need that waits for both of its copies."""
-        tape, (moment, _) = self._ledger.tape, self._ledger.version(value, reader)
-        one, touched = tape.values[value], self._ledger.last_touch(value, reader)
-        if one.is_held(reader) or tape.slots[reader].level != tape.operations[one.maker].level:
-            return None
-        later, earlier = self._scheduler.moments_of(value)
-        gone, back = later[touched], earlier[reader - 1]
-        if value in self._there:
-            return Offload(value, None, gone, back) if self._there[value] <= gone else None
-        start = later[max(moment >> 1, one.ready_slot)]
-        return Offload(value, start, max(gone, start), back) if one.nbytes <= self._left_nbytes else None
 
 
 def _prefetch_early(ledger: Ledger, scheduler: CopyScheduler, limit: int) -> None:
     """Begin each prefetch as early as its kernel wants it and the limit allows, the last first."""
     ends = np.cumsum(ledger.slot_seconds)
-    there = {one.value: one.end for one in ledger.offloads.values() if one.start is not None}
     readers = {one: reader for one in ledger.offloads.values() if (reader := ledger.reader(one)) is not None}
     free = math.inf  # until when the link is
     for one, reader in sorted(readers.items(), key=lambda item: (-item[1], -item[0].prefetch, item[0].value)):
         later, earlier = scheduler.moments_of(one.value)
         wanted = min(float(ends[reader - 1]), free) - scheduler.busy_s(one.value)
-        first = max(earlier[bisect_right(ends, wanted, hi=reader) - 1], later[max(one.end, there[one.value]) + 1])
+        first = max(
+            earlier[bisect_right(ends, wanted, hi=reader) - 1], later[max(one.end, ledger.on_host[one.value]) + 1]
+        )
         full = np.flatnonzero(_with(ledger, one.value, first + 1, one.prefetch + 1) > limit)
         begin = later[first + 1 + int(full[-1])] if full.size else first
         if begin < one.prefetch and (one.value, begin) not in ledger.offloads:

@@ -24,6 +24,7 @@ from memplan.program.compat.compiler import (
     without_compilation_cache,
 )
 from memplan.program.compat.jaxprs import (
+    REMATTED,
     ClosedJaxpr,
     Computation,
     DropVar,
@@ -40,6 +41,7 @@ from memplan.program.compat.jaxprs import (
     dce,
     discharge_references,
     divided_dims,
+    in_scope,
     input_names,
     is_installed,
     is_on_host,
@@ -51,14 +53,17 @@ from memplan.program.compat.jaxprs import (
     new_primitive,
     part_nbytes,
     read,
+    recomputes,
     relative,
     scan_of,
+    scope_of,
     source_of,
     sub_jaxprs,
     user_context,
     value_of,
     with_computation,
     with_eqns,
+    with_jaxprs,
 )
 from memplan.program.compat.tracing import (
     argument_structures,

@@ -168,6 +168,26 @@ def needs_barrier(eqn: JaxprEqn) -> bool:
     return bool(eqn.params.get("differentiated")) and bool(eqn.params.get("prevent_cse"))
 
 
+REMATTED = "rematted_computation"
+"""jax's scope for what a differentiated `jax.checkpoint` computes again."""
+
+
+def recomputes(eqn: JaxprEqn) -> bool:
+    """Does a `jax.checkpoint` of the step run this equation, or all in it, for the second time?"""
+    return bool(eqn.params.get("differentiated")) or REMATTED in scope_of(eqn)
+
+
+def scope_of(eqn: JaxprEqn) -> str:
+    """The equation's name stack, as `jvp(UNet)/down_0`."""
+    return str(eqn.source_info.name_stack)
+
+
+def in_scope(eqn: JaxprEqn, scope: str) -> JaxprEqn:
+    """The equation in one more scope of its name stack."""
+    info = eqn.source_info
+    return eqn.replace(source_info=info.replace(name_stack=info.name_stack.extend(scope)))
+
+
 @dataclass(frozen=True)
 class Scan:
     """A `lax.scan`: its operands are constants, carries, stacks; its results carries, stacks."""
@@ -256,6 +276,18 @@ def with_computation(eqn: JaxprEqn, index: int, body: ClosedJaxpr) -> JaxprEqn:
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
     """Every jaxpr in the equation's parameters (loop bodies, branches)."""
     return list(_core.jaxprs_in_params(eqn.params))
+
+
+def with_jaxprs(eqn: JaxprEqn, jaxprs: Sequence[Any]) -> JaxprEqn:
+    """The equation with others in their place."""
+    left = iter(jaxprs)
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple):
+            return tuple(map(changed, value))
+        return next(left) if isinstance(value, jex.Jaxpr) else value
+
+    return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()}) if jaxprs else eqn
 
 
 def as_struct(aval: Any) -> jax.ShapeDtypeStruct:

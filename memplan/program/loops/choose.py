@@ -18,14 +18,23 @@ def fewer_residuals(
     Args:
       may_segment: loops may run in segments, which take slices of whole stacks.
 
-    None if no loop reads another's stacks, if residuals were chosen already, or if none are fewer.
+    None if no loop reads another's stacks, or if none are fewer.
     """
-    original = program.original
-    loops = _loops_of(original) if not program.loops else []
+    original, chosen = program.original, program.loops
+    loops = _loops_of(original)
     frontiers = [options(loop if may_segment else replace(loop, turns=False), device, host_bytes) for loop in loops]
-    now = sum(stacked_nbytes(loop, None) for loop in loops)
+    now = sum(stacked_nbytes(loop, next((one for known, one in chosen if known == loop), None)) for loop in loops)
     choice = _fastest(frontiers, now - excess_bytes)
     return _written(original, loops, choice, device, host_bytes > 0) if _nbytes(choice) < now else None
+
+
+def pinned_residuals(program: Program, device: Device) -> Program:
+    """The fastest program whose loops keep the pins; itself where they keep them as they are written."""
+
+    def decide(loop: Loop) -> Residuals | None:
+        return cheapest(loop, 0.0, device) if loop.is_moved else None
+
+    return with_residuals(program, decide) if any(loop.is_moved for loop in _loops_of(program)) else program
 
 
 def _loops_of(program: Program) -> list[Loop]:

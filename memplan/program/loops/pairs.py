@@ -1,12 +1,14 @@
 """Which loops of a flat jaxpr are a pair, by what one stacks for the other; and the pair as planners see it."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from memplan.planning.loops import Loop
+from memplan.planning.loops import Loop, Residuals, recomputed_ops
+from memplan.planning.problem import Pin
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
+from memplan.program.pins import pin_of
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,7 @@ def loop_pairs(flat: Flat) -> Iterator[LoopPair]:
             made[var] = (number, stack)
 
 
-def loop_of(pair: LoopPair, forward: compat.Scan, backward: compat.Scan, runs: int) -> Loop:
+def loop_of(pair: LoopPair, forward: compat.Scan, backward: compat.Scan, runs: int, pins: Sequence[Pin]) -> Loop:
     """The pair as planners see it."""
     flat, graph = pair.body, pair.body.graph
     carried = tuple(range(forward.consts, forward.consts + forward.carries))
@@ -54,4 +56,16 @@ def loop_of(pair: LoopPair, forward: compat.Scan, backward: compat.Scan, runs: i
     needed = {flat.number_of[atom] for atom in results if compat.is_var(atom)}
     given = frozenset(set(range(len(graph.values))).difference(carried, *(op.outputs for op in graph.ops)))
     turns = forward.reverse != backward.reverse
-    return Loop(graph, forward.trips, runs, given, frozenset(needed - given), carried, turns)
+    loop = Loop(graph, forward.trips, runs, given, frozenset(needed - given), carried, turns)
+    return replace(loop, pins=_pinned(flat, loop, pins)) if pins else loop
+
+
+def _pinned(flat: Flat, loop: Loop, pins: Sequence[Pin]) -> Mapping[int, Pin]:
+    """The pins of values that the backward body reads, or computes others from."""
+    again = recomputed_ops(loop, Residuals(()))
+    read = loop.needed.union(*(loop.body.ops[op].inputs for op in again))
+    marked = [(eqn, pin) for eqn in flat.eqns if (pin := pin_of(eqn, pins))]
+    # of several forms of a value, the last is kept
+    before = {(atom, pin) for eqn, pin in marked for atom in eqn.invars if compat.is_var(atom)}
+    made = ((var, pin) for eqn, pin in marked for var in eqn.outvars if (var, pin) not in before)
+    return {flat.number_of[var]: pin for var, pin in made if flat.number_of.get(var) in read}

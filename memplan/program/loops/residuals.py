@@ -12,6 +12,7 @@ from typing import Any
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.loops import Loop, Residuals, can_segment, recomputed_ops
+from memplan.planning.problem import Pin
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
@@ -30,7 +31,7 @@ def with_residuals(program: Program, decide: Decide) -> Program:
         found.append((loop, decide(loop)))
         return found[-1][1]
 
-    rewritten = rewrite_loops(program.flat, record).closed
+    rewritten = rewrite_loops(program.flat, record, program.pins).closed
     decided = any(chosen is not None for _, chosen in found)
     return program.transform(LoopResiduals(tuple(found)), rewritten) if decided else program
 
@@ -38,7 +39,7 @@ def with_residuals(program: Program, decide: Decide) -> Program:
 def outer_loops(program: Program) -> list[Loop]:
     """The pairs of loops of a step that are not inside others."""
     found: list[Loop] = []
-    rewrite_loops(program.flat, found.append)
+    rewrite_loops(program.flat, found.append, program.pins)
     return found
 
 
@@ -83,20 +84,21 @@ def _mismatch() -> PlanMismatchError:
     )
 
 
-def rewrite_loops(flat: Flat, decide: Decide, runs: int = 1) -> Flat:
+def rewrite_loops(flat: Flat, decide: Decide, pins: Sequence[Pin] = (), runs: int = 1) -> Flat:
     """A flat jaxpr with the residuals of all its pairs of loops as decided; itself if nothing changes.
 
     Args:
       decide: called once per pair.
       runs: how often the jaxpr runs in a step.
     """
-    return _Rewriter(flat, decide, runs).run()
+    return _Rewriter(flat, decide, pins, runs).run()
 
 
 @dataclass
 class _Rewriter:
     flat: Flat
     decide: Decide
+    pins: Sequence[Pin]
     runs: int
     replacements: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)  # by the id of an equation
 
@@ -119,7 +121,7 @@ class _Rewriter:
     def _rewrite_body(self, eqn: compat.JaxprEqn, scan: compat.Scan) -> None:
         """Rewrite pairs in the body of an unpaired loop."""
         flat = Flat(flatten(scan.body))
-        body = rewrite_loops(flat, self.decide, self.runs * scan.trips)
+        body = rewrite_loops(flat, self.decide, self.pins, self.runs * scan.trips)
         if body is not flat:
             self.replacements[id(eqn)] = lambda operands: scan.run(compat.jaxpr_as_fun(body.closed), operands)
 
@@ -127,12 +129,12 @@ class _Rewriter:
         first, second = self.flat.eqns[pair.forward], self.flat.eqns[pair.backward]
         forward, backward = compat.scan_of(first), compat.scan_of(second)
         assert forward is not None and backward is not None
-        loop = loop_of(pair, forward, backward, self.runs)
+        loop = loop_of(pair, forward, backward, self.runs, self.pins)
         residuals = self.decide(loop)
         if residuals is not None:
             rewritten = WrittenPair(pair, forward, backward, loop, residuals)
             within = self.runs * forward.trips
-            rewritten.write(lambda body: rewrite_loops(Flat(flatten(body)), self.decide, within).closed)
+            rewritten.write(lambda body: rewrite_loops(Flat(flatten(body)), self.decide, self.pins, within).closed)
             self.replacements[id(first)] = rewritten.run_forward
             self.replacements[id(second)] = rewritten.run_backward
 

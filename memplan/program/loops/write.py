@@ -213,7 +213,9 @@ class WrittenPair:
         eqns = [flat.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
         results = flat.outvars[self.forward.carries :]
         source = {taken: results[made] for made, taken in self.pair.stacks.items()}
-        replaced = dict(zip(source, interpret_eqns(eqns, known, list(source.values())), strict=True))
+        with jax.named_scope(compat.REMATTED):
+            again = interpret_eqns(eqns, known, list(source.values()))
+        replaced = dict(zip(source, again, strict=True))
         rest = iter(kept)
         own = [replaced[n] if n in replaced else next(rest) for n in range(len(kept) + len(source))]
         return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.errors import UnsupportedProgramError
 from memplan.planning.floor import floor
-from memplan.planning.legal import fault
+from memplan.planning.legal import fault, must_run_once
 from memplan.planning.packing import pack
-from memplan.planning.problem import Problem
+from memplan.planning.problem import Pin, Problem, Where
 from memplan.planning.schedule import Kind, runs, seconds
 from memplan.planning.search.effort import Effort
 from memplan.planning.search.planner import plan
@@ -86,3 +91,58 @@ def test_copies_that_cost_nothing_leave_no_repetition() -> None:
     assert found.fits
     assert any(action.kind is Kind.OFFLOAD for action in found.schedule)
     assert found.seconds < found.bound_s * 1.001
+
+
+@settings(max_examples=40)
+@given(st.data(), st.integers(3, 9), st.integers(0, 99), st.sampled_from([2.0, 0.9, 0.75]), st.booleans())
+def test_pins_are_kept(data: st.DataObject, layers: int, seed: int, share: float, loops: bool) -> None:
+    """On the device: neither copied nor made again; on the host: copied, made once; recomputed: made again."""
+    problem = accumulating(layers, 3, seed) if loops else training(layers, seed, sharing=False)
+    residuals = sorted(_residuals(problem))
+    pinned = data.draw(st.lists(st.sampled_from(residuals), max_size=4, unique=True))
+    where = {number: data.draw(st.sampled_from(Where)) for number in pinned}
+    buffers = (
+        replace(one, pin=Pin(one.name, where[number])) if number in where else one
+        for number, one in enumerate(problem.buffers)
+    )
+    problem = replace(problem, buffers=tuple(buffers))
+    budget = int(share * pack(problem).nbytes)
+    found = plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**23, Effort(evaluations=300))
+    assert fault(problem, found.schedule) is None
+    assert found.nbytes == pack(problem, found.schedule).nbytes
+    ran = Counter(one.number for one in found.schedule if one.kind is Kind.RUN)
+    copied = Counter(one.number for one in found.schedule if one.kind is Kind.OFFLOAD)
+    for number, wanted in where.items():
+        maker = problem.buffers[number].maker
+        assert maker is not None
+        assert bool(copied[number]) == (wanted is Where.HOST)
+        assert (ran[maker] > 1) == (wanted is Where.RECOMPUTE) or _made_together(problem, maker, where)
+
+
+def _residuals(problem: Problem) -> set[int]:
+    """Temporaries with a place of their own that are read twice, with kernels of their computation between."""
+    found = set()
+    for number, buffer in enumerate(problem.buffers):
+        readers = [at for at, one in enumerate(problem.kernels) if number in one.reads]
+        if buffer.maker is None or must_run_once(problem, buffer.maker) or len(readers) < 2:
+            continue
+        block = problem.kernels[buffer.maker].block
+        alike = all(problem.kernels[reader].block == block for reader in readers)
+        if alike and readers[-1] - readers[-2] > 3:
+            found.add(number)
+    return found
+
+
+def _made_together(problem: Problem, maker: int, where: Mapping[int, Where]) -> bool:
+    """Does a kernel make values that are pinned to different places? Those on the device win."""
+    return len({where[number] for number in problem.kernels[maker].writes if number in where}) > 1
+
+
+def test_a_pin_that_nothing_keeps_is_told() -> None:
+    problem = training(4, 0, sharing=False)
+    number = min(_residuals(problem))
+    buffers = [*problem.buffers]
+    buffers[number] = replace(buffers[number], pin=Pin("hidden", Where.HOST))
+    problem = replace(problem, buffers=tuple(buffers))
+    with pytest.raises(UnsupportedProgramError, match=r"'hidden' to 'host'.*host budget"):
+        plan(problem, pack(problem).nbytes)

@@ -77,7 +77,7 @@ def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     (pair,) = loop_pairs(flat)
     forward, backward = (compat.scan_of(flat.eqns[number]) for number in (pair.forward, pair.backward))
     assert forward is not None and backward is not None
-    loop = loop_of(pair, forward, backward, runs=3)
+    loop = loop_of(pair, forward, backward, runs=3, pins=())
     assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.given
     assert {loop.body.values[value].shape for value in loop.given} == {(4, 4)}  # the weights of a layer
