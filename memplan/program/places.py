@@ -20,6 +20,7 @@ class Inner:
       trips: how often it runs in a step; a `while_loop` counts as one trip.
       around_nbytes: bytes that the computations around it keep while it runs, without the program's arguments.
       parts: by variable, into how many parts each dimension is divided over a mesh, as far as that is known.
+      own: its inputs that its results may be written over: donated arguments, what a loop carries.
     """
 
     place: Place
@@ -27,6 +28,7 @@ class Inner:
     trips: int
     around_nbytes: int
     parts: dict[compat.Var, tuple[int, ...]]
+    own: frozenset[compat.Var]
 
     @property
     def kernel_nbytes(self) -> int:
@@ -53,14 +55,23 @@ def computations(outer: Inner) -> Iterator[Inner]:
             for var, atom in zip(flat.invars, one.operands, strict=True):
                 if compat.is_var(atom) and atom in outer.parts:
                     parts[var] = outer.parts[atom][len(outer.parts[atom]) - var.aval.ndim :]
-            around = outer.around_nbytes + _nbytes_around(outer.flat, number, one)
-            yield from computations(
-                Inner((*outer.place, (number, index)), flat, outer.trips * one.trips, around, parts)
-            )
+            place, around = (*outer.place, (number, index)), outer.around_nbytes + _nbytes_around(outer, number, one)
+            ending, given = _ending(outer, number), zip(flat.invars, one.operands, strict=True)
+            own = {var for var, atom in given if compat.is_var(atom) and atom in ending}
+            own.update(flat.invars[position] for position in one.carried)
+            yield from computations(Inner(place, flat, outer.trips * one.trips, around, parts, frozenset(own)))
 
 
-def _nbytes_around(flat: Flat, number: int, one: compat.Computation) -> int:
-    """Bytes of what a jaxpr has made and reads later, of an equation's results, and of slices that its trip reads."""
+def _ending(outer: Inner, number: int) -> set[compat.Var]:
+    """What only an equation reads from then on, so that its results may be written over it."""
+    flat, given = outer.flat, set(outer.flat.invars)
+    read = set(filter(compat.is_var, flat.eqns[number].invars)) - flat.returned
+    return {var for var in read if max(flat.readers[var]) == number and (var not in given or var in outer.own)}
+
+
+def _nbytes_around(outer: Inner, number: int, one: compat.Computation) -> int:
+    """Bytes of what is made before and read later, of an equation's results, and of slices that its trip reads."""
+    flat = outer.flat
     kept = [
         var
         for eqn in flat.eqns[:number]
@@ -68,7 +79,9 @@ def _nbytes_around(flat: Flat, number: int, one: compat.Computation) -> int:
         for var in eqn.outvars
         if max(flat.readers.get(var, ()), default=-1) >= number or var in flat.returned
     ]
-    return sum(compat.nbytes_of(var.aval) for var in (*kept, *flat.eqns[number].outvars)) + one.sliced_nbytes
+    made = sum(compat.nbytes_of(var.aval) for var in flat.eqns[number].outvars)
+    over = sum(compat.nbytes_of(var.aval) for var in _ending(outer, number).intersection({*kept, *outer.own}))
+    return sum(compat.nbytes_of(var.aval) for var in kept) + max(0, made - over) + one.sliced_nbytes
 
 
 def at(flat: Flat, place: Place) -> Flat:

@@ -34,7 +34,7 @@ def flat_of(function: Callable[..., Any]) -> Flat:
 
 
 def found_in(flat: Flat) -> list[Inner]:
-    return list(computations(Inner((), flat, 1, 0, {})))
+    return list(computations(Inner((), flat, 1, 0, {}, frozenset())))
 
 
 @pytest.mark.parametrize(
@@ -84,6 +84,17 @@ def test_what_is_around_a_computation_is_counted_once() -> None:
     hidden, carried, stack, row, made = 8 * 4, 4, 8 * 4, 4, 4
     assert body.trips == 8
     assert body.around_nbytes == 4 * (hidden + carried + stack + row + made)
+
+
+@pytest.mark.parametrize("within", WITHIN.values(), ids=WITHIN)
+def test_results_are_written_over_what_ends(within: Callable[..., Any]) -> None:
+    """The new weights of any depth are in the place of the donated ones, or of those that a loop carries."""
+    flat = flat_of(within(step))
+    kept, donated = (
+        max(computations(Inner((), flat, 1, 0, {}, own)), key=lambda one: len(one.place))
+        for own in (frozenset[Any](), frozenset(flat.invars[:1]))
+    )
+    assert kept.around_nbytes - donated.around_nbytes == compat.nbytes_of(WEIGHTS)
 
 
 def test_there_is_none_where_none_was_said() -> None:

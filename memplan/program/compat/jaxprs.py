@@ -240,6 +240,7 @@ class Computation:
     operands: Sequence[Any]  # of the equation, for the inputs of the body; of a stack it gets a slice
     trips: int  # how often it runs, as far as that is known
     sliced_nbytes: int  # of the slices that a trip reads and makes
+    carried: Sequence[int] = ()  # positions of a body's inputs that the next trip has from this one
 
 
 def computations_of(eqn: JaxprEqn) -> list[Computation]:
@@ -249,12 +250,15 @@ def computations_of(eqn: JaxprEqn) -> list[Computation]:
         case "cond":
             return [Computation(branch, operands[1:], 1, 0) for branch in params["branches"]]
         case "while":
-            return [Computation(params["body_jaxpr"], operands[params["cond_nconsts"] :], 1, 0)]
+            body = params["body_jaxpr"]
+            carried = range(params["body_nconsts"], len(body.jaxpr.invars))
+            return [Computation(body, operands[params["cond_nconsts"] :], 1, 0, carried)]
         case "scan":
             scan, body = scan_of(eqn), params["jaxpr"]
             assert scan is not None
+            carried = range(scan.consts, scan.consts + scan.carries)
             slices = [*scan.split(body.jaxpr.invars)[2], *body.jaxpr.outvars[scan.carries :]]
-            return [Computation(body, operands, scan.trips, sum(nbytes_of(aval_of(one)) for one in slices))]
+            return [Computation(body, operands, scan.trips, sum(nbytes_of(aval_of(one)) for one in slices), carried)]
     return []
 
 

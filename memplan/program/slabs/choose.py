@@ -77,7 +77,8 @@ def slab_programs(
     except UnsupportedProgramError:
         return
     resident, most = _resident_bytes(program), int(_MARGIN * device_bytes)
-    there = list(places.computations(places.Inner((), flat, 1, 0, _divided(program))))
+    donated = frozenset(var for var, given in zip(flat.invars, program.donated, strict=True) if given)
+    there = list(places.computations(places.Inner((), flat, 1, 0, _divided(program), donated)))
     largest = max(one.kernel_nbytes for one in there)
     choices = list[tuple[places.Inner, list[Found]]]()
     for one in reversed(there):  # the innermost first: slabs change the numbers of what is around their own computation

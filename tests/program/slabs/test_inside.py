@@ -103,7 +103,7 @@ def test_the_numbers_are_the_same(name: str) -> None:
 def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
     made = in_slabs(traced(name))
     places = {one.slabs.inside for one in made.in_slabs}
-    for one in computations(Inner((), made.flat, 1, 0, {})):
+    for one in computations(Inner((), made.flat, 1, 0, {}, frozenset())):
         if any(one.place[: len(place)] == place for place in places):
             shapes = {var.aval.shape for eqn in one.flat.eqns for var in eqn.outvars}
             assert (TOKENS, vocabulary.WORDS) not in shapes
