@@ -29,7 +29,7 @@ from memplan.program.constants import digests_of_constants
 from memplan.program.loops.choose import fewer_residuals, pinned_residuals
 from memplan.program.loops.residuals import follow_residuals
 from memplan.program.pins import check as check_pins
-from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.choose import Candidate, slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
@@ -45,6 +45,7 @@ _CHOICES = {
     "split": ("auto", False),
     "between_hosts": (None, "bfloat16", "float16"),
 }
+_MOST_ASKED = 3  # budgets that are asked for to find one that works; of 300 programs, none needed more
 
 
 @dataclass(frozen=True)
@@ -137,11 +138,31 @@ def run(
         notify("planning anew, as XLA chose other kernels", None)
         found = _best(plain, replace(request, plan=None), notify)
     if not found.fits and request.verify is not None:
-        raise infeasible(found, bool(request.split))
+        raise infeasible(found, working_budget(request, found, notify), bool(request.split))
     if found.name and found.fits:
         plan = found.plan and found.plan.to_json()
         kept.keep(key, Kept(found.name, found.hides_latency, plan, report_of(found).to_json()), found.seconds)
     return found
+
+
+def working_budget(request: Request, refused: Outcome, notify: Notify) -> int:
+    """Bytes of a budget that works: what a refused outcome takes, or somewhat more.
+
+    Where its loops or slabs were chosen for the budget that was refused, others may be for what it takes.
+    """
+    asked, unplanned = refused.device_bytes, (refused.unmodified or refused.planned.plain).device_bytes
+    same_again = refused.program.rewritten is None and asked <= refused.planned.predicted_bytes
+    if same_again or request.plan is not None:
+        return min(asked, unplanned)
+    for _ in range(_MOST_ASKED):
+        if asked >= unplanned:
+            break
+        notify("looking for a budget that works", None)
+        found = _best(refused.program.original, replace(request, budget=asked), notify)
+        if found.fits:
+            return asked
+        asked = max(found.device_bytes, asked + 1)
+    return unplanned
 
 
 def best(
@@ -220,11 +241,11 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
         found = fewer_residuals(program, target.device, host_bytes, excess_bytes, may_segment=not held)
         return found and offload(found)
 
-    def in_slabs(program: Program, seconds: float) -> Iterator[Program]:
+    def in_slabs(program: Program, seconds: float) -> Iterator[Candidate]:
         if request.split:
             notify("choosing slabs", None)
-            found = slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds)
-            yield from map(offload, found)
+            for one in slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds):
+                yield replace(one, write=lambda one=one: offload(one.write()))
 
     tries = MOST_TRIES if request.verify else 1
     compiler = _compiler(plain, request, notify, key)

@@ -349,3 +349,41 @@ class TestErrors:
 @pytest.mark.parametrize(("split", "splits"), [("auto", True), (False, False), (0, False)])
 def test_split_is_a_choice_of_two(split: str | bool, splits: bool) -> None:
     assert bool(Request(split=split).split) is splits
+
+
+def attention(weights: Any, x: jax.Array) -> jax.Array:
+    tokens = x.reshape(-1, 32, 16)
+    scores = (tokens @ weights[0]) @ tokens.swapaxes(1, 2) / 4
+    return jnp.tanh(x + (jax.nn.softmax(scores) @ tokens).reshape(x.shape) @ weights[1])
+
+
+def chosen(weights: Any, x: jax.Array) -> jax.Array:
+    """Attention in one of two branches, which slabs of the batch split."""
+    deep = lambda x: attention(weights[1], attention(weights[2], x))  # noqa: E731
+    return jax.lax.cond(x[0, 0] < 9, deep, lambda x: jnp.tanh(x @ weights[0][1]), x)
+
+
+def repeated(weights: Any, x: jax.Array) -> jax.Array:
+    """A loop with stacks."""
+    return jax.lax.scan(lambda x, w: (attention(w, attention(w, x)), None), x, weights)[0]
+
+
+@pytest.mark.parametrize("layers", [chosen, repeated])
+@pytest.mark.parametrize("share", [40, 60, 80])
+def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
+    def step(weights: Any, x: jax.Array) -> Any:
+        value, gradient = jax.value_and_grad(lambda weights: (layers(weights, x) ** 2).mean())(weights)
+        return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradient), value
+
+    weights = jax.random.normal(jax.random.key(0), (3, 2, 16, 16)) / 8
+    args = weights, jax.random.normal(jax.random.key(1), (128, 16))
+    plain = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    assert plain is not None
+    budget = plain * share // 100
+    works = budget
+    try:
+        memplan.jit(step, budget=budget, donate_argnums=0).plan(*args)
+    except memplan.InfeasibleBudgetError as error:
+        works = error.smallest_bytes
+    found = memplan.jit(step, budget=works, donate_argnums=0).plan(*args)
+    assert budget <= works <= plain and (found.report.compiled_peak_bytes or 0) <= works

@@ -16,6 +16,7 @@ from memplan.compilation.outcome import Compiled, Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.loops import Residuals
 from memplan.planning.plan import Plan
+from memplan.program.slabs.choose import Candidate
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
@@ -61,8 +62,8 @@ class Attempts:
     # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes fewer, or else the one
     # whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
-    # (program, seconds) -> programs that run in slabs and are expected to take at most so long, the fastest first
-    in_slabs: Callable[[Program, float], Iterator[Program]]
+    # (program, seconds) -> programs in slabs that are expected to take at most so long, the fastest first
+    in_slabs: Callable[[Program, float], Iterator[Candidate]]
     notify: Notify
     follow: Plan | None = None  # a plan to carry out; nothing is tried beside it
     tries: int = MOST_TRIES  # compilations of one program by one schedule, at most
@@ -76,12 +77,11 @@ class Attempts:
             if not found.fits or _is_slow(found):
                 found = self._with_fewer_residuals(program, found)
             if not found.fits:
-                slabs = itertools.islice(self.in_slabs(program, math.inf), _MOST_SLABS)
-                found = self._first_that_fits(found, slabs, "compiling in slabs")
+                found = self._first_that_fits(found, list(self.in_slabs(program, math.inf)))
             elif _is_slow(found) and not program.pins:  # what is in slabs is nowhere whole
                 for other in itertools.islice(self.in_slabs(program, found.step_s), 1):
                     self.notify("compiling in slabs", None)
-                    found = min(found, self._program(other), key=_fastest)
+                    found = min(found, self._program(other.write()), key=_fastest)
         others = self.history.compiled.copy()
         others.remove(found.summary)
         return replace(
@@ -129,12 +129,19 @@ class Attempts:
                 missing = _ALL
         return best
 
-    def _first_that_fits(self, found: Outcome, programs: Iterator[Program], stage: str) -> Outcome:
-        for other in programs:
-            self.notify(stage, None)
-            found = min(found, self._program(other), key=_smallest)
+    def _first_that_fits(self, found: Outcome, left: list[Candidate]) -> Outcome:
+        """In slabs; after a miss, in the first that are expected to take so many bytes less, else in the smallest."""
+        most = math.inf
+        for _ in range(min(_MOST_SLABS, len(left))):
+            self.notify("compiling in slabs", None)
+            fewer = (one for one in left if one.expected_bytes <= most)
+            other = next(fewer, None) or min(left, key=lambda one: one.expected_bytes)
+            left.remove(other)
+            made = self._program(other.write())
+            found = min(found, made, key=_smallest)
             if found.fits:
                 break
+            most = other.expected_bytes - max(0, made.device_bytes - made.limits.device_bytes)
         return found
 
     def _program(self, program: Program) -> Outcome:

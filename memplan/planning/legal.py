@@ -35,7 +35,7 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
     return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
 
 
-def _is_boundary(kernel: Kernel) -> bool:
+def is_boundary(kernel: Kernel) -> bool:
     """Does a kernel begin or end a computation?"""
     return not kernel.recomputable and kernel.started_by is None and (not kernel.reads or not kernel.writes)
 
@@ -52,7 +52,7 @@ def _boundaries_passed(problem: Problem) -> list[int]:
     found = []
     for kernel in problem.kernels:
         found.append(passed[kernel.block])
-        passed[kernel.block] += _is_boundary(kernel)
+        passed[kernel.block] += is_boundary(kernel)
     return found
 
 
@@ -74,7 +74,7 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
             here = kernels[action.number].block
             if here is not None and passed[here] != plain[action.number]:
                 return f"{kernels[action.number].name} has left its computation"
-            passed[here] += _is_boundary(kernels[action.number])
+            passed[here] += is_boundary(kernels[action.number])
         elif (maker := problem.buffers[action.number].maker) is not None:
             home = kernels[maker].block
             if home != here or (home is not None and passed[home] != plain[maker]):

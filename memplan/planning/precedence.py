@@ -8,7 +8,7 @@ as before, unless pairs are to be moved.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from memplan.planning.legal import pair_ends
+from memplan.planning.legal import is_boundary, pair_ends
 from memplan.planning.problem import Problem
 
 
@@ -27,7 +27,7 @@ def precedence(
     pairs = {*ends, *ends.values()} if free is None else set[int]()
     found = dict[int, set[int]]()
     for block, units in inside.items():
-        fences = pairs.union(unit for unit in units if block is not None and not kernels[unit].recomputable)
+        fences = pairs.union(unit for unit in units if block is not None and is_boundary(kernels[unit]))
         found |= _within(problem, units, contents, fences, free or ())
     return found
 

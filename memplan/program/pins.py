@@ -81,7 +81,8 @@ class _Marker:
           wanted: variables that have marks outside.
         """
         wanted, eqns = dict(wanted), list[compat.JaxprEqn]()
-        names = {eqn.outvars[0]: eqn.params["name"] for eqn in closed.jaxpr.eqns if eqn.primitive.name == "name"}
+        named = (eqn for eqn in closed.jaxpr.eqns if eqn.primitive.name == "name")
+        names: dict[Any, str] = {eqn.outvars[0]: eqn.params["name"] for eqn in named}
         for eqn in reversed(closed.jaxpr.eqns):
             made = [wanted[var] for var in eqn.outvars if var in wanted]
             kept_by_checkpoint = eqn.primitive.name == "reduce_precision"  # the form of a value that its policy saves

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.errors import UnsupportedProgramError
 from memplan.planning.slabs.slabs import Place
@@ -62,7 +63,7 @@ def computations(outer: Inner) -> Iterator[Inner]:
             yield from computations(Inner(place, flat, outer.trips * one.trips, around, parts, frozenset(own)))
 
 
-def _ending(outer: Inner, number: int) -> set[compat.Var]:
+def _ending(outer: Inner, number: int) -> set[Any]:
     """What only an equation reads from then on, so that its results may be written over it."""
     flat, given = outer.flat, set(outer.flat.invars)
     read = set(filter(compat.is_var, flat.eqns[number].invars)) - flat.returned

@@ -25,18 +25,18 @@ _PINNED_POOL = "xla_gpu_host_bfc"
 _UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
-def infeasible(found: Outcome, splits: bool = True) -> InfeasibleBudgetError:
+def infeasible(found: Outcome, smallest: int, splits: bool = True) -> InfeasibleBudgetError:
     """The error for an outcome that does not fit.
 
     Args:
+      smallest: bytes of a budget that works.
       splits: slabs were allowed.
     """
-    plain, budget = found.planned.plain, found.limits.device_bytes
+    budget = found.limits.device_bytes
     floor_bytes, operation = floor_of(found)
-    smallest = min(found.device_bytes, plain.device_bytes)
     host = "" if found.host_bytes <= found.limits.host_bytes else f", with {show_bytes(found.host_bytes)} on the host"
     resident = "arguments, constants, outputs" if found.executable.memory.constant_bytes else "arguments, outputs"
-    advice = "\n  ".join(_advice(found, not splits and floor_bytes > budget))
+    advice = "\n  ".join(_advice(found, smallest, not splits and floor_bytes > budget))
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {found.target.device.name}. The smallest plan that was found and "
         f"compiled takes {show_bytes(smallest)}{host}. The floor is {show_bytes(floor_bytes)}: {resident} and the "
@@ -80,10 +80,10 @@ def _too_large(found: Outcome, records: Sequence[InSlabs]) -> str:
     return ", ".join(f"{one.name} ({one.source})" if one.source else one.name for one in large)
 
 
-def _advice(found: Outcome, needs_slabs: bool) -> Iterator[str]:
+def _advice(found: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]:
     limits, attempt = found.limits, found.closest_slab_attempt
     if found.device_bytes > limits.device_bytes:
-        yield f"a budget of {found.device_bytes} bytes"
+        yield f"a budget of {smallest} bytes"
     # Host bytes of the programs that fit the device but not the host.
     compiled = [
         (found.device_bytes, found.host_bytes),

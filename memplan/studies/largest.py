@@ -49,7 +49,8 @@ def frontier(
 
     last = last_fitting(len(sizes), fits)
     if last < 0:
-        raise infeasible(outcomes[low], bool(request.split))
+        works = pipeline.working_budget(request, outcomes[low], notify)
+        raise infeasible(outcomes[low], works, bool(request.split))
     return Frontier(
         name=name,
         largest=sizes[last],

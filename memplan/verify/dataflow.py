@@ -55,7 +55,7 @@ class Dataflow:
       computed: all expressions, and those inside of fusions.
       effects: expressions with effects, in order, without collectives: all devices run the same module, and so the
         same collectives in the same order.
-      single: expressions that may not run more often; all-gathers may.
+      single: expressions that may not run more often; all-gathers and the starts of pure fusions may.
       loops: conditions and bodies, branches and called computations, in order.
     """
 
@@ -159,11 +159,11 @@ class Dataflow:
         self._means.update(zip(places_in(tree), made, strict=True))
         updates = self._overwrite(op, operands, position)
         collects = bool(_COLLECTIVE.match(op.opcode))
-        begins = op.opcode.endswith("-start") and not collects
-        acts = bool(_EFFECT.search(op.attributes)) or bool(_ONCE.match(op.opcode)) or (begins and not _is_pure(op))
+        begins = op.opcode.endswith("-start") and not collects and not _is_pure(op)
+        acts = begins or bool(_EFFECT.search(op.attributes)) or bool(_ONCE.match(op.opcode))
         if acts:
             self.effects.append(expression)
-        if acts or begins or updates or (collects and not _GATHER.match(op.opcode)):
+        if acts or updates or (collects and not _GATHER.match(op.opcode)):
             self.single.append(expression)
 
     def _fusion(self, op: Instruction, operands: Sequence[Tree]) -> list[Meaning]:

@@ -100,6 +100,7 @@ def map_tree(tree: Tree, make: Callable[[int], int]) -> Tree:
 
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 CPU_ALIGNMENT = 64  # bytes (`cpu_function_runtime::MinAlign`)
+_AGAIN = re.compile(r"^(?:all-gather|fusion|slice|dynamic-slice)-start$")  # of pairs that may run again
 _EFFECTS = ("custom_call_has_side_effect=true", "has_side_effect=true")
 _ONCE = frozenset(
     """
@@ -265,7 +266,8 @@ class _ProblemBuilder:
     ) -> None:
         reads = tuple(dict.fromkeys(value for tree in operands for value in leaves_of(tree)))
         once = op.opcode in _ONCE or updates or any(effect in op.attributes for effect in _EFFECTS)
-        in_pair = op.opcode.endswith(("-start", "-done")) and op.opcode != "all-gather-start"
+        in_pair = op.opcode.endswith(("-start", "-done")) and not _AGAIN.match(op.opcode)
+        in_pair |= op.opcode == "fusion-start" and "kind=kCustom" in op.attributes  # which may be a collective
         self._kernels.append(
             Kernel(
                 op.name,

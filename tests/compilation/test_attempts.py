@@ -14,6 +14,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.planning.graph import Graph, Value
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
+from memplan.program.slabs.choose import Candidate
 from memplan.program.trace import LoopResiduals, Program, StateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
@@ -43,6 +44,7 @@ def attempt(
     program: Program = PROGRAM,
     others: tuple[Program, ...] = (),
     slabs: tuple[Program, ...] = (),
+    expected_bytes: tuple[int, ...] = (),
     expected_s: float = 1.0,
     **options: Any,
 ) -> Outcome:
@@ -53,10 +55,11 @@ def attempt(
         asked_for.append(excess_bytes)
         return left.pop(0) if left else None
 
-    def by_slabs(asked: Program, seconds: float) -> Iterator[Program]:
+    def by_slabs(asked: Program, seconds: float) -> Iterator[Candidate]:
         assert asked is program
         if seconds >= expected_s:
-            yield from slabs
+            for number, one in enumerate(slabs):
+                yield Candidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
 
     found = Attempts(compiler, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
@@ -212,6 +215,13 @@ def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() 
     assert found.program is PROGRAM and found.closest_slab_attempt is not None
     assert found.closest_slab_attempt.device_bytes == 140
     assert found.closest_slab_attempt.in_slabs == slabs[1].in_slabs
+
+
+def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less() -> None:
+    slabs = tuple(in_slabs() for _ in range(4))
+    compiler = Fake(misses((PROGRAM, 130), (slabs[0], 110), (slabs[2], 105), (slabs[3], 101)))
+    found = attempt(compiler, slabs=slabs, expected_bytes=(95, 94, 85, 81))
+    assert not found.fits and found.compilations == 4
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])

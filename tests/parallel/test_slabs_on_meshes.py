@@ -21,7 +21,9 @@ def test_the_divided_dimension_is_never_cut(divided: int) -> None:
     weights = [jax.ShapeDtypeStruct((3, 3, 3, a, 8), jnp.float32) for a in (1, 8, 8)]
     program = trace(step, (weights, x), {}, {}, platform="cuda")
     room = 64**3 * 8 * 4  # of one of its large arrays whole, of which a device has a quarter
-    found = [one.in_slabs[0].slabs for one in slab_programs(program, catalog.named("v100"), room, 0, float("inf"))]
+    found = [
+        one.write().in_slabs[0].slabs for one in slab_programs(program, catalog.named("v100"), room, 0, float("inf"))
+    ]
     assert found and all(slabs.dim in {1, 2, 3} - {divided} for slabs in found)
 
 
@@ -37,7 +39,7 @@ def test_nor_is_what_a_constraint_of_the_step_divides() -> None:
     weights = [jax.ShapeDtypeStruct((size, 64), jnp.float32) for size in (4, 64, 64)]
     program = trace(jax.value_and_grad(loss_of), (weights, x), {}, {}, platform="cuda")
     found = [*slab_programs(program, catalog.named("v100"), 4096 * 64 * 4, 0, float("inf"))]
-    assert found and all(one.in_slabs[0].slabs.dim == 1 for one in found)  # of the width, not of the batch
+    assert found and all(one.write().in_slabs[0].slabs.dim == 1 for one in found)  # of the width, not of the batch
 
 
 @pytest.mark.slow

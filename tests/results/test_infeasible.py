@@ -27,7 +27,7 @@ from tests.compilation.outcomes import PROGRAM, outcome
 def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1 (model.py:3)"))
     found = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
-    error = infeasible(found)
+    error = infeasible(found, found.device_bytes)
     assert isinstance(error, InfeasibleBudgetError)
     assert (error.floor_bytes, error.smallest_bytes, error.operation) == (60, 120, "gemm.1 (model.py:3)")
     for said in (
@@ -42,7 +42,7 @@ def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytes
 
 def advice(found: Outcome, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
-    return str(infeasible(found)).partition("Try:")[2]
+    return str(infeasible(found, found.device_bytes)).partition("Try:")[2]
 
 
 def test_state_that_is_most_of_it_may_be_donated_or_go_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,20 +59,15 @@ def test_state_that_is_most_of_it_may_be_donated_or_go_to_the_host(monkeypatch: 
 def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
     found = outcome(PROGRAM, 120)
-    assert "constants" not in str(infeasible(found))
+    assert "constants" not in str(infeasible(found, found.device_bytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=80)  # of a budget of 100; arguments and outputs are 50
     executable = Executable(None, Memory(120, 0, 40, constant_bytes=30))
     closed = replace(found, planned=cast(Any, SimpleNamespace(plain=plain)), executable=executable)
-    said = str(infeasible(closed))
+    said = str(infeasible(closed, 120))
     assert "arguments, constants, outputs and the largest kernel" in said
     assert "arguments instead of arrays that the step closes over" in said
     assert "30 B of constants, which can be neither donated nor kept on the host" in said
     assert "donate_argnums" not in said
-
-
-def test_the_smallest_may_be_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
-    assert infeasible(outcome(PROGRAM, 600)).smallest_bytes == 500
 
 
 def in_slabs(op: str = "", nbytes: int = 0) -> Program:
@@ -92,15 +87,15 @@ def attempted(program: Program, device_bytes: int, host_bytes: int = 0) -> Outco
 def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
-    assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130)))
-    assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9)))
-    assert f"{said}. Try" in str(infeasible(attempted(in_slabs("sort", 90), 130)))  # it fits beside 10 bytes
+    assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130), 120))
+    assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9), 120))
+    assert f"{said}. Try" in str(infeasible(attempted(in_slabs("sort", 90), 130), 120))  # it fits beside 10 bytes
     whole = attempted(in_slabs("sort", 91), 130)
-    assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole))
-    assert "slabs" not in str(infeasible(outcome(PROGRAM, 120)))
+    assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole, 120))
+    assert "slabs" not in str(infeasible(outcome(PROGRAM, 120), 120))
     (record,) = in_slabs("print", 1).in_slabs
     shown = PROGRAM.transform(replace(record, graph=replace(record.graph, effects=frozenset({0}))), None)
-    assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(infeasible(attempted(shown, 130)))
+    assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(infeasible(attempted(shown, 130), 120))
 
 
 def test_what_slabs_lack_on_the_host_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,9 +108,10 @@ def test_what_slabs_lack_on_the_host_is_advised(monkeypatch: pytest.MonkeyPatch)
 def test_slabs_are_advised_where_they_were_not_wanted_and_no_order_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda found: (101, "gemm.1"))
     found = outcome(PROGRAM, 120)
-    assert 'split="auto"' in str(infeasible(found, splits=False)) and "split=" not in str(infeasible(found))
+    assert 'split="auto"' in str(infeasible(found, 120, splits=False))
+    assert "split=" not in str(infeasible(found, 120))
     monkeypatch.setattr(errors, "floor_of", lambda found: (100, "gemm.1"))
-    assert "split=" not in str(infeasible(found, splits=False))
+    assert "split=" not in str(infeasible(found, 120, splits=False))
 
 
 @pytest.mark.gpu_aot

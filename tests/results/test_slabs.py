@@ -16,6 +16,7 @@ from memplan.api import Planned
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.slabs.slabs import Slabs
+from memplan.program.slabs.choose import Candidate
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
 from memplan.report.model import Report
@@ -129,7 +130,11 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
 @pytest.mark.gpu_aot
 def test_what_slabs_keep_on_the_host_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host, and read by both loops behind it."""
-    monkeypatch.setattr(pipeline, "slab_programs", lambda program, *_: [with_slabs(program, on_host(program))])
+
+    def one(program: Program, *_: object) -> list[Candidate]:
+        return [Candidate(0, lambda: with_slabs(program, on_host(program)))]
+
+    monkeypatch.setattr(pipeline, "slab_programs", one)
     report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report
     written = SlabArray("conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host")
     assert [one.writes for one in report.slab_loops] == [(written,), (), ()]

@@ -76,7 +76,7 @@ def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
 def found_of(row: Mapping[str, Any], outcome: Outcome) -> Found:
     """A row of an outcome, with its status, and why nothing fits where that is so."""
     status = "does not fit" if not outcome.fits else "fits" if outcome.plan is not None else "untouched"
-    return Found([dict(row)], status, "" if outcome.fits else str(infeasible(outcome)))
+    return Found([dict(row)], status, "" if outcome.fits else str(infeasible(outcome, outcome.device_bytes)))
 
 
 def beside_checkpoint(case: Case) -> Found:

@@ -1,8 +1,9 @@
 """Reorders kernels at no cost: kernels that free memory run early, kernels that fill it late.
 
 Forward, a kernel that frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
-backward, with the roles exchanged: a kernel that makes more than it keeps live runs right before its first reader. A
-block and its body move as one; a body's kernels move within it.
+backward, with the roles exchanged: a kernel that makes more than it keeps live runs right before its first reader, and
+one that only counts a loop's counter on runs last, as kernels that read the counter may run again until then. A block
+and its body move as one; a body's kernels move within it.
 """
 
 import heapq
@@ -10,9 +11,12 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from memplan.planning.precedence import by_block, precedence
-from memplan.planning.problem import Problem, Role
+from memplan.planning.problem import Kernel, Problem, Role
 
 _FEW = 8  # a value with more remaining readers than this is not about to be freed
+
+
+_ENDLESS = 1 << 62  # bytes
 
 
 def reorder(problem: Problem) -> tuple[int, ...]:
@@ -45,7 +49,10 @@ class _Level:
         contents: Mapping[int, Sequence[int]],
         before: Mapping[int, set[int]],
     ) -> None:
-        nbytes = [b.nbytes if b.role is Role.TEMPORARY else 0 for b in problem.buffers]
+        # what is updated in place, such as a state in a branch or a body, takes nothing more
+        nbytes = [
+            b.nbytes if b.role is Role.TEMPORARY and len(problem.places[b.place]) == 1 else 0 for b in problem.buffers
+        ]
         self._units, self._before, self._nbytes = units, before, nbytes
         self._after: dict[int, set[int]] = {unit: set() for unit in units}
         for unit in units:
@@ -56,6 +63,7 @@ class _Level:
         self._reads = {
             u: {r for k in kernels for r in k.reads if nbytes[r]} - self._writes[u] for u, kernels in inside.items()
         }
+        self._late = {u for u, (*others, kernel) in inside.items() if not others and _only_overwrites(problem, kernel)}
         self._readers: dict[int, set[int]] = defaultdict(set)
         for unit, reads in self._reads.items():
             for read in reads:
@@ -69,6 +77,8 @@ class _Level:
 
         def net(unit: int) -> int:
             """Bytes that a unit makes less those it reads last; backward, those it needs first less those it makes."""
+            if unit in self._late:
+                return 1 if forward else -_ENDLESS
             made = sum(self._nbytes[written] for written in self._writes[unit])
             if forward:
                 return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
@@ -99,3 +109,14 @@ class _Level:
                     if not left[one] and net(one) <= most:
                         heapq.heappush(ready, (net(one), place[one], one))
         return found if forward else found[::-1]
+
+
+def _only_overwrites(problem: Problem, kernel: Kernel) -> bool:
+    """Does a kernel write in place, and keep nothing else alive that is not there anyway?"""
+    places = {
+        problem.buffers[written].place
+        for written in kernel.writes
+        if len(problem.places[problem.buffers[written].place]) > 1
+    }
+    others = (problem.buffers[read] for read in kernel.reads if problem.buffers[read].place not in places)
+    return len(places) == len(kernel.writes) > 0 and all(one.role is not Role.TEMPORARY for one in others)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
@@ -61,9 +62,17 @@ class Found:
         return replace(self, slabs=slabs, price=price)
 
 
+@dataclass(frozen=True)
+class Candidate:
+    """A program in slabs, which is not yet written."""
+
+    expected_bytes: int  # on the device
+    write: Callable[[], Program]
+
+
 def slab_programs(
     program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
-) -> Iterator[Program]:
+) -> Iterator[Candidate]:
     """The step in slabs, for slabs expected to take at most this many seconds, the most likely to fit first.
 
     The computations with the most demanding kernels are split: the program itself, branches, bodies of loops.
@@ -90,11 +99,16 @@ def slab_programs(
         chosen = [(one, found[min(number, len(found) - 1)]) for one, found in choices]
         if sum(found.price.seconds * one.trips for one, found in chosen) > seconds:
             continue
-        made = program
-        for one, found in chosen:
-            slabs = replace(found.slabs, inside=one.place)
-            made = with_slabs(made, slabs, found.axis if made is program else None)
-        yield made
+        yield Candidate(
+            max(found.price.device_bytes for _, found in chosen), functools.partial(_written, program, chosen)
+        )
+
+
+def _written(program: Program, chosen: Sequence[tuple[places.Inner, Found]]) -> Program:
+    made = program
+    for one, found in chosen:
+        made = with_slabs(made, replace(found.slabs, inside=one.place), found.axis if made is program else None)
+    return made
 
 
 def _divided(program: Program) -> dict[Any, tuple[int, ...]]:

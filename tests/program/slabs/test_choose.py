@@ -171,7 +171,7 @@ def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
 
 def test_programs_that_take_too_long_are_left_out() -> None:
     some = [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1.0)]
-    assert some and all(one.in_slabs for one in some)
+    assert some and all(one.write().in_slabs for one in some)
     assert not [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1e-9)]
 
 

@@ -79,7 +79,7 @@ def traced(name: str) -> Program:
 def in_slabs(program: Program) -> Program:
     """Within what its arguments, gradients and a tenth of its logits take."""
     room = sum(program.input_nbytes) * 2 + 2 * LOGITS_BYTES
-    return next(slab_programs(program, V100, room, 0, float("inf")))
+    return next(slab_programs(program, V100, room, 0, float("inf"))).write()
 
 
 def numbers(program: Program) -> list[np.ndarray]:
