@@ -17,6 +17,7 @@ from experiments.bench.long_scans import LONG_SCANS, nested
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.mesh_steps import MESH_STEPS
 from experiments.bench.public.steps import STEPS
+from experiments.bench.random_programs import drawn_program
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.slab_steps import FACES, parcellation
 from experiments.bench.steps import (
@@ -120,7 +121,10 @@ PUBLIC = by_name(case for step in STEPS.values() for case in _ladder(step.name, 
 
 BITS = by_name(Case(name, make) for name, make in SMALL.items())
 PUBLIC_BITS = by_name(Case(name, partial(_public, name, small=True)) for name in STEPS)
-DRAWN = by_name([Case("500", drawn_step, minutes=90, facts={"count": 500})])
+DRAWN = by_name([
+    Case("500", drawn_step, minutes=90, facts={"count": 500}),
+    Case("nested_300", drawn_program, minutes=90, facts={"count": 300, "nested": True}),
+])  # fmt: skip
 ABORTS = by_name(
     Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
     for first in range(0, 500, 50)

@@ -256,8 +256,20 @@ def drawn(rows: Rows) -> str:
     return listed(
         f"{row['steps']} steps drawn at random: {row['plans']} plans, {row['with_kernels_again']} of them with kernels "
         f"that run again, {row['kernels_again']} in all; of {row['arrays']} arrays "
-        f"{sum(map(len, row['unequal'].values()))} differ."
+        f"{sum(map(len, row['unequal'].values()))} differ.{_nested(row)}"
         for row in having("plans")(rows)
+    )
+
+
+def _nested(row: Row) -> str:
+    """What is told of programs with loops, branches and effects besides."""
+    if not row.get("nested"):
+        return ""
+    return (
+        f" Nested in loops and branches: {row['infeasible']} budgets were too small and gave way to the smallest plan; "
+        f"{row['gated']} plans have other kernels and pass the numbers gate, {row['bits_of_gated']} of them with equal "
+        f"bits; of {row['effects']} effects, others than plain in {len(row['other_effects'])} plans; wrong: "
+        f"{row['wrong'] or 'none'}."
     )
 
 

@@ -14,8 +14,9 @@ import pytest
 
 from experiments.bench.cases import CARDS, LARGE_IMAGES, SPEED, Case, Growth, growths
 from experiments.bench.measures import growth, planned
-from experiments.bench.measures.bits import Training, compared, differing
+from experiments.bench.measures.bits import Training, compared, differing, other_effects
 from experiments.bench.questions import QUESTIONS
+from experiments.bench.random_programs import Effect, drawn_program
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.steps import least_halo_bytes, mlp_step
 from models.unet3d import UNet3DConfig
@@ -47,7 +48,7 @@ def test_bits_that_were_compared_are_equal() -> None:
 
 
 def test_all_that_were_drawn_were_equal() -> None:
-    [row] = QUESTIONS["drawn"].rows()
+    [row] = [row for row in QUESTIONS["drawn"].rows() if row["case"] == "500"]
     assert row["steps"] == 500 and row["plans"] == 600
     assert row["with_kernels_again"] > 400 and not row["unequal"]
 
@@ -56,6 +57,23 @@ def test_a_step_drawn_at_random_keeps_every_bit() -> None:
     plans = list(compared(Training(*drawn_step(1)), [70]))
     assert any(one.again for one in plans)
     assert not any(one.unequal or one.gated for one in plans)
+
+
+def test_a_program_drawn_at_random_keeps_every_bit_and_effect() -> None:
+    plans = list(compared(Training(*drawn_program(22), steps=2), [65, 85]))
+    assert any(one.again for one in plans) and all(one.effects for one in plans)
+    assert not any(one.unequal or one.gated or one.other_effects for one in plans)
+
+
+def test_effects_that_are_lost_repeated_or_in_another_order_are_told() -> None:
+    first, second, free = Effect("ordered", 0, 1.0), Effect("ordered", 1, 2.0), Effect("unordered", 2, 3.0)
+    plain = [first, second, free]
+    assert not other_effects([free, first, second, Effect("pure", 3, 4.0)], plain, gated=False)
+    assert "order" in other_effects([second, first, free], plain, gated=False)
+    assert "more {0: 1}" in other_effects([first, *plain], plain, gated=False)
+    assert "fewer {2: 1}" in other_effects([first, second], plain, gated=False)
+    near = [first, replace(second, value=2.01), free]
+    assert "2.01" in other_effects(near, plain, gated=False) and not other_effects(near, plain, gated=True)
 
 
 def test_steps_whose_state_is_donated_in_parts_are_compared() -> None:
