@@ -419,6 +419,17 @@ SPACE = by_name(
     )
 )  # fmt: skip
 
+INSIDE = by_name(
+    Case(f"{name}-{device}", make, device, minutes=20, facts={"network": name})
+    for device in ("v100", "a100", "gh200")
+    for name, make in (
+        ("mlp", partial(mlp_step, 10, 1024)),
+        ("resnet14", resnet(64, depth=14, image=128)),
+        ("decoder_6", decoder(8, 512, layers=6, width=512, heads=8, vocab=8192)),
+        ("unet3d_96", unet3d(96, filters=16)),
+    )
+)
+
 OVERHEAD = by_name(
     Case(name, small_resnet, budget=budget, facts={"what": what, "unit_s": unit_s})
     for name, budget, what, unit_s in (

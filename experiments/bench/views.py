@@ -7,6 +7,7 @@ from statistics import mean, median
 
 from experiments.bench.cases import WAYS
 from experiments.bench.measures.curve import SHARES
+from experiments.bench.measures.inside import MORE_BYTES, MORE_SECONDS
 from experiments.bench.results import Row, known
 from experiments.bench.tables import MIB, Column, Rows, having, listed, mib, ms, shown, table
 from memplan.hardware.catalog import named
@@ -201,6 +202,30 @@ long_scans = shown(
     Column("forward trips run", "trips_run"), Column("by revolve", "revolve_trips"),
     Column("s to plan", "planning_s", "{:.1f}"), of=lambda rows: filter(fits, rows),
 )  # fmt: skip
+
+_INSIDE = (
+    Column("network", "network"), _DEVICE, Column("form", "form"), Column("share of plain", "share", "{} %"),
+    Column("status", "status"), Column("plain bytes over straight's", "plain_ratio", "{:.3f}"),
+    mib("straight's budget MiB", "room_bytes"), mib("the wrapper adds MiB", "added_bytes"),
+    Column("bytes over that", "bytes_ratio", "{:.3f}"), ms("ms of a trip", "step_s"),
+    Column("ms over straight", "seconds_ratio", "{:.3f}"), Column("way", "way"), Column("kernels again", "again"),
+    mib("to the host MiB", "offloaded_bytes"), Column("loops in slabs", "slab_loops"),
+)  # fmt: skip
+
+
+def inside(rows: Rows) -> str:
+    wrapped = [row for row in having("form")(rows) if row["form"] != "straight"]
+    forms = dict.fromkeys(row["form"] for row in wrapped)
+    of_all = (f"{form}: {_reached(row for row in wrapped if row['form'] == form)}" for form in forms)
+    goal = f"within {MORE_BYTES:.0%} of the bytes and {MORE_SECONDS:.0%} of the seconds"
+    return "\n\n".join((table(_INSIDE, having("form")(rows)), listed([f"{goal}: {_reached(wrapped)}", *of_all])))
+
+
+def _reached(rows: Iterable[Row]) -> str:
+    reached = [
+        fits(row) and row["bytes_ratio"] <= 1 + MORE_BYTES and row["seconds_ratio"] <= 1 + MORE_SECONDS for row in rows
+    ]
+    return f"{sum(reached)} of {len(reached)}"
 
 
 def _program(row: Row) -> str:
