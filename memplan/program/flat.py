@@ -30,7 +30,7 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
             raise _outside_reference(f"the argument {name}")
     if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
         raise _outside_reference("a constant of the step")
-    types = [var.aval if compat.is_on_host(var) else compat.as_struct(var.aval) for var in closed.jaxpr.invars]
+    types = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
 
     def inlined(*inputs: Any) -> list[Any]:
         return _inline(closed, inputs, inputs, None)

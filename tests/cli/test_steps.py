@@ -30,9 +30,10 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     options = {"budget": "1GiB", "host_budget": "2GiB", "device": "v100", "verify": "numbers"}
     words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
     assert run("inspect", "workshop:make", *words).exit_code == 0
-    assert run("inspect", "workshop:make", "--no-split").exit_code == 0
+    assert run("inspect", "workshop:make", "--no-split", "--pin", "a.b=host", "--pin", "c=recompute").exit_code == 0
     state = {"donate_argnums": (0,), "host_state": ()}
-    whole, split = {"split": False, **state}, {"split": "auto", **state}
+    whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
+    split = {"split": "auto", **state, "pin": None}
     assert planner.asked == [{**options, **split}, {**dict.fromkeys(options), "verify": "compile", **whole}]
 
 
@@ -43,7 +44,12 @@ def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: 
     assert "return the plain step" in message(run("inspect", "ready:make", "--budget", "1GiB"), 2)
     assert "return the plain step" in message(run("inspect", "ready:make", "--no-split"), 2)
     assert "return the plain step" in message(run("inspect", "ready:make", "--host-state", "0"), 2)
+    assert "return the plain step" in message(run("inspect", "ready:make", "--pin", "a=host"), 2)
     assert "plain step" in message(run("compare", "ready:make"), 2)
+
+
+def test_a_pin_needs_a_place(planner: Planner) -> None:
+    assert "Write NAME=host" in message(run("inspect", "workshop:make", "--pin", "a"), 2)
 
 
 def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,7 +84,7 @@ def test_compare_prints_a_row_for_each_way(compared: list[dict[str, Any]]) -> No
     assert result.exit_code == 0
     assert "memplan" in result.stdout
     asked = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto"}
-    assert compared == [{"args": ({"w": 4}, 2), **asked, "donate_argnums": (0,), "host_state": ()}]
+    assert compared == [{"args": ({"w": 4}, 2), **asked, "donate_argnums": (0,), "host_state": (), "pin": None}]
     run("compare", "workshop:make", "--no-split")
     assert compared[1]["split"] is False
 

@@ -152,6 +152,7 @@ class Walls:
             if number in graph.effects:
                 self.levels[number] = reached = max(reached, self.levels[number])
         self._known: dict[tuple[int, int], list[_Known]] = {}
+        self._known_rows: dict[tuple[int, int, int], int] = {}
 
     def _by_slabs(self, number: int, value: int) -> bool:
         """Does an op of a loop read a value only by slabs, which another op makes by slabs?"""
@@ -180,6 +181,13 @@ class Walls:
             if value in self.graph.outputs
             or any(not self._by_slabs(reader, value) for reader in self.graph.readers.get(value, ()))
         )
+
+    def _rows(self, slabs: Slabs, value: int) -> int:
+        """`slab_rows`, counted once."""
+        known = slabs.value, slabs.rows, value
+        if known not in self._known_rows:
+            self._known_rows[known] = slab_rows(self.graph, slabs, value)
+        return self._known_rows[known]
 
     def loops(self, slabs: Slabs) -> list[SlabLoop]:
         written, again = self.forced | slabs.stored, dict[int, set[int]]()
@@ -215,7 +223,7 @@ class Walls:
         writes = sorted(value for number in made for value in graph.ops[number].outputs if is_written(value))
         if not sums and not writes:
             return None
-        spans = {value: (0, slab_rows(self.graph, slabs, value)) for value in writes}
+        spans = {value: (0, self._rows(slabs, value)) for value in writes}
         makers = (graph.producer[value] for value in writes)
         waiting = [-number for number in {*sums, *(number for number in makers if number is not None)}]
         heapq.heapify(waiting)
@@ -225,15 +233,16 @@ class Walls:
             if ops and ops[-1] == number:
                 continue
             ops.append(number)
-            one = along[number]
-            span = own = (0, slab_rows(self.graph, slabs, one.base))
+            one, outputs = along[number], graph.ops[number].outputs
+            span = own = (0, self._rows(slabs, one.base))
             if not one.reduces:
-                wanted = [spans[value] for value in graph.ops[number].outputs if value in spans]
+                wanted = [spans[value] for value in outputs if value in spans]
                 span = _union([*wanted, own] if one.carries else wanted)
-                spans.update(dict.fromkeys(graph.ops[number].outputs, span))
+                for value in outputs:
+                    spans[value] = span
             for value, wants in one.reads:
                 rows = wants.of(*span)
-                spans[value] = _union((rows, spans.get(value, rows)))
+                spans[value] = _union([rows, spans[value]]) if value in spans else rows
                 source = self.graph.maker(value, self.ops)
                 if source is None or (self.levels[source] < level and is_written(value)):
                     reads.add(value)
@@ -254,9 +263,14 @@ class _Known:
 _KEPT = 16  # loops per level: search tries choices that differ by one value, or repeat
 
 
-def _union(spans: Iterable[Span]) -> Span:
-    lows, highs = zip(*spans, strict=True)
-    return min(lows), max(highs)
+def _union(spans: Sequence[Span]) -> Span:
+    first, *others = spans
+    if not others:
+        return first
+    low, high = first
+    for one in others:
+        low, high = min(low, one[0]), max(high, one[1])
+    return low, high
 
 
 def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:

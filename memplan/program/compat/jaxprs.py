@@ -294,8 +294,10 @@ def with_jaxprs(eqn: JaxprEqn, jaxprs: Sequence[Any]) -> JaxprEqn:
     return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()}) if jaxprs else eqn
 
 
-def as_struct(aval: Any) -> jax.ShapeDtypeStruct:
-    """A shape to trace with, weak type included."""
+def as_struct(aval: Any) -> Any:
+    """A shape to trace with, weak type included; in host memory, the type itself."""
+    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+        return aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 

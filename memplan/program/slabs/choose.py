@@ -66,7 +66,7 @@ class Found:
 class Candidate:
     """A program in slabs, which is not yet written."""
 
-    expected_bytes: int  # on the device
+    expected_bytes: int  # on the device, and on the host above its limit
     write: Callable[[], Program]
 
 
@@ -99,9 +99,11 @@ def slab_programs(
         chosen = [(one, found[min(number, len(found) - 1)]) for one, found in choices]
         if sum(found.price.seconds * one.trips for one, found in chosen) > seconds:
             continue
-        yield Candidate(
-            max(found.price.device_bytes for _, found in chosen), functools.partial(_written, program, chosen)
+        # what the host has no room for is as much too large
+        nbytes = max(
+            one.device_bytes + max(0, one.host_bytes - host_bytes) for one in (found.price for _, found in chosen)
         )
+        yield Candidate(nbytes, functools.partial(_written, program, chosen))
 
 
 def _written(program: Program, chosen: Sequence[tuple[places.Inner, Found]]) -> Program:
