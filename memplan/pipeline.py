@@ -45,7 +45,9 @@ _CHOICES = {
     "split": ("auto", False),
     "between_hosts": (None, "bfloat16", "float16"),
 }
-_MOST_ASKED = 3  # budgets that are asked for to find one that works; of 300 programs, none needed more
+# Budgets that are asked for to find one that works. Of 300 drawn programs, what was named first was refused in three,
+# of which one needed three.
+_MOST_ASKED = 3
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ class Request:
             if str(where) not in places:
                 known = ", ".join(map(repr, places))
                 raise MemplanError(f"pin: {name!r} is pinned to {where!r}; it is one of {known}.")
-        return tuple(sorted(Pin(name, Where(where)) for name, where in (self.pin or {}).items()))
+        return tuple(Pin(name, Where(where)) for name, where in sorted((self.pin or {}).items()))
 
     @property
     def holds_state(self) -> bool:

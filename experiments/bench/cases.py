@@ -210,12 +210,17 @@ SLAB_TIME = by_name([
     Case("decoder_4_128k", _long(8, 4096, layers=4), "a100", facts={"dim": 0, "part": 1, "counts": (2, 8)}),
 ])  # fmt: skip
 
-_GOOGLENET = partial(train.googlenet_step, image=1120, batch=5)
-LINKS = by_name([
-    Case("none", _GOOGLENET, "v100", "2GiB", "0"),
-    *(Case(link, _GOOGLENET, f"v100@{link}", "2GiB", "256GiB")
-      for link in ("pcie3x16", "pcie4x16", "pcie5x16", "power9-nvlink2", "nvlink-c2c")),
-])  # fmt: skip
+LINKS = by_name(
+    Case(f"{name}-{link}", make, device, "2GiB", host)
+    for name, make in (("googlenet", partial(train.googlenet_step, image=1120, batch=5)), ("unet3d_144", UNET3D_144))
+    for link, device, host in (
+        ("none", "v100", "0"),
+        *(
+            (link, f"v100@{link}", "256GiB")
+            for link in ("pcie3x16", "pcie4x16", "pcie5x16", "power9-nvlink2", "nvlink-c2c")
+        ),
+    )
+)
 
 
 STATE = by_name(

@@ -48,7 +48,8 @@ class Plans:
     def agree(self, agree: Agree) -> Plan:
         """The plan that all processes of the step follow."""
         plain, fingerprint = self.plain, self.plain.module.fingerprint
-        facts = fingerprint, self.planner.name, self.budget_bytes, self.host_bytes, plain.device, plain.machine
+        limits = self.budget_bytes, self.host_bytes
+        facts = fingerprint, self.planner.name, *limits, plain.device, plain.machine, plain.pins
         return agree(fingerprint, kept.digest(*facts), self.make)
 
     def make(self) -> Plan:

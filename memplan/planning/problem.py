@@ -24,12 +24,12 @@ class Where(Enum):
     RECOMPUTE = "recompute"  # nowhere: it is computed again
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Pin:
     """The user's word about the values of this name (`jax.ad_checkpoint.checkpoint_name`)."""
 
     name: str
-    where: Where = field(compare=False)
+    where: Where
 
 
 class Role(Enum):

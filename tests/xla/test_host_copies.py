@@ -9,7 +9,9 @@ import pytest
 import memplan
 from memplan import pipeline
 from memplan.hardware import catalog
+from memplan.program.slabs.choose import Candidate
 from memplan.program.slabs.write import with_slabs
+from memplan.program.trace import Program
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices, is_copy
@@ -129,7 +131,11 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(config: str,
 @pytest.mark.parametrize("device", ["v100", "a100", "h100"])
 def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host by one loop, and read by two."""
-    monkeypatch.setattr(pipeline, "slab_programs", lambda program, *_: [with_slabs(program, on_host(program))])
+
+    def one(program: Program, *_: object) -> list[Candidate]:
+        return [Candidate(0, lambda: with_slabs(program, on_host(program)))]
+
+    monkeypatch.setattr(pipeline, "slab_programs", one)
     options = dump_options(tmp_path)
     planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
     assert [(one.copies, one.kernels) for one in planned.report.slab_loops] == [(1, 0)] * 3

@@ -105,8 +105,8 @@ class _Search:
 
 
 def _unkept(problem: Problem, buffers: Sequence[int]) -> UnsupportedProgramError:
-    pins = sorted({pin for number in buffers if (pin := problem.buffers[number].pin)})
-    told = ", ".join(f"{pin.name!r} to {pin.where.value!r}" for pin in pins)
+    pins = (pin for number in buffers if (pin := problem.buffers[number].pin))
+    told = ", ".join(sorted({f"{pin.name!r} to {pin.where.value!r}" for pin in pins}))
     return UnsupportedProgramError(
         f"no plan was found that pins {told} ({problem.buffers[buffers[0]].name}): a value can be computed again only "
         "while what it is made of is there and was not overwritten, and be on the host only within the host budget and "
