@@ -130,7 +130,10 @@ class Attempts:
         return best
 
     def _first_that_fits(self, found: Outcome, left: list[Candidate]) -> Outcome:
-        """In slabs; after a miss, in the first that are expected to take so many bytes less, else in the smallest."""
+        """In slabs; after a miss, in the first that are expected to take less by as much, else in the smallest.
+
+        By its share: over a mesh, the bytes that are expected may be those of several devices.
+        """
         most = math.inf
         for _ in range(min(_MOST_SLABS, len(left))):
             self.notify("compiling in slabs", None)
@@ -141,7 +144,7 @@ class Attempts:
             found = min(found, made, key=_smallest)
             if found.fits:
                 break
-            most = other.expected_bytes - max(0, made.device_bytes - made.limits.device_bytes)
+            most = other.expected_bytes / max(1.0, made.device_bytes / made.limits.device_bytes)
         return found
 
     def _program(self, program: Program) -> Outcome:
