@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from memplan.planning.precedence import by_block, precedence
-from memplan.planning.problem import Kernel, Problem, Role
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
 
 _FEW = 8  # a value with more remaining readers than this is not about to be freed
 
@@ -49,10 +49,7 @@ class _Level:
         contents: Mapping[int, Sequence[int]],
         before: Mapping[int, set[int]],
     ) -> None:
-        # what is updated in place, such as a state in a branch or a body, takes nothing more
-        nbytes = [
-            b.nbytes if b.role is Role.TEMPORARY and len(problem.places[b.place]) == 1 else 0 for b in problem.buffers
-        ]
+        nbytes = [b.nbytes if b.role is Role.TEMPORARY and not _is_state(problem, b) else 0 for b in problem.buffers]
         self._units, self._before, self._nbytes = units, before, nbytes
         self._after: dict[int, set[int]] = {unit: set() for unit in units}
         for unit in units:
@@ -109,6 +106,13 @@ class _Level:
                     if not left[one] and net(one) <= most:
                         heapq.heappush(ready, (net(one), place[one], one))
         return found if forward else found[::-1]
+
+
+def _is_state(problem: Problem, buffer: Buffer) -> bool:
+    """Is it in the place of what is made outside of its computation, such as what a loop carries? It takes no more."""
+    first = problem.buffers[buffer.place]
+    made_in, of = (None if one.maker is None else problem.kernels[one.maker].block for one in (first, buffer))
+    return first.maker is None or made_in != of
 
 
 def _only_overwrites(problem: Problem, kernel: Kernel) -> bool:
