@@ -12,8 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy.sparse import csr_matrix
-from scipy.sparse.csgraph import breadth_first_order, maximum_flow
+import scipy  # its parts are imported where they are first used: 0.2 s, which a second start does without
 
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
@@ -336,10 +335,10 @@ def chosen(
     tick = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
     ticks = [*(int(seconds / tick) for *_, seconds in costs), *(_ENDLESS for _ in bonds)]
     starts, ends = zip(*((start, end) for start, end, *_ in (*costs, *bonds)), strict=True)
-    network = csr_matrix((np.array(ticks, dtype=np.int32), (starts, ends)), shape=(size, size))
-    rest = network - maximum_flow(network, source, sink).flow
+    network = scipy.sparse.csr_matrix((np.array(ticks, dtype=np.int32), (starts, ends)), shape=(size, size))
+    rest = network - scipy.sparse.csgraph.maximum_flow(network, source, sink).flow
     rest.data = np.maximum(rest.data, 0)
     rest.eliminate_zeros()
     found = np.zeros(size, dtype=bool)
-    found[breadth_first_order(rest, source, return_predecessors=False)] = True
+    found[scipy.sparse.csgraph.breadth_first_order(rest, source, return_predecessors=False)] = True
     return found
