@@ -141,7 +141,7 @@ def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
     assert found.program is others[1] and found.compilations == 3
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (2.0, 0)])
+@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (1.2, 0)])
 def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: float, taken: int) -> None:
     others = with_residuals(0), with_residuals(1)
     waiting = outcome(others[0], 90, waits_s=0.06)
@@ -157,12 +157,20 @@ def test_what_was_compiled_and_not_taken_is_told() -> None:
     assert [one.way for one in found.others] == ["plain", "residuals"]
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (2.0, 0)])
+@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (1.2, 0)])
 def test_where_much_is_left_loops_may_keep_more(seconds: float, taken: int) -> None:
     others = with_residuals(0), with_residuals(1)
     compiler = Fake([*misses((PROGRAM, 130)), outcome(others[0], 60), outcome(others[1], 95, seconds=seconds)])
     assert attempt(compiler, others=others).program is others[taken]
     assert compiler.missing == [30, -10]
+
+
+def test_where_a_plan_of_kernels_makes_up_for_what_is_missing_slowly_loops_keep_fewer() -> None:
+    others = with_residuals(0), with_residuals(1)
+    slow = outcome(others[0], 100, seconds=6.0)
+    compiler = Fake([*misses((PROGRAM, 130)), slow, outcome(others[1], 98)])
+    assert attempt(compiler, others=others).program is others[1]
+    assert compiler.missing == [30, 31]
 
 
 def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None:
