@@ -23,9 +23,9 @@ MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by
 _SLOW = 1.25  # times the bound: a plan that takes longer is compared with fewer residuals in its loops, and with slabs
 _USED = 0.8  # of the budget: where a program leaves more than a fifth, its loops may keep more
 _ALL = 1 << 62  # bytes
-# Of the budget: a hundredth at least is asked for where something is missing, or a plan of kernels makes up for it slowly.
-# A GRU of 1,000 trips missed half its bytes by 1 MiB, less than a trip stacks; the same was chosen again, and at last all
-# was on the host: 253 ms for 191. On an A100, a value went to the host and back in each trip: 241 ms for 39.
+# Of the budget: a hundredth at least is asked for where something is missing, or kernels make up for it slowly. A GRU
+# of 1,000 trips missed half its bytes by 1 MiB, less than a trip stacks; the same was chosen again, and at last all was
+# on the host: 253 ms for 191. On an A100, a value went to the host and back in each trip: 241 ms for 39.
 _STEP = 100
 _WAITS = 0.05  # of a step, for copies: less is no reason to compile a program without them
 _MOST_SLABS = 3  # programs in slabs that are compiled: the estimate orders them, the compiler decides
