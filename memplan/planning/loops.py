@@ -49,7 +49,7 @@ class Loop:
     @property
     def is_moved(self) -> bool:
         """Does a pin ask for other residuals than are written?"""
-        return any(pin.where is not Where.DEVICE for pin in self.pins.values())
+        return bool(self._pinned(Where.HOST, Where.RECOMPUTE))
 
     @property
     def pinned_host_nbytes(self) -> int:

@@ -120,7 +120,7 @@ class Problem:
             found.setdefault(buffer.place, []).append(number)
         return {place: tuple(numbers) for place, numbers in found.items()}
 
-    @property
+    @cached_property
     def moves_pinned(self) -> bool:
         """Does a pin ask for a plan? What stays on the device does not."""
         return any(buffer.pin is not None and buffer.pin.where is not Where.DEVICE for buffer in self.buffers)

@@ -56,11 +56,13 @@ def computations(outer: Inner) -> Iterator[Inner]:
             for var, atom in zip(flat.invars, one.operands, strict=True):
                 if compat.is_var(atom) and atom in outer.parts:
                     parts[var] = outer.parts[atom][len(outer.parts[atom]) - var.aval.ndim :]
-            place, around = (*outer.place, (number, index)), outer.around_nbytes + _nbytes_around(outer, number, one)
             ending, given = _ending(outer, number), zip(flat.invars, one.operands, strict=True)
+            around = outer.around_nbytes + _nbytes_around(outer, number, one, ending)
             own = {var for var, atom in given if compat.is_var(atom) and atom in ending}
             own.update(flat.invars[position] for position in one.carried)
-            yield from computations(Inner(place, flat, outer.trips * one.trips, around, parts, frozenset(own)))
+            yield from computations(
+                Inner((*outer.place, (number, index)), flat, outer.trips * one.trips, around, parts, frozenset(own))
+            )
 
 
 def _ending(outer: Inner, number: int) -> set[Any]:
@@ -70,7 +72,7 @@ def _ending(outer: Inner, number: int) -> set[Any]:
     return {var for var in read if max(flat.readers[var]) == number and (var not in given or var in outer.own)}
 
 
-def _nbytes_around(outer: Inner, number: int, one: compat.Computation) -> int:
+def _nbytes_around(outer: Inner, number: int, one: compat.Computation, ending: set[Any]) -> int:
     """Bytes of what is made before and read later, of an equation's results, and of slices that its trip reads."""
     flat = outer.flat
     kept = [
@@ -81,7 +83,7 @@ def _nbytes_around(outer: Inner, number: int, one: compat.Computation) -> int:
         if max(flat.readers.get(var, ()), default=-1) >= number or var in flat.returned
     ]
     made = sum(compat.nbytes_of(var.aval) for var in flat.eqns[number].outvars)
-    over = sum(compat.nbytes_of(var.aval) for var in _ending(outer, number).intersection({*kept, *outer.own}))
+    over = sum(compat.nbytes_of(var.aval) for var in ending.intersection({*kept, *outer.own}))
     return sum(compat.nbytes_of(var.aval) for var in kept) + max(0, made - over) + one.sliced_nbytes
 
 

@@ -37,6 +37,7 @@ def outcome(
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
     replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0)
     result = SimpleNamespace(replay=replay)
-    planned = cast(Any, SimpleNamespace(fits=predicted_to_fit, plain=plain, plan=None, result=result, bound_s=1.0))
+    known = {"fits": predicted_to_fit, "plain": plain, "plan": None, "result": result, "bound_s": 1.0}
+    planned = cast(Any, SimpleNamespace(**known, predicted_bytes=nbytes))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
     return Outcome(program, target, LIMITS, executable, planned, None, 1)

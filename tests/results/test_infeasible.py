@@ -11,9 +11,11 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
+from memplan import pipeline
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
+from memplan.pipeline import Request
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
@@ -68,6 +70,13 @@ def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.M
     assert "arguments instead of arrays that the step closes over" in said
     assert "30 B of constants, which can be neither donated nor kept on the host" in said
     assert "donate_argnums" not in said
+
+
+def test_the_smallest_may_be_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
+    found = outcome(PROGRAM, 600)
+    works = pipeline.working_budget(Request(100), found, lambda *_: None)
+    assert infeasible(found, works).smallest_bytes == 500
 
 
 def in_slabs(op: str = "", nbytes: int = 0) -> Program:

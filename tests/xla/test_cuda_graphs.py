@@ -51,7 +51,7 @@ def _singles(thunk: Thunk) -> int:
 @pytest.mark.parametrize("device", ["v100", "a100", "h100"])
 @pytest.mark.parametrize(
     ("built", "shares"),
-    [(dense, (1, 0.6)), pytest.param(resnet, (1, 0.6), marks=pytest.mark.slow)],
+    [(dense, (1, 0.6)), pytest.param(resnet, (1, 0.5), marks=pytest.mark.slow)],
     ids=["dense", "resnet"],
 )
 def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str, tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str,
         budget = report.compiled_peak_bytes or 0
         assert (report.cuda_graphs, report.single_launches) == (expected.graphs, expected.singles)
         assert launches(read_module(planned._found.executable.text), catalog.named(device)) == expected
-        assert bool(report.copies_found or report.recomputations_found) == (share < 1)
+        assert bool(report.copies_found) == (share < 1)
         if built is dense:
             assert (expected.graphs == 1) == (share == 1)
 

@@ -58,8 +58,8 @@ class Ledger:
                 change[first] += tape.nbytes[value]
                 change[end] -= tape.nbytes[value]
         self.through = np.cumsum(change)[:-1]  # by slot: bytes that are live throughout
-        for value in range(len(tape.nbytes)):
-            self._weigh(value, self._through(value), +1)
+        for value in self.unmoved():
+            self.through[tape.values[value].away] += AWAY_NBYTES
         self._beside = np.zeros(tape.count, np.int64)  # by slot: peak above `through`
         self._load: np.ndarray | None = None
         self._dirty = set(range(tape.count))  # slots whose peak is to be counted again when it is asked for
@@ -243,7 +243,8 @@ class Ledger:
 
     def unmoved(self) -> list[int]:
         """Values that are live in the slot in which they must be away."""
-        return [value for value in range(len(self.tape.nbytes)) if self._is_unmoved(value, self._through(value))]
+        pinned = (value for value, one in enumerate(self.tape.values) if one.away is not None)
+        return [value for value in pinned if self._is_unmoved(value, self._through(value))]
 
     def _is_unmoved(self, value: int, spans: Iterable[tuple[int, int]]) -> bool:
         away = self.tape.values[value].away

@@ -133,7 +133,7 @@ class CopyScheduler:
         within = tape.slots[reader].level == tape.operations[one.maker].level
         return within and not one.is_held(reader) and self.may_offload(value)
 
-    def waited_for(self, value: int, reader: int) -> Offload | None:
+    def tightest(self, value: int, reader: int) -> Offload | None:
         """The offload before a read with the shortest time on the device: kernels wait for both of its copies."""
         if not self._may_leave(value, reader):
             return None

@@ -34,7 +34,7 @@ from memplan.planning.search.ledger import AWAY_NBYTES, Ledger, Offload, Recompu
 from memplan.planning.search.links import CopyScheduler, events, plan_seconds
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
-from memplan.planning.search.tape import Tape, record, with_pins
+from memplan.planning.search.tape import Tape, record, with_away
 from memplan.planning.search.travel import move_beside_kernels, travel
 
 
@@ -138,7 +138,7 @@ class _OrderSearch:
         offloads = search.copy_s and search.host_nbytes
         # to evict by, the best first
         self.heuristics = self._effort.heuristics if offloads else self._effort.heuristics_without_host
-        self._ledger = Ledger(with_pins(self._problem, reconcile(self._problem, record(self._problem, order))))
+        self._ledger = Ledger(with_away(self._problem, reconcile(self._problem, record(self._problem, order))))
         self._scheduler = self._new_scheduler()
         self._pinned = self._keep_pins()  # what each plan begins with
 
@@ -153,7 +153,7 @@ class _OrderSearch:
             for value in ledger.unmoved() if scheduler else ():
                 away, needs = values[value].away, ledger.needs[value]
                 assert scheduler is not None and away is not None
-                if offload := scheduler.waited_for(value, needs[bisect_left(needs, away)]):
+                if offload := scheduler.tightest(value, needs[bisect_left(needs, away)]):
                     ledger.offload(offload)
             limit, first = AWAY_NBYTES // 2, [1.0 if one.away is None else 1e9 for one in values]
             Eviction(ledger, limit, noise=first, effort=replace(self._effort, least_share=0.0)).run()

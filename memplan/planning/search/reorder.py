@@ -7,6 +7,7 @@ and its body move as one; a body's kernels move within it.
 """
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -14,9 +15,6 @@ from memplan.planning.precedence import by_block, precedence
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 
 _FEW = 8  # a value with more remaining readers than this is not about to be freed
-
-
-_ENDLESS = 1 << 62  # bytes
 
 
 def reorder(problem: Problem) -> tuple[int, ...]:
@@ -72,10 +70,10 @@ class _Level:
         before, after = (self._before, self._after) if forward else (self._after, self._before)
         most = 0 if forward else -1
 
-        def net(unit: int) -> int:
+        def net(unit: int) -> float:
             """Bytes that a unit makes less those it reads last; backward, those it needs first less those it makes."""
             if unit in self._late:
-                return 1 if forward else -_ENDLESS
+                return 1 if forward else -math.inf
             made = sum(self._nbytes[written] for written in self._writes[unit])
             if forward:
                 return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
@@ -88,7 +86,7 @@ class _Level:
         done: set[int] = set()
         found: list[int] = []
         for next_one in units:
-            ready = [(0, place[next_one], next_one)] if next_one not in done else []
+            ready: list[tuple[float, int, int]] = [(0, place[next_one], next_one)] if next_one not in done else []
             while ready:
                 _, _, unit = heapq.heappop(ready)
                 if unit in done or (unit != next_one and net(unit) > most):

@@ -141,8 +141,11 @@ def record(problem: Problem, order: Sequence[int] | None = None) -> Tape:
     return _Recorder(problem, range(len(problem.kernels)) if order is None else order).tape()
 
 
-def with_pins(problem: Problem, tape: Tape) -> Tape:
-    """The tape with what is pinned elsewhere away in the middle of the longest time between two needs of it."""
+def with_away(problem: Problem, tape: Tape) -> Tape:
+    """The tape with the slot in which each value that is pinned off the device must not be there.
+
+    It is halfway through the longest time between two needs of the value.
+    """
     if not problem.moves_pinned:
         return tape
     ends, needs = np.cumsum([slot.seconds for slot in tape.slots]), defaultdict[int, list[int]](list)

@@ -67,7 +67,7 @@ class _Sweep:
             if reader > slot and self._ledger.last_touch(value, reader) < slot:
                 gaps.append((-reader, -self._ledger.tape.nbytes[value], value))
         for reader, _, value in sorted(gaps):
-            if (offload := self._scheduler.waited_for(value, -reader)) and offload.end < slot <= offload.prefetch:
+            if (offload := self._scheduler.tightest(value, -reader)) and offload.end < slot <= offload.prefetch:
                 yield offload
 
 
