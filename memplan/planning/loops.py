@@ -333,9 +333,10 @@ def chosen(
     """
     bonds = list(dict.fromkeys(bonds))  # csr_matrix adds up duplicates, which would overflow an int32
     tick = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
-    ticks = [*(int(seconds / tick) for *_, seconds in costs), *(_ENDLESS for _ in bonds)]
-    starts, ends = zip(*((start, end) for start, end, *_ in (*costs, *bonds)), strict=True)
-    network = scipy.sparse.csr_matrix((np.array(ticks, dtype=np.int32), (starts, ends)), shape=(size, size))
+    paid, needed = np.array(costs, dtype=float).reshape(-1, 3), np.array(bonds, dtype=np.int32).reshape(-1, 2)
+    ticks = np.concatenate([paid[:, 2] / tick, np.full(len(needed), _ENDLESS)]).astype(np.int32)
+    starts, ends = np.concatenate([paid[:, :2].astype(np.int32), needed]).T
+    network = scipy.sparse.csr_matrix((ticks, (starts, ends)), shape=(size, size))
     rest = network - scipy.sparse.csgraph.maximum_flow(network, source, sink).flow
     rest.data = np.maximum(rest.data, 0)
     rest.eliminate_zeros()

@@ -49,6 +49,15 @@ class Choice:
     def _priced(self, slabs: Slabs) -> tuple[Slabs, Price]:
         return slabs, self.pricer.price(slabs, self.limits)
 
+    def _better(self, best: tuple[Slabs, Price], others: Iterable[Slabs]) -> tuple[Slabs, Price]:
+        """The best of a choice and others; the bytes of what is slower than a choice that fits are not counted."""
+        for slabs in others:
+            most_seconds = best[1].seconds if self.limits.fits(best[1]) else math.inf
+            price = self.pricer.price_below(slabs, self.limits, most_seconds)
+            if price and self.limits.order(price) < self.limits.order(best[1]):
+                best = slabs, price
+        return best
+
     def refined(self, slabs: Slabs) -> tuple[Slabs, Price]:
         """The best choice reached by changing single values of `slabs`, or of the first choice, which stores most."""
         return self._best(self.descended(one) for one in dict.fromkeys((slabs, self._tried[0][0])))
@@ -62,7 +71,7 @@ class Choice:
         for _ in range(_PAIRS):
             if (other := next(pairs, None)) is None:
                 break
-            if self.limits.order(self._priced(other)[1]) < self.limits.order(best[1]):
+            if self._better(best, [other]) is not best:
                 best = self.descended(other)
                 pairs = self._pairs(best[0])
         return best
@@ -87,7 +96,7 @@ class Choice:
             for value in self._worth_writing(best[0]):
                 others = [*self._neighbours(best[0], value)] if left > 0 else []
                 left -= len(others)
-                best = self._best([best, *map(self._priced, others)])
+                best = self._better(best, others)
             # a loop recomputes a value that it reads now, or reads one that it recomputes
             walls, (now, _) = self.pricer.walls, best
             written = now.stored | walls.forced
@@ -95,7 +104,7 @@ class Choice:
             toggled = (
                 replace(now, recomputed_in=now.recomputed_in ^ {one}) for one in sorted(pairs | now.recomputed_in)
             )
-            best = self._best([best, *map(self._priced, toggled)])
+            best = self._better(best, toggled)
         return best
 
     def _neighbours(self, slabs: Slabs, value: int) -> Iterator[Slabs]:

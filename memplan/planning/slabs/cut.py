@@ -4,8 +4,9 @@ Loops are visited from the last to the first: later loops' reads are then known,
 """
 
 import heapq
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from memplan.planning.loops import chosen
 from memplan.planning.slabs.price import Pricer
@@ -34,7 +35,7 @@ class SlabCut:
         producer = self.pricer.graph.graph.producer
         needed = self._needed(level, own)
         ops = self._recomputable(needed)
-        values = sorted({value for op in ops for value, _ in self._made(op)} | needed)
+        values = sorted({value for op in ops for value, _ in self._made[op]} | needed)
         if not values:
             return
         node = {value: number for number, value in enumerate(values)}
@@ -43,18 +44,18 @@ class SlabCut:
         weight = self.weights.get(level, 1.0)
         costs = [(again[op], sink, weight * self.pricer.op_seconds[op]) for op in ops]
         bonds = [(source, node[value]) for value in needed]
-        bonds += [(again[op], node[value]) for op in ops for value, _ in self._made(op)]
+        bonds += [(again[op], node[value]) for op in ops for value, _ in self._made[op]]
         ends = {value: sink if self._is_written(value) else again.get(producer[value] or 0, sink) for value in values}
         costs += [(node[value], end, self._read_seconds(value)) for value, end in ends.items()]
         paid = chosen(sink + 1, source, sink, costs, bonds)
         yield from (value for value, end in ends.items() if paid[node[value]] and not paid[end])
 
-    def _made(self, op: int) -> Iterator[tuple[int, int]]:
-        """Values that an op reads by slabs and other ops make by slabs, and those ops."""
-        for value, _ in self.pricer.graph.along[op].reads:
-            made = self.pricer.graph.maker(value, self.pricer.walls.ops)
-            if made is not None:
-                yield value, made
+    @cached_property
+    def _made(self) -> Mapping[int, Sequence[tuple[int, int]]]:
+        """By op of the loops: values that it reads by slabs and other ops make by slabs, and those ops."""
+        graph, ops = self.pricer.graph, self.pricer.walls.ops
+        made = {op: [(value, graph.maker(value, ops)) for value, _ in graph.along[op].reads] for op in ops}
+        return {op: [(value, one) for value, one in found if one is not None] for op, found in made.items()}
 
     def _needed(self, level: int, own: Collection[int]) -> set[int]:
         """Values of earlier levels on which sums and written values of a level depend."""
@@ -62,7 +63,7 @@ class SlabCut:
         waiting = [op for op in own if along[op].reduces or any(map(self._is_written, graph.ops[op].outputs))]
         seen, needed = set(waiting), set[int]()
         while waiting:
-            for value, made in self._made(waiting.pop()):
+            for value, made in self._made[waiting.pop()]:
                 if levels[made] < level:
                     needed.add(value)
                 elif made not in seen:
@@ -85,7 +86,7 @@ class SlabCut:
             if op in found or so_far > max_recompute:
                 continue
             found.add(op)
-            for _, made in self._made(op):
+            for _, made in self._made[op]:
                 if made not in found:
                     heapq.heappush(waiting, (so_far + seconds[made], made))
         return found

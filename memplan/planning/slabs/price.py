@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -106,7 +108,16 @@ class Pricer:
         return [copy_seconds(value.nbytes, self.device) for value in self.graph.graph.values]
 
     def price(self, slabs: Slabs, limits: SlabLimits) -> Price:
-        loops, nbytes = self.walls.loops(slabs), self.graph.graph.nbytes
+        price = self.price_below(slabs, limits, math.inf)
+        assert price is not None
+        return price
+
+    def price_below(self, slabs: Slabs, limits: SlabLimits, most_seconds: float) -> Price | None:
+        """The price; None, and no bytes are counted, where it is not below these seconds."""
+        loops, nbytes, trips = self.walls.loops(slabs), self.graph.graph.nbytes, self._trips(slabs)
+        seconds = self.outside.seconds + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
+        if seconds >= most_seconds:
+            return None
         host = [0] * len(loops)
         device = [
             limits.resident_bytes + self.trip_bytes(loop, slabs) + more
@@ -120,7 +131,6 @@ class Pricer:
             for value in loop.reads:
                 if value in slabs.on_host:
                     spans[value].append(loop.spans[value])
-        trips = self._trips(slabs)
         for value, (first, last) in self.lifetimes(loops).items():
             there, more = device, nbytes(value)
             if value in slabs.on_host:  # with rows in addition to the value's own
@@ -129,7 +139,6 @@ class Pricer:
                 there, more = host, more + more * spare // size
             for loop in range(first, last):
                 there[loop] += more
-        seconds = self.outside.seconds + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
         return Price(seconds, max(device, default=0), max(host, default=0))
 
     def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
@@ -200,7 +209,7 @@ class Pricer:
                     found[value] = found[value][0], number + 1
         for value in found.keys() & self.read_whole.keys():
             first, last = found[value]
-            found[value] = first, max(last, sum(loop.level < self.read_whole[value] for loop in loops))
+            found[value] = first, max(last, bisect_left(loops, self.read_whole[value], key=lambda loop: loop.level))
         return found
 
     @cached_property

@@ -201,8 +201,10 @@ class Walls:
 
     def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> SlabLoop | None:
         known = self._known.setdefault((level, slabs.rows), [])
-        for one in known:
+        for number, one in enumerate(known):
             if one.written <= written and one.others.isdisjoint(written):
+                if number:
+                    known.insert(0, known.pop(number))
                 return one.loop
         asked: dict[int, bool] = {}
         loop = self._make(level, slabs, written, asked)
