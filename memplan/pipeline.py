@@ -28,6 +28,7 @@ from memplan.program import compat
 from memplan.program.constants import digests_of_constants
 from memplan.program.loops.choose import fewer_residuals, pinned_residuals
 from memplan.program.loops.residuals import follow_residuals
+from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.pins import check as check_pins
 from memplan.program.slabs.choose import Candidate, slab_programs
 from memplan.program.slabs.write import follow_slabs
@@ -206,9 +207,10 @@ def _restored(plain: Program, request: Request, known: Kept, notify: Notify) -> 
 
 
 def _followed(plain: Program, follow: Plan | None, held: Collection[int], target: Target) -> Program:
-    """The step with the transforms of a plan, which come in one order: loops' residuals, slabs, state on the host."""
+    """The step with the transforms of a plan, in one order: loops' stacks and residuals, slabs, state on the host."""
     if follow:
-        with_loops = follow_residuals(plain, follow.loops) if follow.loops else plain
+        by_index = (with_indexed_stacks(plain) or plain) if follow.indexed_stacks else plain
+        with_loops = follow_residuals(by_index, follow.loops) if follow.loops else by_index
     else:
         with_loops = pinned_residuals(plain, target.device) if plain.pins else plain
     in_slabs = follow_slabs(with_loops, follow.slabs) if follow else with_loops
@@ -243,15 +245,22 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
         found = fewer_residuals(program, target.device, host_bytes, excess_bytes, may_segment=not held)
         return found and offload(found)
 
+    one_gpu = target.is_gpu and plain.traced.division is None and not held
+
+    def by_index(program: Program) -> Program | None:
+        return with_indexed_stacks(program) if one_gpu else None
+
     def in_slabs(program: Program, seconds: float) -> Iterator[Candidate]:
         if request.split:
             notify("choosing slabs", None)
-            for one in slab_programs(plain, target.device, limits.device_bytes, limits.host_bytes, seconds):
+            for one in slab_programs(
+                by_index(plain) or plain, target.device, limits.device_bytes, limits.host_bytes, seconds
+            ):
                 yield replace(one, write=lambda one=one: offload(one.write()))
 
     tries = MOST_TRIES if request.verify else 1
     compiler = _compiler(plain, request, notify, key)
-    attempts = Attempts(compiler, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
+    attempts = Attempts(compiler, by_index, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
     found = attempts.run(program)
     if processes:
         same_collectives(processes, plain.step, collective_sequence(found.planned.result.module))

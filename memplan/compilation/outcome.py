@@ -113,6 +113,7 @@ class Outcome:
         return replace(
             plan,
             loops=program.residuals,
+            indexed_stacks=program.has_indexed_stacks,
             slabs=slabs,
             on_host=tuple(sorted(program.on_host)),
             program=program.original.digest,
@@ -126,4 +127,6 @@ def _transform_of(program: Program) -> str | None:
     """Which transform changed a program most; "none" where only its state moved, None for the step as it is."""
     if program.in_slabs:
         return "slabs"
-    return "residuals" if any(program.residuals) else "none" if program.on_host else None
+    if any(program.residuals):
+        return "residuals"
+    return "none" if program.on_host or program.has_indexed_stacks else None

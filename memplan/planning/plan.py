@@ -35,6 +35,7 @@ class Plan:
       device: name of the device that the module was compiled for.
       loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is, an
         empty tuple all of them.
+      indexed_stacks: loops read their stacks by index (`program.loops.stacks`).
       slabs: parts of the step that run in loops over slabs, in order.
       on_host: positions of inputs in host memory.
       extra_outputs: names of buffers that are recomputed as additional outputs of later fusions that read their inputs.
@@ -57,6 +58,7 @@ class Plan:
     on_host: tuple[int, ...] = ()
     rewritten_for_nbytes: int | None = None
     extra_outputs: tuple[str, ...] = ()
+    indexed_stacks: bool = False
     slabs: tuple[Slabs, ...] = ()
     program: str = ""
     structure: str = ""

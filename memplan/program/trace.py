@@ -110,7 +110,12 @@ class InSlabs:
         return f"slabs_{number}"
 
 
-Transform = LoopResiduals | StateOnHost | InSlabs
+@dataclass(frozen=True)
+class IndexedStacks:
+    """A transform: loops read their stacks by index, in order (`loops.stacks`)."""
+
+
+Transform = LoopResiduals | StateOnHost | InSlabs | IndexedStacks
 
 
 @dataclass(frozen=True)
@@ -204,6 +209,10 @@ class Program:
     def in_slabs(self) -> tuple[InSlabs, ...]:
         """Its loops over slabs; empty where it has none."""
         return tuple(one for one in self.transforms if isinstance(one, InSlabs))
+
+    @property
+    def has_indexed_stacks(self) -> bool:
+        return any(isinstance(one, IndexedStacks) for one in self.transforms)
 
     @property
     def on_host(self) -> frozenset[int]:

@@ -15,7 +15,7 @@ from memplan.planning.graph import Graph, Value
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
 from memplan.program.slabs.choose import Candidate
-from memplan.program.trace import LoopResiduals, Program, StateOnHost
+from memplan.program.trace import IndexedStacks, LoopResiduals, Program, StateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
 COPYING = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
@@ -46,22 +46,25 @@ def attempt(
     slabs: tuple[Program, ...] = (),
     expected_bytes: tuple[int, ...] = (),
     expected_s: float = 1.0,
+    by_index: Program | None = None,
     **options: Any,
 ) -> Outcome:
     left, asked_for = list(others), list[int]()
 
     def fewer_residuals(asked: Program, excess_bytes: int, moves: bool) -> Program | None:
-        assert asked is program
+        assert asked is program or asked is by_index
         asked_for.append(excess_bytes)
         return left.pop(0) if left else None
 
     def by_slabs(asked: Program, seconds: float) -> Iterator[Candidate]:
-        assert asked is program
+        assert asked is program or asked is by_index
         if seconds >= expected_s:
             for number, one in enumerate(slabs):
                 yield Candidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
 
-    found = Attempts(compiler, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
+    found = Attempts(compiler, lambda asked: by_index, fewer_residuals, by_slabs, lambda *_: None, **options).run(
+        program
+    )
     assert len(compiler.asked) == len(compiler.takes), "stopped too early"
     compiler.missing = asked_for
     return found
@@ -264,9 +267,43 @@ def test_slabs_that_do_not_fit_or_are_slower_are_not_taken(slab: tuple[int, floa
 @pytest.mark.parametrize(("seconds", "chosen"), [(1.4, "slabs"), (1.6, "whole")])
 def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None:
     one = in_slabs()
-    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(one, 95, seconds=seconds)])
+    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(one, 95, seconds=seconds, bound_s=1.5)])
     found = attempt(compiler, slabs=(one, in_slabs()))
     assert found.program is (one if chosen == "slabs" else PROGRAM) and found.fits and found.compilations == 2
+
+
+def test_after_slabs_that_a_slow_plan_makes_fit_those_are_tried_that_are_expected_to_take_less() -> None:
+    slabs = tuple(in_slabs() for _ in range(3))
+    slow = outcome(slabs[0], 100, seconds=2.0)  # of 500 bytes
+    compiler = Fake([outcome(PROGRAM, 90, seconds=3.0), slow, outcome(slabs[2], 95, seconds=1.2)])
+    found = attempt(compiler, slabs=slabs, expected_bytes=(95, 90, 19))
+    assert found.program is slabs[2] and found.compilations == 3
+
+
+def by_index() -> Program:
+    return PROGRAM.transform(IndexedStacks(), None)
+
+
+@pytest.mark.parametrize("first", [outcome(PROGRAM, 130, predicted_to_fit=False), outcome(PROGRAM, 90, seconds=1.3)])
+@pytest.mark.parametrize(("second", "taken"), [((95, 1.1), True), ((140, 0.5), False)])
+def test_where_nothing_fits_or_a_plan_is_slow_stacks_are_read_by_index(
+    first: Outcome, second: tuple[int, float], taken: bool
+) -> None:
+    other = by_index()
+    compiler = Fake([first, outcome(other, second[0], seconds=second[1], predicted_to_fit=False)])
+    found = attempt(compiler, by_index=other)
+    assert found.compilations == 2 and found.program is (other if taken else PROGRAM)
+
+
+def test_a_fast_plan_keeps_its_stacks() -> None:
+    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.2)]), by_index=by_index()).program is PROGRAM
+
+
+def test_loops_keep_fewer_residuals_where_their_stacks_are_read_by_index() -> None:
+    other, fewer = by_index(), with_residuals(0)
+    compiler = Fake([*misses((PROGRAM, 130), (other, 110)), 95])
+    assert attempt(compiler, by_index=other, others=(fewer,)).program is fewer
+    assert compiler.missing == [10]
 
 
 def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> None:

@@ -72,6 +72,7 @@ from memplan.program.compat.tracing import (
     draws_by_itself,
     empty,
     has_args_info,
+    in_order,
     is_key,
     is_tracing,
     key_impl_of,

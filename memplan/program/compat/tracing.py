@@ -9,6 +9,7 @@ import jax
 from jax._src import api as _api
 from jax._src import core as _core
 from jax._src.lax import lax as _lax
+from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def is_tracing() -> bool:
@@ -109,3 +110,10 @@ def draws_by_itself(atom: Any) -> bool:
 def empty(shape: Sequence[int], dtype: Any, space: Any) -> Any:
     """An array in a `jax.memory.Space` that nothing was written to."""
     return jax.lax.broadcast(_lax.empty2(dtype, memory_space=space), shape)
+
+
+def in_order(array: Any) -> Any:
+    """The array, which XLA may lay out in no other order than that of its dimensions."""
+    if not array.ndim or is_key(array):
+        return array
+    return with_layout_constraint(array, Layout(tuple(range(array.ndim))))
