@@ -34,7 +34,7 @@ PLANS = st.builds(
     Plan,
     st.lists(ACTIONS, max_size=8).map(tuple),
     *[st.text()] * 3,
-    *(LOOPS, NUMBERS, ROOMS, NAMES, SLABS),
+    *(LOOPS, NUMBERS, ROOMS, NAMES, st.booleans(), SLABS),
     *(st.text(), st.text(), KERNELS, st.none() | st.booleans()),
     st.none() | st.tuples(NUMBER, st.booleans()),
     ROOMS,

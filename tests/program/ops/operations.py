@@ -18,6 +18,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from memplan.program import compat
+
 WORDS = 10
 Array = Any
 
@@ -460,6 +462,7 @@ ELEMENTWISE: dict[str, Op] = {
     "square": unary(jnp.square),
     "integer_pow": unary(lambda x: lax.integer_pow(x, 3)),
     "copy": unary(jnp.copy),
+    "layout_constraint": unary(compat.in_order),
     "name": unary(lambda x: checkpoint_name(x, "kept")),
     "sharding_constraint": unary(lambda x: lax.with_sharding_constraint(x, NamedSharding(ONE, PartitionSpec()))),
     "stop_gradient": unary(lambda x: lax.stop_gradient(x) * x),
