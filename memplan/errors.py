@@ -39,6 +39,10 @@ class PlanMismatchError(MemplanError):
     """A saved plan does not belong to this program, or its file is damaged."""
 
 
+class ReportError(MemplanError, ValueError):
+    """A saved report that is none, that belongs to another step or device, or that is missing."""
+
+
 class UnsupportedProgramError(MemplanError):
     """The step holds something that cannot be planned; names the primitive and its line."""
 

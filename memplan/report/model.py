@@ -131,7 +131,7 @@ class Report(Record):
       gap_s: seconds by which the step takes longer than the bound.
       attempts: how often the step was compiled.
       decisions: one row per kept, offloaded, recomputed or split value.
-      live_at_peak: what the device holds at the compiled peak, largest first.
+      live_at_peak: what the device holds at the compiled peak, largest first: all of it but holes between temporaries.
       candidates: every plan that was compiled.
       copy_s: predicted seconds of a step during which the busier direction of the host link is busy, by the compiled
         schedule; hidden_copy_s: of these, while something is computed. None where there is no schedule.
@@ -160,6 +160,8 @@ class Report(Record):
       mesh: devices, links and collectives of a step on several devices; None on one.
       pins: what the user pinned by name.
       checkpoints: `file:line` of the step's own differentiated `jax.checkpoint`s, which are carried out as written.
+      peak_kernel: what runs at the peak: its layer, or its name, and `file:line`; '' if that is not known.
+      step: what was planned, as the command line names it: `MODULE:FACTORY(size=64)`; '' for a step of a program's own.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -215,6 +217,8 @@ class Report(Record):
     mesh: Mesh | None = None
     pins: tuple[Pinned, ...] = ()
     checkpoints: tuple[str, ...] = ()
+    peak_kernel: str = ""
+    step: str = ""
 
     @property
     def title(self) -> str:
@@ -278,6 +282,7 @@ def _summary(report: Report) -> Table:
     times = "once" if report.attempts == 1 else f"{report.attempts} times"
     rows = (
         ("status", report.status),
+        *([("step", report.step)] if report.step else []),
         ("planned for", f"{report.device}{elsewhere}"),
         *(report.mesh.summary if report.mesh else ()),
         ("planner", f"{report.planner}{_slabs(report)}, compiled {times}"),
@@ -288,6 +293,7 @@ def _summary(report: Report) -> Table:
             f"{format_bytes(report.predicted_peak_bytes)} predicted, {observed}",
         ),
         *([("  in XLA's pool", format_bytes(report.pool_peak_bytes))] if report.pool_peak_bytes is not None else []),
+        *([("  while it runs", report.peak_kernel)] if report.peak_kernel else []),
         *([("  constants", _constants(report))] if report.constant_bytes else []),
         ("  its largest kernel", format_bytes(report.floor_bytes)),
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),

@@ -7,14 +7,17 @@ from typing import Any, ClassVar, Self
 from rich.console import Console, ConsoleOptions, RenderResult
 
 from memplan import io
+from memplan.errors import ReportError
 from memplan.io import write_atomic
 from memplan.report import document
 from memplan.report.views import table
 from memplan.report.views.table import Table
+from memplan.units import format_bytes
 
 Versions = tuple[tuple[str, str], ...]
 """((package, version), ...) of all software that affects the figures."""
 
+_MOST_BYTES = 2**26  # of a saved result; the report of a step of 10,000 kernels takes about 6 MB
 _TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
 
 
@@ -93,3 +96,17 @@ class Record(Result):
             raise ValueError(
                 f"This document is damaged ({error}): it was truncated or edited. Write it again."
             ) from error
+
+    @classmethod
+    def load_json(cls, path: str | os.PathLike[str]) -> Self:
+        """Read the file that `save_json` wrote; raises ReportError, with the path and the fault, for anything else."""
+        try:
+            with open(path, "rb") as file:
+                written = file.read(_MOST_BYTES + 1)
+            if len(written) > _MOST_BYTES:
+                raise ValueError(f"It has more than {format_bytes(_MOST_BYTES)}, which no report has.")
+            return cls.from_json(written.decode())
+        except OSError as error:
+            raise ReportError(f"{path} cannot be read: {error.strerror or error}.") from error
+        except ValueError as error:
+            raise ReportError(f"{path} holds no report. {error}") from error

@@ -38,7 +38,7 @@ from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original
 
-_MOST_ROWS = 30  # values that are live at the peak, and operations outside of slabs
+_MOST_UNSPLIT = 30  # operations outside of slabs
 _REMATERIALIZES = b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc"  # they print that a step is too large
 _HUGE = 2**31  # elements: cuDNN counts in int32
 
@@ -51,6 +51,7 @@ def report_of(outcome: Outcome) -> Report:
     by_buffer = {one.name: one.decision for one in decisions}
     memory = timeline(result, origins, by_buffer)
     step, unmodified = result.replay, outcome.unmodified
+    peak = memory.instants[memory.peak] if memory.instants else None
     if unmodified is None:
         lines = ()
     elif unmodified is result:
@@ -95,12 +96,13 @@ def report_of(outcome: Outcome) -> Report:
         slab_loops=tuple(_slab_loops(outcome, origins, moved)),
         loop_copies=sum(copies for copies, _ in of_outer),
         loop_kernels=sum(kernels for _, kernels in of_outer),
-        unsplit=unsplit(outcome.program.in_slabs, _MOST_ROWS),
+        unsplit=unsplit(outcome.program.in_slabs, _MOST_UNSPLIT),
         constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         mesh=_mesh(outcome),
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
+        peak_kernel=", ".join(filter(None, (peak.layer or peak.name, peak.source))) if peak else "",
         **_counts(outcome),
         **_pooled(outcome),
         **_by_jit(outcome),
@@ -278,9 +280,10 @@ def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[in
 
 
 def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, str]) -> tuple[LiveValue, ...]:
-    """The largest buffers on the device at its peak, with arguments and constants."""
+    """What is on the device at its peak: temporaries, arguments, outputs of their own and constants."""
     result = outcome.planned.result
     problem = result.problem
+    given = {one.place for one in problem.buffers if one.role is Role.ARGUMENT}
 
     def rows() -> Iterator[LiveValue]:
         for one in peak_lifetimes(result):
@@ -289,6 +292,9 @@ def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, st
         for one in problem.buffers:
             if one.role is Role.ARGUMENT:
                 yield row(one.name, one.nbytes, "argument")
+            elif one.role is Role.OUTPUT and one.place not in given:
+                made = row(one.name, one.nbytes, origins.source(instruction_of(one.name)))
+                yield replace(made, name=f"{made.name}, an output")
         for op, source in constants(outcome.planned.base.module):
             yield LiveValue(f"{op.name}, a constant", op.nbytes, op.result[0].in_numpy, source, "")
 
@@ -299,7 +305,7 @@ def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, st
         decision = by_buffer.get(name) or by_buffer.get(name.replace(instruction, base), "")
         return LiveValue(shown, nbytes, origins.shape(name), source, decision)
 
-    return tuple(sorted(rows(), key=lambda one: -one.nbytes)[:_MOST_ROWS])
+    return tuple(sorted(rows(), key=lambda one: -one.nbytes))
 
 
 def _counts(outcome: Outcome) -> dict[str, int]:

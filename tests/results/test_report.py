@@ -92,3 +92,21 @@ def test_constants_of_loops_are_counted() -> None:
     assert report.predicted_peak_bytes == given.predicted_peak_bytes + more
     assert report.compiled_peak_bytes == (given.compiled_peak_bytes or 0) + more
     assert sum(one.nbytes for one in report.live_at_peak if "a constant" in one.name) == report.constant_bytes
+
+
+@pytest.mark.parametrize("device", [None, pytest.param("v100", marks=pytest.mark.gpu_aot)])
+def test_all_that_is_on_the_device_at_the_peak_is_named(device: str | None) -> None:
+    step, (state, x) = dense(128, 6)
+    kept = memplan.jit(step, device=device, donate_argnums=0).plan(state, x).report
+    own = memplan.jit(step, device=device).plan(state, x).report
+    for report in (kept, own):
+        assert report.timeline is not None
+        peak = report.timeline.instants[report.timeline.peak]
+        left = report.predicted_peak_bytes - sum(one.nbytes for one in report.live_at_peak) - peak.other_bytes
+        assert left == 8 * (len(jax.tree.leaves(state)) + 1)  # the outputs' table of pointers
+        assert peak.source and report.peak_kernel.endswith(f", {peak.source}") and report.peak_kernel in str(report)
+    outputs = [[one for one in report.live_at_peak if one.name.endswith(", an output")] for report in (kept, own)]
+    nbytes = [sum(one.nbytes for one in some) for some in outputs]
+    state_nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
+    assert nbytes[1] - nbytes[0] == state_nbytes and nbytes[0] <= 256
+    assert all("steps.py:" in one.source for one in outputs[1] if one.nbytes > 256)
