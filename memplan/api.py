@@ -40,6 +40,7 @@ from memplan.units import Size, parse_bytes
 
 __all__ = [
     "Compiled", "Planned", "PlannedJit", "compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress",
+    "report",
 ]  # fmt: skip
 
 
@@ -128,6 +129,29 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
     if step is None:
         return functools.partial(jit, budget=budget, **options)
     return PlannedJit(step, *_request("memplan.jit", JitOptions, budget, options))
+
+
+def report(
+    step: Callable[..., Any], args: Sequence[Any], *, budget: Size = None, **options: Unpack[JitOptions]
+) -> Report:
+    """The report of a step as it is, whatever it takes, or planned within a budget. Nothing is run.
+
+    Args:
+      step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s.
+      budget: as for `jit`; None: the step as it is, but for what `host_state` and `pin` ask. Its `budget_bytes` are the
+        device's memory then, and its status `does not fit` where that is too little.
+      options: as for `jit`, but by default the first of several arguments is donated, the state that a step replaces.
+    """
+    if not options.keys() & {"donate_argnums", "donate_argnames"}:
+        options["donate_argnums"] = (0,) if len(args) > 1 else ()
+    most = pipeline.UNLIMITED if budget is None else budget
+    request, given = _request("memplan.api.report", JitOptions, most, options)
+    found = PlannedJit(step, request, given).plan(*args).report
+    if budget is not None:
+        return found
+    memory = request.target.device.memory_bytes
+    fits = found.compiled_peak_bytes is not None and found.compiled_peak_bytes <= memory
+    return replace(found, budget_bytes=memory, status=found.status if fits else "does not fit")
 
 
 def compare(

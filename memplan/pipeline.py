@@ -46,6 +46,7 @@ _CHOICES = {
     "split": ("auto", False),
     "between_hosts": (None, "bfloat16", "float16"),
 }
+UNLIMITED = 2**60  # bytes of a budget within which every step stays as it is
 # Budgets that are asked for to find one that works. Of 300 drawn programs, what was named first was refused in three,
 # of which one needed three.
 _MOST_ASKED = 3

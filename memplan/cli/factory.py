@@ -32,7 +32,8 @@ class Reference:
     arguments: Mapping[str, Any]
 
     def __str__(self) -> str:
-        return f"{self.module}:{self.name}"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(self.arguments.items()))
+        return f"{self.module}:{self.name}" + f"({arguments})" * bool(arguments)
 
     def with_arguments(self, more: Mapping[str, Any]) -> Reference:
         """The same call with these arguments set."""

@@ -32,8 +32,12 @@ def exit_on_error(debug: bool) -> Iterator[None]:
         if debug:
             traceback.print_exc()
         message, code = _explanation(error)
-        Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+        print_error(message)
         raise typer.Exit(code) from None
+
+
+def print_error(message: str) -> None:
+    Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
 
 
 def _explanation(error: Exception) -> tuple[str, int]:

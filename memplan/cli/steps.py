@@ -1,5 +1,6 @@
 """Commands that plan one step of the user's."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,7 +9,19 @@ import typer
 from memplan import api
 from memplan.cli import factory
 from memplan.cli.options import Budget, FactoryArgument, StepOptions, step_command
-from memplan.cli.output import INFEASIBLE, check_extra, print_result, progress, save
+from memplan.cli.output import (
+    FAILED,
+    INFEASIBLE,
+    check_extra,
+    check_writable,
+    print_error,
+    print_result,
+    progress,
+    save,
+)
+from memplan.errors import ReportError
+from memplan.report.difference import Difference, Tolerance
+from memplan.report.model import Report
 from memplan.report.progress import Stages
 
 
@@ -35,20 +48,58 @@ def inspect(
         raise typer.BadParameter(f"{verify!r} is not one of compile, numbers, none.", param_hint="--verify")
     with progress() as stage:
         function, args = _load(step, stage)
-        if not hasattr(function, "plan"):
+        if not _is_planned(function, bool(budget) or verify != "compile" or options.asks_for_a_plan):
             asked = {"budget": budget, "verify": None if verify == "none" else verify, **options.of(args)}
             function = api.jit(function, **asked)
-        elif budget or verify != "compile" or options.asks_for_a_plan:
-            raise typer.BadParameter(
-                "the factory returns a step that is already planned by memplan.jit, with its own options. Leave out "
-                "--budget, --host-budget, --device, --verify, --no-split, --donate, --host-state and --pin, or return "
-                "the plain step."
-            )
-        report = function.plan(*args).report
+        report = replace(function.plan(*args).report, step=str(factory.parse(step)))
     print_result(report, options.json, options.html)
     for path, write in ((trace, report.save_trace), (png, report.save_png)):
         if path is not None:
             save(path, write)
+
+
+@step_command
+def check(
+    step: FactoryArgument,
+    *,
+    against: Annotated[Path, typer.Option(help="The saved report, of --save or of `memplan inspect --json`.")],
+    bytes_percent: Annotated[
+        float, typer.Option("--bytes", help="Percent by which the compiled bytes may rise.")
+    ] = Tolerance.bytes,
+    ms_percent: Annotated[
+        float, typer.Option("--ms", help="Percent by which the predicted time may rise.")
+    ] = Tolerance.ms,
+    saves: Annotated[bool, typer.Option("--save", help="Write the new report to --against, whatever rose.")] = False,
+    budget: Annotated[
+        str | None,
+        typer.Option(help="Plan the step within this: bytes, '16GiB' or '80%'. Default: the step as it is."),
+    ] = None,
+    options: StepOptions,
+) -> None:
+    """Compare a step with its saved report. Exit code 1 if its memory or time rose; shows which buffers grew."""
+    tolerance = Tolerance(bytes_percent, ms_percent)
+    if against in (options.json, options.html):
+        raise typer.BadParameter("give it a file name of its own.", param_hint="--against")
+    if saves:
+        check_writable(against)
+    old = None if saves and not against.exists() else _saved(against)
+    with progress() as stage:
+        function, args = _load(step, stage)
+        if _is_planned(function, bool(budget) or options.asks_for_a_plan):
+            found = function.plan(*args).report
+        else:
+            found = api.report(function, args, budget=budget, **options.of(args))
+        new = replace(found, step=str(factory.parse(step)))
+    if saves:
+        print_result(new if old is None else Difference.of(old, new), options.json, options.html)
+        save(against, new.save_json)
+    elif old is not None:
+        difference = Difference.of(old, new)
+        difference.check_same()
+        print_result(difference, options.json, options.html)
+        if risen := tolerance.exceeded_by(difference):
+            print_error(f"{new.step} on {new.device}: {' and '.join(risen)}. To accept it, run again with --save.")
+            raise typer.Exit(FAILED)
 
 
 @step_command
@@ -119,6 +170,24 @@ def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     reference = factory.parse(step)
     stage(f"loading {reference}")
     return factory.load(reference)
+
+
+def _is_planned(function: Any, is_asked: bool) -> bool:
+    """Is it a step of `memplan.jit`, with its own options? Then the command may not ask for others."""
+    if hasattr(function, "plan") and is_asked:
+        raise typer.BadParameter(
+            "the factory returns a step that is already planned by memplan.jit, with its own options. Leave out "
+            "--budget, --host-budget, --device, --verify, --no-split, --donate, --host-state and --pin, or return "
+            "the plain step."
+        )
+    return hasattr(function, "plan")
+
+
+def _saved(path: Path) -> Report:
+    try:
+        return Report.load_json(path)
+    except ReportError as error:
+        raise ReportError(f"{error} --save writes a report where there is no file.") from error
 
 
 def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:

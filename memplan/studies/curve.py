@@ -33,7 +33,7 @@ def curve(
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()
-    nbytes, _ = floor(plan(2**60).planned.plain.problem)
+    nbytes, _ = floor(plan(pipeline.UNLIMITED).planned.plain.problem)
     floor_bytes = plain.resident_bytes + nbytes
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)
 

@@ -12,6 +12,14 @@ from memplan.cli import factory
 from tests.cli.command import Planner, message, run
 
 
+def test_a_reference_is_written_in_one_way() -> None:
+    first, second = (
+        factory.parse(call) for call in ("a.b:f(size=(2, 3), dtype='x')", "a.b:f( dtype = 'x', size=(2,3) )")
+    )
+    assert str(first) == str(second) == "a.b:f(dtype='x', size=(2, 3))"
+    assert factory.parse(str(first)) == first and str(factory.parse("a.b:f()")) == "a.b:f"
+
+
 def test_factory_arguments_are_literals(planner: Planner) -> None:
     call = "workshop:make(size=(2, 3), name='a:b(c)', deep={'x': [1, -2.5, None, True]})"
     assert run("inspect", call).exit_code == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from tests.cli.command import REPORT, Planner, message, run
 def test_json_alone_on_standard_output(planner: Planner) -> None:
     result = run("inspect", "workshop:make", "--json", "-")
     assert result.exit_code == 0
-    assert Report.from_json(result.stdout) == REPORT
+    assert Report.from_json(result.stdout) == replace(REPORT, step="workshop:make")
     assert json.loads(result.stdout)["schema"] == "memplan.report/1"
 
 
@@ -24,7 +25,7 @@ def test_files_are_written_beside_the_table(planner: Planner, workshop: Path) ->
     result = run("inspect", "workshop:make", "--json", "r.json", "--html", "r.html")
     assert result.exit_code == 0
     assert "device budget" in result.stdout
-    assert Report.from_json((workshop / "r.json").read_text()) == REPORT
+    assert Report.from_json((workshop / "r.json").read_text()) == replace(REPORT, step="workshop:make")
     page = (workshop / "r.html").read_text()
     assert "default-src 'none'" in page and "<script>alert" not in page
     assert "&lt;script&gt;" in page

@@ -1,0 +1,159 @@
+"""`memplan check`: what it compares, how it ends, and what it says of files that are no saved report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from memplan import api
+from memplan.report.model import LiveValue, Report
+from tests.cli.command import REPORT, Planner, message, run
+
+MIB = 2**20
+HELD = LiveValue("net/layer_0/attention", 400 * MIB, "float32[400,512,512]", "net.py:3", "")
+PLAIN = replace(REPORT, budget_bytes=2**34, live_at_peak=(HELD,), versions=(("jax", "0.11.2"),))
+GROWN = replace(
+    PLAIN,
+    compiled_peak_bytes=530 * MIB,
+    live_at_peak=(replace(HELD, nbytes=418 * MIB, shape="float32[418,512,512]", source="net.py:9"),),
+)
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """What the step's report was asked for with; the answer is `now.json`."""
+    asked: list[dict[str, Any]] = []
+
+    def report(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Report:
+        asked.append(options)
+        return Report.load_json("now.json")
+
+    monkeypatch.setattr(api, "report", report)
+    PLAIN.save_json("now.json")
+    return asked
+
+
+def test_a_first_report_is_saved_and_the_same_step_passes(asked: list[dict[str, Any]], workshop: Path) -> None:
+    first = run("check", "workshop:make(size=4, depth=2)", "--against", "saved.json", "--save")
+    assert first.exit_code == 0 and "512.0 MiB compiled" in first.stdout and "wrote saved.json" in first.stderr
+    assert Report.load_json("saved.json") == replace(PLAIN, step="workshop:make(depth=2, size=4)")
+    again = run("check", "workshop:make(depth=2, size=4)", "--against", "saved.json", "--device", "v100")
+    assert again.exit_code == 0 and "device peak" in again.stdout and "Grew" not in again.stdout
+    state = {"host_budget": None, "split": "auto", "donate_argnums": (0,), "host_state": (), "pin": None}
+    assert asked == [{"budget": None, "device": device, **state} for device in (None, "v100")]
+
+
+def test_what_rises_fails_and_names_the_buffers(asked: list[dict[str, Any]], workshop: Path) -> None:
+    PLAIN.save_json("saved.json")
+    GROWN.save_json("now.json")
+    result = run("check", "workshop:make", "--against", "saved.json", "--html", "page.html", "--json", "d.json")
+    assert result.exit_code == 1
+    said = " ".join(result.stderr.split())
+    assert "workshop:make on v100: its compiled bytes rose by 3.516 %, from 512.0 MiB to 530.0 MiB (2 % are" in said
+    assert "predicted time" not in said and "--save" in said
+    assert "larger float32[400 -> 418,512,512] net.py:9 net/layer_0/attention" in " ".join(result.stdout.split())
+    (change,) = json.loads((workshop / "d.json").read_text())["buffers"]
+    assert (change["kind"], change["old_bytes"], change["new_bytes"]) == ("larger", 400 * MIB, 418 * MIB)
+    assert "418,512,512" in (workshop / "page.html").read_text()
+
+
+def test_what_falls_passes(asked: list[dict[str, Any]]) -> None:
+    GROWN.save_json("saved.json")
+    result = run("check", "workshop:make", "--against", "saved.json", "--bytes", "0", "--ms", "0")
+    assert result.exit_code == 0 and "Shrank at the peak: -18.0 MiB" in result.stdout
+
+
+def test_percents_say_how_much_may_rise(asked: list[dict[str, Any]]) -> None:
+    PLAIN.save_json("saved.json")
+    replace(GROWN, predicted_step_s=0.22).save_json("now.json")
+    check = "check", "workshop:make", "--against", "saved.json"
+    assert run(*check, "--bytes", "4", "--ms", "10.1").exit_code == 0
+    slower = run(*check, "--bytes", "4")
+    assert slower.exit_code == 1 and "predicted time rose by 10 %, from 200 ms to 220 ms" in slower.stderr
+    both = run(*check)
+    assert both.exit_code == 1 and "compiled bytes" in both.stderr and "predicted time" in both.stderr
+    assert "bytes is -1.0" in message(run(*check, "--bytes", "-1"), 2)
+    assert "ms is nan" in message(run(*check, "--ms", "nan"), 2)
+
+
+def test_save_accepts_what_rose(asked: list[dict[str, Any]], workshop: Path) -> None:
+    PLAIN.save_json("saved.json")
+    GROWN.save_json("now.json")
+    result = run("check", "workshop:make", "--against", "saved.json", "--save")
+    assert result.exit_code == 0 and "Grew at the peak" in result.stdout
+    assert run("check", "workshop:make", "--against", "saved.json").exit_code == 0
+    assert sorted(path.name for path in workshop.glob("*.json*")) == ["now.json", "saved.json"]
+
+
+def test_a_report_of_another_release_of_jax_is_compared(asked: list[dict[str, Any]]) -> None:
+    replace(PLAIN, versions=(("jax", "0.12.0"),)).save_json("saved.json")
+    result = run("check", "workshop:make", "--against", "saved.json")
+    assert result.exit_code == 0 and "jax 0.12.0 0.11.2" in " ".join(result.stdout.split())
+
+
+def test_reports_of_other_steps_and_devices_are_refused(asked: list[dict[str, Any]]) -> None:
+    replace(PLAIN, step="workshop:make(size=3)").save_json("saved.json")
+    check = "check", "workshop:make(size=4)", "--against", "saved.json"
+    assert "another step: workshop:make(size=3), not workshop:make(size=4)" in message(run(*check), 2)
+    replace(PLAIN, device="a100").save_json("saved.json")
+    assert "another device: a100, not v100" in message(run(*check), 2)
+    assert run(*check, "--save").exit_code == 0
+    assert Report.load_json("saved.json").device == "v100"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b'{"schema": "memplan.report/1", "device": "v1', "not JSON"),
+        (b"", "not JSON"),
+        (b"\xff\xfe\x00", "utf-8"),
+        (b"[" * 100_000, "not JSON"),
+        (b'{"schema": "memplan.comparison/1"}', "memplan.comparison/1"),
+        (b'{"name": "package", "version": "1"}', "schema None"),
+        (b'{"schema": "memplan.report/1"}', "no entry 'device'"),
+    ],
+)
+@pytest.mark.parametrize("save", [(), ("--save",)])
+def test_a_file_that_is_no_report_is_left_alone(
+    asked: list[dict[str, Any]], workshop: Path, content: bytes, said: str, save: tuple[str, ...]
+) -> None:
+    (workshop / "saved.json").write_bytes(content)
+    told = message(run("check", "workshop:make", "--against", "saved.json", *save), 2)
+    assert "saved.json holds no report" in told and said in told
+    assert (workshop / "saved.json").read_bytes() == content and not asked
+
+
+def test_a_huge_file_is_not_read_whole(asked: list[dict[str, Any]], workshop: Path) -> None:
+    with (workshop / "saved.json").open("wb") as file:
+        file.truncate(2**40)
+    told = message(run("check", "workshop:make", "--against", "saved.json"), 2)
+    assert "saved.json holds no report" in told and "more than 64.0 MiB" in told and not asked
+
+
+def test_a_missing_file_is_told_with_what_writes_it(asked: list[dict[str, Any]]) -> None:
+    told = message(run("check", "workshop:make", "--against", "saved.json"), 2)
+    assert "saved.json cannot be read: No such file" in told and "--save writes" in told
+    assert "--against" in message(run("check", "workshop:make"), 2)
+    assert "nowhere is not a writable folder" in message(
+        run("check", "workshop:make", "--against", "nowhere/s.json", "--save"), 2
+    )
+    assert "of its own" in message(run("check", "workshop:make", "--against", "s", "--json", "s"), 2)
+    assert not asked
+
+
+def test_a_planned_step_keeps_its_options(planner: Planner, asked: list[dict[str, Any]], workshop: Path) -> None:
+    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
+    assert run("check", "ready:make", "--against", "saved.json", "--save").exit_code == 0
+    assert run("check", "ready:make", "--against", "saved.json").exit_code == 0
+    assert "return the plain step" in message(run("check", "ready:make", "--against", "saved.json", "--budget", "1"), 2)
+    assert not asked
+
+
+def test_a_budget_is_passed_on(asked: list[dict[str, Any]]) -> None:
+    assert run("check", "workshop:make", "--against", "saved.json", "--save", "--budget", "1GiB").exit_code == 0
+    assert asked[0]["budget"] == "1GiB"
