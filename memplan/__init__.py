@@ -11,22 +11,25 @@ from memplan.errors import (
     PlanMismatchError,
     UnsupportedProgramError,
 )
-from memplan.hardware import catalog as devices
-from memplan.io import version_of
-from memplan.planning.plan import Plan
-from memplan.report.model import Report
 
 if TYPE_CHECKING:
+    from memplan import api as api
     from memplan import parallel
     from memplan.api import jit, largest
+    from memplan.hardware import catalog as devices
+    from memplan.planning.plan import Plan
+    from memplan.report.difference import Difference, Tolerance
+    from memplan.report.model import Report
 
 __all__ = [
+    "Difference",
     "InfeasibleBudgetError",
     "MemplanError",
     "OutOfMemoryError",
     "Plan",
     "PlanMismatchError",
     "Report",
+    "Tolerance",
     "UnsupportedProgramError",
     "devices",
     "jit",
@@ -34,7 +37,15 @@ __all__ = [
     "parallel",
 ]
 
-__version__ = version_of("memplan")
+_MODULES = {"api": "memplan.api", "devices": "memplan.hardware.catalog", "parallel": "memplan.parallel"}
+_HOMES = {
+    "Difference": "memplan.report.difference",
+    "Plan": "memplan.planning.plan",
+    "Report": "memplan.report.model",
+    "Tolerance": "memplan.report.difference",
+    "jit": "memplan.api",
+    "largest": "memplan.api",
+}
 
 # Without a driver jax's CUDA plugin refuses to load, loudly, unless it is told to leave the check out; it is wanted for
 # its compiler. Read by jax when its backends start.
@@ -43,9 +54,11 @@ if not os.path.exists("/proc/driver/nvidia/version"):
 
 
 def __getattr__(name: str) -> Any:
-    """Public names that need jax are loaded when they are asked for: planning and its tests do without."""
-    if name == "parallel":
-        return importlib.import_module("memplan.parallel")
-    if name in __all__:
-        return getattr(importlib.import_module("memplan.api"), name)
+    """Public names are loaded when they are asked for: every run of pytest imports this package (memplan.testing)."""
+    if name in _MODULES:
+        return importlib.import_module(_MODULES[name])
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
+    if name == "__version__":
+        return importlib.import_module("memplan.io").version_of("memplan")
     raise AttributeError(f"module 'memplan' has no attribute {name!r}")
