@@ -7,10 +7,10 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import Lifetime
 from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
 from memplan.xla.buffers import instruction_of, leaf_of
-from memplan.xla.module import Module
+from memplan.xla.module import Instruction, Module
 from memplan.xla.replay import Replay
 from memplan.xla.shapes import Array
-from memplan.xla.sources import layer_of, scopes, sources
+from memplan.xla.sources import finder, layer_of, scope, teller
 from memplan.xla.write import original
 
 _DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
@@ -21,19 +21,25 @@ class Origins:
     """Maps instructions of a module to the user's code, including those that memplan wrote into it."""
 
     def __init__(self, base: Module):  # the module that was planned, whose metadata names sources
-        self._sources, self._scopes, self._instructions = sources(base), scopes(base), base.instructions
+        self._module, self._source_of = base, finder(base)
 
-    def source(self, name: str) -> str:
-        """`file:line`, or ''."""
-        return self._sources.get(original(name), "")
+    def source(self, buffer: str) -> str:
+        """`file:line` of what makes a buffer `instruction{leaf}`, or ''."""
+        op = self._instruction(buffer)
+        return self._source_of(teller(self._module, op, leaf_of(buffer))) if op is not None else ""
 
-    def scope(self, name: str) -> str:
-        return self._scopes.get(original(name), "")
+    def scope(self, buffer: str) -> str:
+        """jax's name stack of it, or ''."""
+        op = self._instruction(buffer)
+        return scope(teller(self._module, op, leaf_of(buffer))) if op is not None else ""
 
     def array(self, buffer: str) -> Array | None:
-        """The array in a buffer `instruction{leaf}`."""
-        op, leaf = self._instructions.get(original(instruction_of(buffer))), leaf_of(buffer)
+        """The array in it."""
+        op, leaf = self._instruction(buffer), leaf_of(buffer)
         return op.result[leaf] if op is not None and leaf < len(op.result) else None
+
+    def _instruction(self, buffer: str) -> Instruction | None:
+        return self._module.instructions.get(original(instruction_of(buffer)))
 
     def shape(self, buffer: str) -> str:
         """Type and shape, such as `float32[64,112]`, or ''."""
@@ -79,10 +85,9 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
 
     def value(one: Lifetime) -> Value:
         buffer = buffers[one.buffer].name
-        name = instruction_of(buffer)
-        layer = layer_of(origins.scope(name))
-        decision = decisions.get(buffer) or decided.get(original(name), "")
-        return Value(layer or buffer, one.nbytes, origins.shape(buffer), layer, origins.source(name), decision)
+        layer = layer_of(origins.scope(buffer))
+        decision = decisions.get(buffer) or decided.get(original(instruction_of(buffer)), "")
+        return Value(layer or buffer, one.nbytes, origins.shape(buffer), layer, origins.source(buffer), decision)
 
     resident = scheduled.resident_bytes - scheduled.constant_bytes
     values = [Value("arguments and outputs", resident, "", "", "", "argument")]

@@ -184,7 +184,7 @@ def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
             seconds += recomputed * problem.kernels[buffer.maker].seconds
         array = origins.array(buffer.name)
         shape, dtype = (array.dims, array.numpy_name) if array else ((), "")
-        source = origins.source(instruction_of(buffer.name))
+        source = origins.source(buffer.name)
         yield Decision(buffer.name, shape, dtype, buffer.nbytes, source, choice, seconds)
 
 
@@ -288,19 +288,19 @@ def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, st
     def rows() -> Iterator[LiveValue]:
         for one in peak_lifetimes(result):
             name = problem.buffers[one.buffer].name
-            yield row(name, one.nbytes, origins.source(instruction_of(name)))
+            yield row(name, one.nbytes, origins.source(name))
         for one in problem.buffers:
             if one.role is Role.ARGUMENT:
                 yield row(one.name, one.nbytes, "argument")
             elif one.role is Role.OUTPUT and one.place not in given:
-                made = row(one.name, one.nbytes, origins.source(instruction_of(one.name)))
+                made = row(one.name, one.nbytes, origins.source(one.name))
                 yield replace(made, name=f"{made.name}, an output")
         for op, source in constants(outcome.planned.base.module):
             yield LiveValue(f"{op.name}, a constant", op.nbytes, op.result[0].in_numpy, source, "")
 
     def row(name: str, nbytes: int, source: str) -> LiveValue:
         instruction = instruction_of(name)
-        shown = layer_of(origins.scope(instruction)) or name
+        shown = layer_of(origins.scope(name)) or name
         base = original(instruction)
         decision = by_buffer.get(name) or by_buffer.get(name.replace(instruction, base), "")
         return LiveValue(shown, nbytes, origins.shape(name), source, decision)

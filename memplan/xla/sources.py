@@ -21,6 +21,7 @@ _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
 _NO_LAYER = re.compile(
     rf"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|eval_jaxpr|{MARK.pattern}"
 )
+_COPIES = ("bitcast", "copy", "copy-done", "copy-start", "get-tuple-element")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 _Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it
@@ -52,9 +53,30 @@ def constants(module: Module) -> Iterator[tuple[Instruction, str]]:
             yield op, next(filter(None, map(source_of, (op, *readers))), "")
 
 
-def scopes(module: Module) -> dict[str, str]:
-    """Instruction name -> jax's name stack, as `transpose(jvp(UNet))/down_0/conv`, of those outside of fusions."""
-    return {op.name: named[1] for op in module.instructions.values() if (named := _NAMED.search(op.line))}
+def scope(op: Instruction) -> str:
+    """jax's name stack, as `transpose(jvp(UNet))/down_0/conv`; '' if the instruction does not tell."""
+    return named[1] if (named := _NAMED.search(op.line)) else ""
+
+
+def teller(module: Module, op: Instruction, leaf: int = 0) -> Instruction:
+    """The instruction that tells where a result of another comes from; that one itself if none does.
+
+    XLA writes no metadata for fusions of several results, and for copies of its own: what they compute or copy tells.
+    """
+    if _MADE.search(op.line):
+        return op
+    if op.opcode in _COPIES:
+        copied = module.instructions[op.operands[0]]
+        return teller(module, copied, op.index if op.opcode == "get-tuple-element" else leaf)
+    if op.opcode != "fusion":
+        return op
+    fused = module[op.called[0]]
+    names = [fused.by_leaf[leaf].name]
+    for name in names:  # which grows: the result first, then what it is computed from
+        if _MADE.search(fused.ops[name].line):
+            return fused.ops[name]
+        names += [operand for operand in fused.ops[name].operands if operand not in names]
+    return op
 
 
 def layer_of(scope: str) -> str:

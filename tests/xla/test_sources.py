@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import memplan
 from memplan.xla import hook
 from memplan.xla.module import Module, read_module
-from memplan.xla.sources import layer_of, scopes, sources
+from memplan.xla.sources import layer_of, scope, sources, teller
 
 USER, LIBRARY, OWN = "/home/someone/train.py", "/usr/lib/python3.12/site-packages/flax/linen.py", "program/targets.py"
 FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
@@ -30,6 +30,10 @@ def module(frames: list[Frame]) -> Module:
     made = [f"  %i{i} = f32[2]{{0}} rng(), metadata={{stack_frame_id={i + 1}}}" for i in range(len(frames))]
     body = "\n".join(["ENTRY %main () -> f32[] {", *made, "  ROOT %end = f32[] constant(0)", "}"])
     return read_module(f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n{body}\n")
+
+
+def scopes(module: Module) -> dict[str, str]:
+    return {op.name: found for op in module.instructions.values() if (found := scope(op))}
 
 
 def test_a_library_is_passed_over() -> None:
@@ -129,3 +133,46 @@ def test_a_scope_is_the_way_between_step_and_primitive() -> None:
 )
 def test_layers_of_name_stacks(scope: str, layer: str) -> None:
     assert layer_of(scope) == layer
+
+
+FUSED = """HloModule m, is_scheduled=true
+
+%two (p: f32[4]) -> (f32[4], f32[4]) {
+  %p = f32[4]{0} parameter(0)
+  %sine = f32[4]{0} sine(%p), metadata={op_name="jit(step)/net/first/sin" stack_frame_id=1}
+  %negate = f32[4]{0} negate(%sine)
+  %cosine = f32[4]{0} cosine(%p), metadata={op_name="jit(step)/net/second/cos" stack_frame_id=2}
+  ROOT %both = (f32[4]{0}, f32[4]{0}) tuple(%negate, %cosine)
+}
+
+%none (q: f32[4]) -> f32[4] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %again = f32[4]{0} negate(%q)
+}
+
+ENTRY %e (x: f32[4]) -> f32[4] {
+  %x = f32[4]{0} parameter(0)
+  %fusion = (f32[4]{0}, f32[4]{0}) fusion(%x), kind=kLoop, calls=%two
+  %told = (f32[4]{0}, f32[4]{0}) fusion(%x), calls=%two, metadata={op_name="jit(step)/top/add" stack_frame_id=3}
+  %silent = f32[4]{0} fusion(%x), kind=kLoop, calls=%none
+  %element = f32[4]{0} get-tuple-element(%fusion), index=1
+  %copied = f32[4]{0} copy(%element)
+  ROOT %of_x = f32[4]{0} copy(%x)
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "leaf", "told"),
+    [
+        ("fusion", 0, "net/first"),
+        ("fusion", 1, "net/second"),
+        ("told", 0, "top"),
+        ("copied", 0, "net/second"),
+        ("silent", 0, ""),
+        ("of_x", 0, ""),
+    ],
+)
+def test_what_is_computed_tells_where_its_instruction_does_not(name: str, leaf: int, told: str) -> None:
+    read = read_module(FUSED)
+    assert scope(teller(read, read.instructions[name], leaf)) == told
