@@ -91,8 +91,8 @@ class Change:
 class Difference(Result):
     """What changed from one report to another.
 
-    Buffers are matched by source line, layer and shape, and by fewer of these where lines moved or shapes changed; the
-    numbers in the names of instructions do not count.
+    Buffers are matched by source line, layer and shape, and by fewer of these, or by bytes, where lines moved or shapes
+    changed; the numbers in the names of instructions do not count.
 
     Attributes:
       old, new: the figures of both.
@@ -212,13 +212,13 @@ def _rank(value: LiveValue) -> str:
     return str(value.shape.count(","))
 
 
-# By what buffers are matched, in this order; () is nothing. Unmatched buffers of one shape take the same bytes, so that
-# it matters little which of them are paired. Where shapes differ, an instruction without a line says too little.
+# By what buffers are matched, in this order; () is nothing. It matters little which are paired of those that take the
+# same bytes: they are no change. Where bytes differ, too, an instruction without a line says too little.
 _KEYS: tuple[Callable[[LiveValue], tuple[str, ...]], ...] = (
     lambda one: (_line(one), _scope(one), one.shape),
     lambda one: (_file(one), _scope(one), one.shape),
     lambda one: (_scope(one), one.shape),
-    lambda one: (_line(one), one.shape),
+    lambda one: (_line(one), str(one.nbytes)),
     lambda one: (_line(one), _scope(one), _rank(one)) if one.source else (),
     lambda one: (_file(one), _scope(one), _rank(one)) if _file(one) else (),
 )

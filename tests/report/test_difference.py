@@ -52,6 +52,7 @@ def test_a_report_differs_not_from_itself(report: Report) -> None:
         replace(TANH, source="net.py:58"),
         replace(TANH, source="/home/someone/project/net.py:31"),
         replace(TANH, name="wrapped_tanh"),
+        replace(TANH, shape="float32[32,64]"),
         replace(CONV, name=TANH.name, shape=TANH.shape, nbytes=TANH.nbytes, source="other/net.py:31"),
     ],
 )
