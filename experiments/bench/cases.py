@@ -36,6 +36,7 @@ from experiments.bench.steps import (
     spread_unet3d,
     unet3d,
 )
+from memplan.cli import factory
 from models import train
 from models.resnet import ResNetConfig
 from models.transformer import CHECKPOINTS, DecoderConfig
@@ -102,6 +103,10 @@ BUDGETS = by_name((
 def _public(name: str, small: bool = False) -> Any:
     step, folder = STEPS[name], checkouts_folder()
     return (step.small_factory if small else step.factory)(folder)()
+
+
+def _called(call: str) -> Any:
+    return factory.load(factory.parse(call))
 
 
 def _meshed(name: str) -> Any:
@@ -432,6 +437,18 @@ INSIDE = by_name(
         ("resnet14", resnet(64, depth=14, image=128)),
         ("decoder_6", decoder(8, 512, layers=6, width=512, heads=8, vocab=8192)),
         ("unet3d_96", unet3d(96, filters=16)),
+    )
+)
+
+RELEASES = by_name(
+    Case(name, partial(_called, call), "a100", facts={"call": call})
+    for name, call in (
+        ("resnet50_b16", "models.train:resnet_step(batch=16)"),
+        ("unet2d_256_b4", "models.train:unet2d_step(size=256, batch=4)"),
+        ("unet3d_64", "models.train:unet3d_step(size=64)"),
+        ("decoder_4", "models.train:decoder_step(batch=4, tokens=512, layers=4, width=512)"),
+        ("googlenet_b16", "models.train:googlenet_step(batch=16)"),
+        ("mlp_24", "experiments.bench.steps:mlp_step"),
     )
 )
 

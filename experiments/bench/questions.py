@@ -16,6 +16,7 @@ from experiments.bench.measures import (
     nested,
     overhead,
     planned,
+    releases,
     resident,
     sharded,
     slab_numbers,
@@ -114,6 +115,7 @@ QUESTIONS = {
         Question("sharded", cases.SHARDED, sharded.measure, views.sharded),
         Question("public_meshes", cases.PUBLIC_MESHES, sharded.measure, views.public_meshes, _PUBLIC, checkouts_folder),
         Question("space", cases.SPACE, sharded.measure, views.space),
+        Question("releases", cases.RELEASES, releases.measure, views.releases, needs=releases.older_python),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }

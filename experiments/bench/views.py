@@ -470,6 +470,26 @@ space = shown(
 )  # fmt: skip
 
 
+# What a release of jax changes.
+
+
+def _grown(row: Row) -> str:
+    one = row["largest"]
+    if one is None:
+        return ""
+    return f"{row['largest_bytes'] / 1024:.1f} KiB: {one['kind']} {one['new_shape']}, {one['source']}, {one['name']}"
+
+
+releases = shown(
+    _STEP, Column("jax", lambda row: f"{row['old_jax']} to {row['jax']}"), mib("MiB before", "old_bytes"),
+    Column("KiB more", lambda row: (row["compiled_bytes"] - row["old_bytes"]) / 1024, "{:+.1f}"),
+    Column("", more("compiled_bytes", "old_bytes"), "{:+.3%}"), ms("ms before", "old_step_s", "{:.2f}"),
+    Column("more", more("step_s", "old_step_s"), "{:+.2%}"), Column("exit code", "exit_code"),
+    Column("grew", "grown"), Column("KiB", "grown_bytes", "{:.1f}", 1024),
+    Column("shrank", "shrunk"), Column("KiB", "shrunk_bytes", "{:.1f}", 1024), Column("grew most", _grown),
+)  # fmt: skip
+
+
 # On the device that is here.
 
 

@@ -17,7 +17,7 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import Request
+from memplan.pipeline import UNLIMITED, Request
 from memplan.planning.loops import host_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
@@ -26,7 +26,6 @@ from memplan.units import parse_bytes
 from memplan.xla.replay import replay
 from memplan.xla.target import Executable, Target
 
-UNLIMITED = 2**62  # bytes: the step stays as it is
 _NO_KERNEL_FILE = {"xla_gpu_kernel_cache_file": ""}
 
 

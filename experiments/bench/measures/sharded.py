@@ -1,12 +1,12 @@
 """A sharded step over a machine that is not here, within a share of its bytes or what `jax.checkpoint` makes of it."""
 
 from experiments.bench.cases import Case
-from experiments.bench.measures.planned import UNLIMITED, found_of, limit_of
+from experiments.bench.measures.planned import found_of, limit_of
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.hardware.topology import topology_named
-from memplan.pipeline import Request
+from memplan.pipeline import UNLIMITED, Request
 from memplan.xla.collectives.cost import PERMUTE
 
 

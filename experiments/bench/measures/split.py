@@ -3,13 +3,13 @@
 from typing import Any
 
 from experiments.bench.cases import Case
-from experiments.bench.measures.planned import UNLIMITED
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.compiler import Compiler
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.hardware.device import Device
+from memplan.pipeline import UNLIMITED
 from memplan.planning.registry import planner_named
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Pricer, SlabLimits

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
@@ -13,14 +14,17 @@ import jax.numpy as jnp
 import pytest
 
 from experiments.bench.cases import CARDS, LARGE_IMAGES, SPEED, Case, Growth, growths
-from experiments.bench.measures import growth, planned
+from experiments.bench.measures import growth, planned, releases
 from experiments.bench.measures.bits import Training, compared, differing, other_effects
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.random_programs import Effect, drawn_program
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.steps import least_halo_bytes, mlp_step
+from memplan.report.difference import Difference
+from memplan.report.model import LiveValue
 from models.unet3d import UNet3DConfig
 from tests import dense
+from tests.cli.command import REPORT
 
 
 @pytest.mark.gpu_aot
@@ -31,6 +35,32 @@ def test_a_step_is_planned_beside_what_it_is() -> None:
     assert found.status == "fits" and row["compiled_bytes"] <= row["budget_bytes"] == row["plain_bytes"] * 70 // 100
     assert row["step_s"] >= 0.9 * row["plain_step_s"] > 0 and row["ready_s"] > 0 < row["plain_compile_s"]
     assert planned.measure(replace(case, budget=None)).status == "untouched"
+
+
+def test_a_release_is_what_the_older_jax_saved_and_this_one_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, ...]] = []
+    held = LiveValue("net/layer_0", 7, "int8[7]", "net.py:3", "")
+    old = replace(REPORT, live_at_peak=(held, replace(held, name="net/layer_1")), versions=(("jax", "1"),))
+    new = replace(REPORT, live_at_peak=(replace(held, nbytes=9, shape="int8[9]"),), versions=(("jax", "2"),))
+
+    def run(python: str, *words: str) -> int:
+        ran.append((python, *words))
+        if "--json" in words:
+            Difference.of(old, new).save_json(words[-1])
+        return 0
+
+    monkeypatch.setattr(releases, "_run", run)
+    monkeypatch.delenv(releases.VARIABLE, raising=False)
+    with pytest.raises(SystemExit, match=releases.VARIABLE):
+        releases.older_python()
+    monkeypatch.setenv(releases.VARIABLE, "older")
+    [row] = releases.measure(Case("net", int, "v100", facts={"call": "net:make"})).rows
+    assert (row["old_jax"], row["jax"], row["exit_code"]) == ("1", "2", 0)
+    assert (row["grown"], row["grown_bytes"], row["shrunk"], row["shrunk_bytes"]) == (1, 2, 1, 7)
+    assert row["largest"] == {"kind": "larger", "new_shape": "int8[9]", "source": "net.py:3", "name": "net/layer_0"}
+    check = "check", "net:make", "--against"
+    assert [one[:4] for one in ran] == [("older", *check), (sys.executable, *check)]
+    assert ran[0][5:] == ("--device", "v100", "--save") and ran[1][4:7] == (ran[0][4], "--device", "v100")
 
 
 def test_the_least_that_a_part_of_a_volume_sends() -> None:
