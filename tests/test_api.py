@@ -495,6 +495,29 @@ class TestVerify:
         assert 1 < least.report.compiled_peak_bytes < tight
 
 
+class TestReport:
+    def test_a_step_is_reported_as_it_is_or_within_a_budget(self, tight: int) -> None:
+        plain = memplan.jit(train, donate_argnums=0).plan(*SHAPES).report
+        asked = api.report(train, SHAPES)
+        assert (asked.planner, asked.status) == ("none", "untouched")
+        assert (asked.compiled_peak_bytes, asked.budget_bytes) == (plain.compiled_peak_bytes, plain.budget_bytes)
+        kept = api.report(train, SHAPES, donate_argnums=())
+        assert (kept.compiled_peak_bytes or 0) > (asked.compiled_peak_bytes or 0)
+        planned = api.report(train, SHAPES, budget=tight, donate_argnums=())
+        assert planned.status == "fits" and (planned.compiled_peak_bytes or 0) <= tight == planned.budget_bytes
+
+    @pytest.mark.gpu_aot
+    def test_a_step_that_the_device_does_not_hold_stays_as_it_is(self) -> None:
+        array = jax.ShapeDtypeStruct((2**32,), jnp.float32)
+        report = api.report(lambda x, y: x + y, (array, array), device="v100")
+        assert (report.planner, report.status, report.compiled_peak_bytes) == ("none", "does not fit", 2 * 2**34)
+        assert report.budget_bytes == memplan.devices.named("v100").memory_bytes
+
+    def test_an_unknown_option_is_refused(self) -> None:
+        with pytest.raises(TypeError, match=r"memplan\.api\.report has no argument budgets"):
+            api.report(train, SHAPES, budgets=3)  # type: ignore[call-arg]
+
+
 class TestReferences:
     @pytest.mark.parametrize("share", [None, 0.6])
     def test_a_step_may_write_into_its_arguments(self, share: float | None) -> None:
