@@ -258,7 +258,7 @@ def _figures(difference: Difference) -> Iterator[Table]:
     old, new = difference.old, difference.new
     nbytes = (
         ("device peak", old.compiled_bytes, new.compiled_bytes),
-        ("  in no buffer", old.other_bytes, new.other_bytes),
+        ("  between buffers", old.other_bytes, new.other_bytes),
         ("host peak", old.host_bytes, new.host_bytes),
     )
     rows = [
