@@ -87,7 +87,7 @@ class _Writer(Writer):
         earlier = self._earlier(number, eqn)
         if earlier is None:
             self.eqns.append(eqn)
-            if eqn.primitive.name == "reduce_sum":
+            if eqn.primitive.name == "reduce_sum" and compat.is_var(eqn.invars[0]):
                 total = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"]))
                 self.totals[eqn.invars[0], total, compat.aval_of(eqn.outvars[0]).dtype] = eqn.outvars[0]
         else:

@@ -185,6 +185,12 @@ def test_variables_that_stay_are_the_same_and_inputs_keep_their_names() -> None:
     assert len(made) == len(set(made))
 
 
+def test_a_sum_of_a_constant_stays_as_it_is() -> None:
+    closed = flat(lambda x: (x / jnp.sum(np.float32(2))).sum(), normals())
+    assert any(not compat.is_var(eqn.invars[0]) for eqn in closed.jaxpr.eqns if eqn.primitive.name == "reduce_sum")
+    assert primitives_of(early(closed)) == primitives_of(closed)
+
+
 def test_new_equations_name_the_line_of_the_sum_that_they_are_for() -> None:
     closed = flat(lambda x: jnp.var(x, (1, 2)), normals())
     (squares,) = (eqn for eqn in early(closed).jaxpr.eqns if eqn.primitive.name == "squares_about_mean")
