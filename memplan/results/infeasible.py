@@ -12,6 +12,7 @@ from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at
+from memplan.program.state.host_state import donation_pairs
 from memplan.program.trace import InSlabs, Program
 from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
@@ -102,13 +103,22 @@ def _advice(found: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]:
         )
     resident = found.planned.plain.resident_bytes - constant_bytes
     if 2 * resident > limits.device_bytes:
-        if not all(found.program.donated):
+        if _may_donate_more(found.program):
             yield ("donate_argnums for the state that the step replaces: the new value then reuses the old buffer")
         if not found.program.on_host and found.target.is_gpu:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
     if found.program.pins:
         yield "fewer values pinned to the device"
     yield "a smaller batch or image: memplan.largest finds the largest that fits"
+
+
+def _may_donate_more(program: Program) -> bool:
+    """Is there a result without a donated buffer, and an argument of its type that is not donated?"""
+    inputs, outputs = program.traced.jaxpr.jaxpr.invars, program.traced.jaxpr.jaxpr.outvars
+    donated = [position for position, given in enumerate(program.donated) if given]
+    taken = {number for number, _ in donation_pairs(inputs, outputs, donated)}
+    others = [atom for number, atom in enumerate(outputs) if number not in taken]
+    return bool([*donation_pairs(inputs, others, {*range(len(inputs))}.difference(donated))])
 
 
 def unsplit(records: Iterable[InSlabs], most: int) -> tuple[Unsplit, ...]:

@@ -42,6 +42,18 @@ def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytes
     assert "donate_argnums" not in str(error)  # arguments are a tenth of the budget
 
 
+def test_state_that_is_donated_is_not_advised_to_be() -> None:
+    def step(state: jax.Array, x: jax.Array) -> Any:
+        return state + x.sum(), (x @ x).sum()
+
+    args = jnp.ones((64, 64)), jnp.ones((32, 32))
+    with pytest.raises(InfeasibleBudgetError, match="donate_argnums for the state"):
+        memplan.jit(step, budget=1).plan(*args)
+    with pytest.raises(InfeasibleBudgetError) as caught:
+        memplan.jit(step, budget=1, donate_argnums=0).plan(*args)
+    assert "donate_argnums" not in str(caught.value)
+
+
 def advice(found: Outcome, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
     return str(infeasible(found, found.device_bytes)).partition("Try:")[2]
