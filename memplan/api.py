@@ -1,88 +1,78 @@
-"""`memplan.jit` and its stages: whoever knows `jax.jit` knows them."""
+"""`memplan.jit`, and functions that answer questions by planning often."""
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
 import functools
-import os
-import threading
-import types
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypedDict, Unpack
 
-import jax
-
 from memplan import pipeline
-from memplan.compilation.outcome import Outcome, Restored
-from memplan.errors import UnsupportedProgramError, WrongProgramError
 from memplan.hardware.topology import Topology
 from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
-from memplan.program import compat
-from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments
-from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
-from memplan.results.execute import Runner, numbers_gate
-from memplan.results.gathers import told_gathers
-from memplan.results.report import report_of, status_of
+from memplan.stages import PlannedJit, notify
 from memplan.studies.compare import compare as compare_ways
 from memplan.studies.curve import curve as curve_of
 from memplan.studies.largest import Make
 from memplan.studies.largest import frontier as frontier_of
 from memplan.units import Size, parse_bytes
 
-__all__ = [
-    "Compiled", "Planned", "PlannedJit", "compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress",
-    "report",
-]  # fmt: skip
+__all__ = ["compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress", "report"]
 
 
-class RequestOptions(TypedDict, total=False):
-    """Keyword arguments of every function here that plans; `jit` says what they mean."""
+class PlanOptions(TypedDict, total=False):
+    """Keyword arguments of every function that plans; `jit` says what they mean."""
 
     host_budget: Size
     device: str | None
     planner: str | Planner | None
-    host_state: int | Sequence[int]
     split: str | bool
     topology: Topology | str | None
     between_hosts: str | None
     pin: Mapping[str, str] | None
+
+
+class RequestOptions(PlanOptions, total=False):
+    """Those that name arguments by their position, too."""
+
+    host_state: int | Sequence[int]
     donate_argnums: int | Sequence[int] | None
 
 
-class JitOptions(RequestOptions, total=False):
-    """Options of `jit` alone; from the third on they are `jax.jit`'s own."""
+class StepOptions(PlanOptions, total=False):
+    """Options of a step that is planned to be run, here and through a library."""
 
     plan: Plan | None
     verify: str | None
+    keep_unused: bool
+    compiler_options: Mapping[str, Any] | None
+
+
+class JitOptions(RequestOptions, StepOptions, total=False):
+    """Options of `jit`; these are `jax.jit`'s own."""
+
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Sequence[str] | None
     donate_argnames: str | Sequence[str] | None
     in_shardings: Any
     out_shardings: Any
-    keep_unused: bool
-    compiler_options: Mapping[str, Any] | None
-
-
-_notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar("notify", default=lambda stage, share: None)
 
 
 @contextlib.contextmanager
 def progress(callback: pipeline.Notify) -> Iterator[None]:
     """Send the stages of planning to `callback(stage, fraction or None)` inside the block."""
-    token = _notify.set(callback)
+    token = notify.set(callback)
     try:
         yield
     finally:
-        _notify.reset(token)
+        notify.reset(token)
 
 
 def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **options: Unpack[JitOptions]) -> Any:
@@ -119,7 +109,7 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
         `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 
     Returns:
-      A callable like `jax.jit`'s, with `plan(*args, **kwargs)`.
+      A callable like `jax.jit`'s, with `plan(*args, **kwargs)` and `report`.
 
     Raises:
       BudgetError, UnknownDeviceError: at once, where the request makes no sense.
@@ -128,6 +118,7 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
+    refuse_no_function("memplan.jit", step)
     return PlannedJit(step, *_request("memplan.jit", JitOptions, budget, options))
 
 
@@ -165,7 +156,7 @@ def compare(
         Planner, state on the host and slabs are memplan's alone: the other ways do without.
     """
     request, given = _request("memplan.api.compare", RequestOptions, budget, options)
-    return compare_ways(step, args, given, request, _notify.get())
+    return compare_ways(step, args, given, request, notify.get())
 
 
 def curve(
@@ -183,7 +174,7 @@ def curve(
       options: as for `compare`.
     """
     request, given = _request("memplan.api.curve", RequestOptions, None, options)
-    return curve_of(step, args, given, request, points, _notify.get())
+    return curve_of(step, args, given, request, points, notify.get())
 
 
 def largest(
@@ -221,19 +212,27 @@ def frontier(
     """
     request, given = _request("memplan.api.frontier", RequestOptions, budget, options)
     donated = _positions(given["donate_argnums"]) if given else None
-    return frontier_of(make, name, low, high, step, donated, request, _notify.get())
+    return frontier_of(make, name, low, high, step, donated, request, notify.get())
 
 
-def _request(function: str, known: type, budget: Size, options: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
-    """The request, and the options that are `jax.jit`'s.
+def refuse_no_function(function: str, step: Any) -> None:
+    """Raise TypeError for a step that cannot be called."""
+    if not callable(step):
+        raise TypeError(f"{step!r:.80} is no function that {function} could plan. Options have names: budget=...")
 
-    Raises TypeError for an option that is not one of `known`, and what `Request` raises.
-    """
+
+def refuse_unknown(function: str, known: type, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that is not one of `known`."""
     if unknown := sorted(set(options) - set(known.__annotations__)):
         raise TypeError(
             f"{function} has no argument {', '.join(unknown)}; its options are budget, "
             f"{', '.join(known.__annotations__)}."
         )
+
+
+def _request(function: str, known: type, budget: Size, options: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
+    """The request, and the options that are `jax.jit`'s; raises like `refuse_unknown` and `Request`."""
+    refuse_unknown(function, known, options)
     asked = {field.name for field in fields(Request)}
     ours = {name: value for name, value in options.items() if name in asked}
     ours["host_state"] = _positions(options.get("host_state", ()))
@@ -241,178 +240,5 @@ def _request(function: str, known: type, budget: Size, options: Mapping[str, Any
     return Request(budget, **ours), given
 
 
-def _positions(argnums: int | Sequence[int]) -> tuple[int, ...]:
-    return (argnums,) if isinstance(argnums, int) else tuple(argnums)
-
-
-def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, which does not lose what it writes into modules."""
-
-    @functools.wraps(step)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        written = NnxWrites((args, kwargs))
-        results = step(*args, **kwargs)
-        written.check(results)
-        return results
-
-    return checked
-
-
-class PlannedJit:
-    """The result of `memplan.jit`: plans once per shapes, then runs."""
-
-    def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
-        functools.update_wrapper(self, step)
-        self._step = _checked(step)
-        self._request = request
-        self._options = options
-        self._planned: dict[Any, Planned] = {}
-        self._compiled: dict[Any, Compiled] = {}
-        self._planning = threading.RLock()  # threads that call at once plan once
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A decorated method takes its instance as the first argument, as with `jax.jit`."""
-        return self if instance is None else types.MethodType(self, instance)
-
-    def plan(self, *args: Any, **kwargs: Any) -> Planned:
-        """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
-        key = self._key(self._dynamic(args, kwargs), args, kwargs)
-        with self._planning:
-            if key not in self._planned:
-                self._planned[key] = self._made(args, kwargs)
-            return self._planned[key]
-
-    def _made(self, args: Any, kwargs: Any) -> Planned:
-        shapes = jax.tree.map(as_traced, (args, kwargs)) if self._request.holds_state else (args, kwargs)
-        try:
-            found = pipeline.run(self._step, shapes[0], shapes[1], self._options, self._request, _notify.get())
-        except TypeError as error:
-            explain(error, self._dynamic(args, kwargs))
-            raise
-        if self._request.verify == "numbers" and isinstance(found, Outcome):
-            gate = numbers_gate(pipeline.local(found, self._request), args, kwargs)
-            if not gate.passes:
-                raise WrongProgramError(
-                    f"the results of the planned step differ from those of the step ({gate}). Please report it."
-                )
-        if isinstance(found, Outcome) and (text := told_gathers(found)):
-            warnings.warn(text, stacklevel=2, skip_file_prefixes=(os.path.dirname(__file__),))
-        return Planned(found, self._request)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if compat.is_tracing():
-            return self._inline(args, kwargs)
-        dynamic = self._dynamic(args, kwargs)
-        key = self._key(dynamic, args, kwargs)
-        if key not in self._compiled:
-            with self._planning:
-                self._compiled[key] = self._here.plan(*args, **kwargs).compile()
-        return self._compiled[key](*dynamic[0], **dynamic[1])
-
-    def _dynamic(self, args: Any, kwargs: Any) -> Any:
-        return dynamic_arguments(self._step, args, kwargs, self._options)
-
-    def _key(self, dynamic: Any, args: Any, kwargs: Any) -> Any:
-        leaves, tree = jax.tree_util.tree_flatten(dynamic)
-        types_of = tuple(_type_of(leaf, self._request.holds_state) for leaf in leaves)
-        return tree, types_of, static_arguments(self._step, args, kwargs, self._options)
-
-    @functools.cached_property
-    def _here(self) -> PlannedJit:
-        """This step, planned for the local backend within the same bytes if it was planned for an absent device."""
-        target = self._request.target
-        if not target.described:
-            return self
-        local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)
-        return PlannedJit(self._step, local, self._options)
-
-    def _inline(self, args: Any, kwargs: Any) -> Any:
-        """Inside another trace: the step becomes part of it, unplanned."""
-        transform = compat.transform_of(jax.tree_util.tree_leaves((args, kwargs)))
-        if transform is not None:
-            raise UnsupportedProgramError(
-                f"{transform} cannot transform a step planned by memplan.jit: the order of its kernels would be lost. "
-                f"Decorate the outermost step instead, the one that calls {transform}."
-            )
-        warnings.warn(
-            "a step planned by memplan.jit was called inside another jax.jit, scan or similar, which inlines it "
-            "without a plan. Decorate the outermost step instead.",
-            stacklevel=3,
-        )
-        return self._step(*args, **kwargs)
-
-
-class Planned:
-    """A step planned for its arguments' shapes, like `jax.stages.Lowered`."""
-
-    def __init__(self, found: Outcome | Restored, request: Request):
-        self._found, self._request = found, request
-        self._runner: Runner | None = None
-        self._compiling = threading.Lock()
-
-    @functools.cached_property
-    def _report(self) -> Report:
-        return Report.from_json(self._found.report) if isinstance(self._found, Restored) else report_of(self._found)
-
-    @property
-    def report(self) -> Report:
-        """The plan, its prediction and the compiler's figures; after a run also the observed peak."""
-        observed = self._runner.observed_bytes if self._runner is not None else None
-        return replace(self._report, observed_peak_bytes=observed)
-
-    @property
-    def plan(self) -> Plan | None:
-        """The plan, to be saved; None where the step runs unmodified."""
-        return self._found.plan
-
-    def compile(self) -> Compiled:
-        """Make it run on the local backend: what was planned for another device is planned again for this one."""
-        with self._compiling:
-            if self._runner is None:
-                found = self._found
-                self._runner = Runner(found if isinstance(found, Restored) else pipeline.local(found, self._request))
-        return Compiled(self, self._runner)
-
-    def place(self, argument: Any, position: int = 0) -> Any:
-        """The argument at this position where the plan wants it: leaves in host memory or on the local device.
-
-        Args:
-          argument: arrays, of the structure that was planned for.
-        """
-        return place_argument(self._found.program, argument, position)
-
-    def __repr__(self) -> str:
-        return f"<memplan.Planned {self._found.program.name}: {status_of(self._found)}>"
-
-
-class Compiled:
-    """A planned step that runs, like `jax.stages.Compiled`: call it with the dynamic arguments."""
-
-    def __init__(self, planned: Planned, run: Runner):
-        self._planned = planned
-        self._run = run
-
-    @property
-    def report(self) -> Report:
-        return self._planned.report
-
-    def as_text(self) -> str:
-        """Scheduled HLO, as the compiler prints it."""
-        return self._run.text
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
-
-
-def _type_of(leaf: Any, any_memory: bool) -> Any:
-    """The type of an argument, by the quickest way: 200 arrays take 0.1 ms of every call."""
-    aval = getattr(leaf, "aval", None)
-    if aval is not None:
-        place = compat.placement_of(leaf, any_memory) if leaf.committed else None
-        return aval.shape, aval.dtype, aval.weak_type, place
-    if isinstance(leaf, (bool, int, float, complex)):
-        aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
-        return aval.shape, aval.dtype, aval.weak_type, None
-    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
-        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf, any_memory)
-    return leaf
+def _positions(argnums: Any) -> tuple[Any, ...]:
+    return (argnums,) if isinstance(argnums, str) or not isinstance(argnums, Sequence) else tuple(argnums)

@@ -35,6 +35,10 @@ class OutOfMemoryError(MemplanError, MemoryError):
         self.free_bytes = free_bytes
 
 
+class DeletedArgumentError(MemplanError, RuntimeError):
+    """A step was called with an array whose buffer was given away."""
+
+
 class PlanMismatchError(MemplanError):
     """A saved plan does not belong to this program, or its file is damaged."""
 

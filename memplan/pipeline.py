@@ -47,6 +47,12 @@ _CHOICES = {
     "between_hosts": (None, "bfloat16", "float16"),
 }
 UNLIMITED = 2**60  # bytes of a budget within which every step stays as it is
+_FORMS = {  # of what may also be None
+    "device": (str, 'the name of a device, such as "v100" (`memplan devices` lists them), or the path of a .json file'),
+    "plan": (Plan, 'a plan, such as memplan.Plan.load("plan.json") or planned.plan'),
+    "topology": (str | Topology, 'a shape such as "2x4", a name, the path of a .json file, or a Topology'),
+    "pin": (Mapping, 'a mapping from names to "device", "host" or "recompute"'),
+}
 # Budgets that are asked for to find one that works. Of 300 drawn programs, what was named first was refused in three,
 # of which one needed three.
 _MOST_ASKED = 3
@@ -76,6 +82,11 @@ class Request:
         parse_bytes(self.budget, 1)
         parse_bytes(self.host_budget, 1, "host budget")
         planner_named(self.planner)
+        for name, (kind, form) in _FORMS.items():
+            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
+                raise MemplanError(f"{name} is {value!r:.80}; it is {form}.")
+        if not all(isinstance(one, int) for one in self.host_state):
+            raise MemplanError(f"host_state is {self.host_state!r:.80}; it is the position of an argument, or several.")
         for name, known in _CHOICES.items():
             if (value := getattr(self, name)) not in known:
                 raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")

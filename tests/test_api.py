@@ -481,7 +481,7 @@ class TestVerify:
         close(jax.jit(train)(*arguments()), step(weights, x))
 
     def test_other_numbers_are_refused(self, tight: int, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("memplan.api.numbers_gate", lambda *_: Gate((Leaf(0.0, 1.0, 0.0),)))
+        monkeypatch.setattr("memplan.stages.numbers_gate", lambda *_: Gate((Leaf(0.0, 1.0, 0.0),)))
         step = memplan.jit(train, budget=tight, verify="numbers")
         with pytest.raises(WrongProgramError, match="results beyond tolerance"):
             step(*arguments())

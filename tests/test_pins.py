@@ -15,11 +15,11 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 import memplan
-from memplan.api import Planned
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError, UnsupportedProgramError
 from memplan.planning.registry import KernelPlanner
 from memplan.planning.schedule import Kind
+from memplan.stages import Planned
 
 Layer = Callable[[jax.Array, jax.Array], jax.Array]
 Built = tuple[Callable[..., Any], tuple[Any, ...]]

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan.api import Planned
 from memplan.compilation.callback import Callback
 from memplan.planning.registry import OWN
 from memplan.planning.search import planner
+from memplan.stages import Planned
 from tests.disk_cache import disk_cache
 from tests.xla.steps import dense, scanned
 

@@ -34,13 +34,13 @@ from experiments.gpu.card import this_card
 from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
 from memplan import pipeline
-from memplan.api import Planned
 from memplan.hardware import measured
 from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report
 from memplan.results.execute import numbers_gate
 from memplan.results.report import report_of
+from memplan.stages import Planned
 from memplan.studies.baselines import policies
 from memplan.studies.calibrate import measure, measured_device, rates_of
 from memplan.verify.numbers import relative_error

@@ -41,12 +41,17 @@ def planner_named(wanted: str | Planner | None) -> Planner:
     """memplan's own planner for None and for its name; an object unchanged.
 
     Raises:
-      MemplanError: no planner has that name.
+      MemplanError: no planner has that name, or the object does not plan.
     """
     if wanted is None or wanted == OWN.name:
         return OWN
     if isinstance(wanted, str):
         raise MemplanError(
             f"there is no planner {wanted!r}. Omit the argument for memplan's own, {OWN.name!r}, or pass your own."
+        )
+    if not (hasattr(wanted, "name") and callable(getattr(wanted, "plan", None))):
+        raise MemplanError(
+            f"{wanted!r:.80} is not a planner, which has a name and a method plan(problem, budget_nbytes, host_nbytes, "
+            "copy_s). Omit the argument for memplan's own."
         )
     return wanted

@@ -10,16 +10,19 @@ import jax
 from memplan.errors import UnsupportedProgramError
 
 _NO_ARRAYS = (
-    "memplan.jit takes arrays, as jax.jit does. Leave what is no array outside, or name it in static_argnums. Of an "
-    "Equinox model: params, static = equinox.partition(model, equinox.is_array); pass params, and begin the step with "
-    "model = equinox.combine(params, static)."
+    "memplan.jit takes arrays, as jax.jit does. Leave what is no array outside, or name it in static_argnums. A model "
+    "with functions in it, such as Equinox', goes into memplan.equinox.filter_jit."
 )
+_SHAPES = "Shapes (jax.ShapeDtypeStruct) are planned, not run: pass them to the method plan, and arrays to a call."
 
 
 def explain(error: TypeError, dynamic: Any) -> None:
     """Add advice to jax's refusal of arguments that are no arrays."""
-    if any(callable(leaf) or isinstance(leaf, (str, bytes)) for leaf in jax.tree.leaves(dynamic)):
+    leaves = jax.tree.leaves(dynamic)
+    if any(callable(leaf) or isinstance(leaf, (str, bytes)) for leaf in leaves):
         error.add_note(_NO_ARRAYS)
+    if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
+        error.add_note(_SHAPES)
 
 
 class NnxWrites:
@@ -54,8 +57,8 @@ def _lost(names: Sequence[str]) -> UnsupportedProgramError:
     return UnsupportedProgramError(
         f"the step updates NNX modules that it does not return: {', '.join(names[:3])}{more} of its arguments. "
         "Unlike nnx.jit, memplan.jit (like jax.jit) returns only the results of the step, so these updates would be "
-        "lost. Also return the modules (return model, optimizer, loss), or use nnx.split before the step and "
-        "nnx.update after it. Plan the function itself, not nnx.jit of it."
+        "lost. memplan.nnx.jit keeps them. Or also return the modules (return model, optimizer, loss). Plan the "
+        "function itself, not nnx.jit of it."
     )
 
 
@@ -73,12 +76,24 @@ def dynamic_arguments(
 def static_arguments(
     step: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], options: Mapping[str, Any]
 ) -> tuple[tuple[int | str, Any], ...]:
-    """The static arguments, each with its position or name: another value makes another program."""
+    """The static arguments, each with its position or name: another value makes another program.
+
+    Raises:
+      TypeError: one cannot be hashed.
+    """
     positions, names = infer_static(step, len(args), options)
-    return (
+    found = (
         *((position, args[position]) for position in sorted(positions) if position < len(args)),
         *((name, kwargs[name]) for name in sorted(names) if name in kwargs),
     )
+    try:
+        hash(found)
+    except TypeError as error:
+        raise TypeError(
+            f"a static argument cannot be compared with those of other calls ({error}). Pass a value that can be "
+            "hashed, such as a tuple for a list, or an array that is not static."
+        ) from None
+    return found
 
 
 def infer_static(step: Callable[..., Any], count: int, options: Mapping[str, Any]) -> tuple[set[int], set[str]]:

@@ -12,7 +12,7 @@ import numpy as np
 
 from memplan.compilation.compiler import compile_unplanned
 from memplan.compilation.outcome import Outcome, Restored
-from memplan.errors import MemplanError
+from memplan.errors import DeletedArgumentError, MemplanError
 from memplan.program import compat
 from memplan.program.jit_arguments import dynamic_arguments
 from memplan.program.state.host_state import place_leaf, to_device
@@ -40,19 +40,16 @@ class Runner:
     """Calls the step with its dynamic arguments, from any number of threads.
 
     Attributes:
+      program, executable: what is called.
       observed_bytes: highest device bytes of a call, by the allocator; None if unknown.
     """
 
     def __init__(self, found: Outcome | Restored):
-        self._program, self._executable = found.program, found.executable
+        self.program, self.executable = found.program, found.executable
         self._call, self._memory = found.executable.compiled, found.executable.memory
         self._is_gpu = found.target.is_gpu
         self._moves = bool(found.program.on_host) and not self._is_gpu
         self.observed_bytes: int | None = None
-
-    @property
-    def text(self) -> str:
-        return self._executable.text
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._is_gpu:
@@ -87,14 +84,14 @@ class Runner:
     @functools.cached_property
     def _is_read(self) -> list[bool]:
         """For each leaf of the arguments: does the program read it? jax copies only those from the host."""
-        program = self._program
+        program = self.program
         return program.kept(program.traced.jaxpr if program.rewritten is None else program.rewritten)
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
         """Bytes of arguments that are not jax arrays; None over a mesh, where each device gets a part of them."""
         inputs = zip(jax.tree_util.tree_leaves((args, kwargs)), self._is_read, strict=True)
         copied = [np.asarray(leaf).nbytes for leaf, read in inputs if read and not isinstance(leaf, jax.Array)]
-        return None if copied and self._program.machine else sum(copied)
+        return None if copied and self.program.machine else sum(copied)
 
     def _on_gpu(self, args: Any, kwargs: Any) -> Any:
         """Call the step, with memplan's errors, raised before donated arguments are consumed if possible."""
@@ -106,13 +103,13 @@ class Runner:
                     leaf.block_until_ready()
         except jax.errors.JaxRuntimeError as error:
             leaves = jax.tree_util.tree_leaves((args, kwargs))
-            donated = [leaf for leaf, given in zip(leaves, self._program.donated, strict=True) if given]
+            donated = [leaf for leaf, given in zip(leaves, self.program.donated, strict=True) if given]
             found = out_of_memory(error, [leaf for leaf in donated if isinstance(leaf, jax.Array)])
             if found is None:
                 raise
             raise found from None
         except ValueError as error:
-            if not self._program.on_host or "input shardings" not in str(error):
+            if not self.program.on_host or "input shardings" not in str(error):
                 raise
             raise MemplanError(
                 "arguments are not in the memory that the step was planned for (host_state); pass those that "
@@ -129,29 +126,52 @@ class Runner:
             time.sleep(0.01)
 
     def _run(self, args: Any, kwargs: Any) -> Any:
-        if self._program.traced.lowers_by_leaves:
-            results = self._call(*jax.tree_util.tree_leaves((args, kwargs)))
-            return jax.tree_util.tree_unflatten(self._program.traced.out_tree, results)
-        return self._call(*args, **kwargs)
+        try:
+            if self.program.traced.lowers_by_leaves:
+                results = self._call(*jax.tree_util.tree_leaves((args, kwargs)))
+                return jax.tree_util.tree_unflatten(self.program.traced.out_tree, results)
+            return self._call(*args, **kwargs)
+        except (RuntimeError, ValueError) as error:
+            if found := _given_away(error, args, kwargs):
+                raise found from None
+            raise
 
     def _with_state(self, args: Any, kwargs: Any) -> Any:
         """Call a step on a CPU, where both memories are one: its state is where everything else is."""
         leaves, tree = jax.tree_util.tree_flatten((args, kwargs))
-        for position in self._program.on_host:
+        for position in self.program.on_host:
             leaves[position] = self._on_device(leaves[position], position)
         args, kwargs = jax.tree_util.tree_unflatten(tree, leaves)
         results, tree = jax.tree_util.tree_flatten(self._run(args, kwargs))
-        for position in self._program.returned_to_host:
+        for position in self.program.returned_to_host:
             results[position] = place_leaf(results[position], on_host=True)
         return jax.tree_util.tree_unflatten(tree, results)
 
     def _on_device(self, array: Any, position: int) -> Any:
         """A copy on the device; it replaces a donated argument."""
         found = to_device(array)
-        if self._program.donated[position] and isinstance(array, jax.Array) and found is not array:
+        if self.program.donated[position] and isinstance(array, jax.Array) and found is not array:
             found.block_until_ready()
             array.delete()
         return found
+
+
+def _given_away(error: Exception, args: Any, kwargs: Any) -> DeletedArgumentError | None:
+    """jax's errors about arguments that were donated as memplan's; None for another error."""
+    if "previously donated in the same call" in str(error):
+        return DeletedArgumentError(
+            "the same array is in two arguments of the step, one of which is donated: its buffer would be overwritten "
+            "while the other reads it. Pass a copy (array.copy()), or do not donate the argument."
+        )
+    leaves = jax.tree_util.tree_leaves((args, kwargs))
+    gone = [leaf for leaf in leaves if isinstance(leaf, jax.Array) and leaf.is_deleted()]
+    if "has been deleted" not in str(error) or not gone:
+        return None
+    return DeletedArgumentError(
+        f"{len(gone)} of the {len(leaves)} arrays in the step's arguments are deleted, the first of them "
+        f"{gone[0].dtype}{list(gone[0].shape)}: they were donated to an earlier call, whose results took their "
+        "buffers. Pass those results in their place, or do not donate the argument."
+    )
 
 
 def numbers_gate(found: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Gate:

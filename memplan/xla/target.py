@@ -50,6 +50,7 @@ _BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times 
 # where it should leave the slice alone (openxla/xla#49299). Without it, slices of host memory are moved by kernels.
 _ANNOTATOR = "dynamic-slice-annotator"
 _CANNOT_EVALUATE = "Failed to evaluate instruction"
+_BAD_OPTION = re.compile(r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$", re.M)
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 _numbers = itertools.count()
 
@@ -102,6 +103,12 @@ class Target:
     def platform(self) -> str:
         return "cuda" if self.is_gpu else "cpu"
 
+    def lower(self, lowerable: Lowerable) -> jax.stages.Lowered:
+        """What the compiler gets."""
+        options = {name: value for name, value in lowerable.options.items() if name != "compiler_options"}
+        stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
+        return lower(stage, self.platform if self.described else None)
+
     def compile(
         self,
         lowerable: Lowerable,
@@ -127,9 +134,7 @@ class Target:
         users = lowerable.options.get("compiler_options") or {}
         own = flags or {}
         flags = {**users, **own, **(_without(users, own[_DISABLED]) if _DISABLED in own else {})}
-        options = {name: value for name, value in lowerable.options.items() if name != "compiler_options"}
-        stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
-        lowered = lower(stage, self.platform if self.described else None)
+        lowered = self.lower(lowerable)
         if self.described:
             assert self.device.target is not None
             kernels = {"xla_gpu_kernel_cache_file": str(kernel_cache_file(self.device.target))}
@@ -185,6 +190,7 @@ class Target:
         """Compiled; again with other options where XLA stumbles over something that they avoid.
 
         Raises:
+          MemplanError: XLA does not take the options.
           UnsupportedProgramError: XLA still fails.
         """
         try:
@@ -195,6 +201,11 @@ class Target:
             return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
         if self.is_gpu and _CANNOT_EVALUATE in said:
             return lowered.compile(compiler_options={**flags, **_without(flags, _ANNOTATOR)})
+        if found := _BAD_OPTION.search(said):
+            raise MemplanError(
+                f"XLA of jaxlib {io.version_of('jaxlib')} does not take the compiler options: {found[1]}. Correct or "
+                "omit it in compiler_options, or in XLA_FLAGS."
+            ) from None
         if any(words in said for words in _OFFLOAD_FAULTS):
             line = said.strip().partition("\n")[0]
             raise UnsupportedProgramError(

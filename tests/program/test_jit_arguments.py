@@ -77,7 +77,7 @@ def test_a_model_with_functions_in_it_is_refused_with_a_way_out() -> None:
     model = eqx.nn.MLP(2, 1, 4, 2, key=jax.random.key(0))
     with pytest.raises(TypeError, match="activation") as caught:
         memplan.jit(lambda model, x: jax.vmap(model)(x))(model, X)
-    assert "equinox.partition" in "".join(caught.value.__notes__)
+    assert "memplan.equinox.filter_jit" in "".join(caught.value.__notes__)
 
 
 def test_other_type_errors_get_no_note() -> None:

@@ -12,7 +12,6 @@ from jax import lax
 
 import memplan
 from memplan import pipeline
-from memplan.api import Planned
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.slabs.slabs import Slabs
@@ -22,6 +21,7 @@ from memplan.program.trace import Program, trace
 from memplan.report.model import Report
 from memplan.report.slabs import SlabArray
 from memplan.results.infeasible import longest_axis, unsplit
+from memplan.stages import Planned
 from tests import vocabulary
 from tests.vocabulary import LOGITS_BYTES, TOKENS, WIDTH, WORDS
 from tests.within import WITHIN

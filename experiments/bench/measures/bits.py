@@ -28,9 +28,9 @@ from experiments.bench.random_programs import Effect, drawn_program, taken
 from experiments.bench.random_steps import drawn_step
 from experiments.bench.results import Found
 from experiments.compiled import device_bytes
-from memplan.api import Planned
 from memplan.compilation.outcome import Outcome
 from memplan.results.execute import numbers_gate
+from memplan.stages import Planned
 
 STEPS = 3
 SHARES = (70, 50)

@@ -8,8 +8,15 @@ from typing import Any
 import jax
 from jax._src import api as _api
 from jax._src import core as _core
+from jax._src import traceback_util as _traceback_util
 from jax._src.lax import lax as _lax
+from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax.experimental.layout import Layout, with_layout_constraint
+
+
+def hide_frames(folder: str) -> None:
+    """Leave the frames of these files out of tracebacks, wherever jax leaves out its own."""
+    _traceback_util.register_exclusion(folder)
 
 
 def is_tracing() -> bool:
@@ -60,6 +67,23 @@ def argument_structures(traced: Any) -> tuple[Any, ...]:
     """Structures of the positional, dynamic arguments; `Traced.in_tree` needs `has_args_info`."""
     by_position, _ = traced._in_tree.children()
     return tuple(by_position.children())
+
+
+def in_tree_of(traced: Any) -> Any:
+    """The structure of (args, kwargs), without the static ones; likewise."""
+    return traced._in_tree
+
+
+def jit_options_of(jitted: Any) -> dict[str, Any]:
+    """The options that `jax.jit` was given, of what it returned."""
+    info = jitted._jit_info
+    names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused")
+    options = {name: given for name in names if (given := getattr(info, name))}
+    for name in ("in_shardings", "out_shardings"):
+        leaves = getattr(info, f"{name}_leaves")
+        if not all(isinstance(leaf, _UnspecifiedValue) for leaf in leaves):
+            options[name] = getattr(info, f"{name}_treedef").unflatten(leaves)
+    return options
 
 
 def has_args_info(traced: Any) -> bool:

@@ -1,0 +1,148 @@
+"""Every stage of `memplan.jit` says what the stage of `jax.jit` says of the same step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import memplan
+from memplan import MemplanError, Report
+from memplan.stages import Planned, PlannedJit, Traced
+from tests.program.steps import CASES, Case
+from tests.test_api import SHAPES, arguments, close, train
+
+LIMIT = "50KiB"  # the step takes 70 KiB as it is
+
+
+def both(case: Case) -> tuple[PlannedJit, Any]:
+    return memplan.jit(case.step, **case.options), jax.jit(case.step, **case.options)
+
+
+def shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)), tree)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_trace_is_that_of_jit(name: str) -> None:
+    case = CASES[name]
+    ours, plain = (one.trace(*case.make(), **case.kwargs) for one in both(case))
+    assert isinstance(ours, Traced)
+    assert (ours.in_tree, ours.out_tree) == (plain.in_tree, plain.out_tree)
+    assert (ours.args_info, ours.donate_argnums) == (plain.args_info, plain.donate_argnums)
+    assert shapes(ours.out_info) == shapes(plain.out_info)
+    assert (ours.fun_name, str(ours.effects)) == (plain.fun_name, str(plain.effects))
+    assert len(ours.jaxpr.eqns) == len(plain.jaxpr.eqns) and ours.jaxpr.in_avals == plain.jaxpr.in_avals
+    found, expected = (one.eval_shape(*case.make(), **case.kwargs) for one in both(case))
+    assert jax.tree.structure(found) == jax.tree.structure(expected) and shapes(found) == shapes(expected)
+
+
+@pytest.mark.parametrize("name", ["static among many", "donated by name", "keyword arguments", "shardings", "scan"])
+def test_what_is_lowered_and_compiled_is_that_of_jit(name: str) -> None:
+    case = CASES[name]
+    ours, plain = (one.lower(*case.make(), **case.kwargs) for one in both(case))
+    assert isinstance(ours, Planned)
+    assert (ours.in_tree, ours.out_tree, ours.donate_argnums) == (plain.in_tree, plain.out_tree, plain.donate_argnums)
+    assert ours.args_info == plain.args_info
+    assert jax.tree.map(lambda one: (one.shape, one.dtype), ours.out_info) == jax.tree.map(
+        lambda one: (one.shape, one.dtype), plain.out_info
+    )
+    assert ours.as_text() == plain.as_text()
+    assert ours.as_text("hlo").startswith("HloModule") and "loc(" in ours.as_text(debug_info=True)
+    assert ours.cost_analysis() == plain.cost_analysis()
+    run, jaxs = ours.compile(), plain.compile()
+    assert (run.in_tree, run.out_tree, run.donate_argnums) == (jaxs.in_tree, jaxs.out_tree, jaxs.donate_argnums)
+    assert run.input_shardings == jaxs.input_shardings
+    assert run.output_shardings == jaxs.output_shardings
+    found, expected = run.memory_analysis(), jaxs.memory_analysis()
+    assert found.argument_size_in_bytes == expected.argument_size_in_bytes
+    assert found.temp_size_in_bytes == expected.temp_size_in_bytes
+    assert found.alias_size_in_bytes == expected.alias_size_in_bytes
+    assert run.cost_analysis() == jaxs.cost_analysis()
+
+
+class TestPlanned:
+    def test_lower_and_trace_lead_to_the_plan(self) -> None:
+        step = memplan.jit(train, budget=LIMIT)
+        planned = step.plan(*SHAPES)
+        assert planned.plan is not None
+        assert step.lower(*arguments()) is planned and step.trace(*arguments()).lower() is planned
+        assert planned.cost_analysis() == jax.jit(train).lower(*SHAPES).cost_analysis()
+
+    def test_the_compiled_step_counts_what_is_planned(self) -> None:
+        run, plain = memplan.jit(train, budget=LIMIT).lower(*SHAPES).compile(), jax.jit(train).lower(*SHAPES).compile()
+        stats = run.memory_analysis()
+        assert stats.temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes
+        assert stats.temp_size_in_bytes + stats.argument_size_in_bytes <= run.report.compiled_peak_bytes
+        assert run.cost_analysis()["flops"] > plain.cost_analysis()["flops"]
+
+    def test_an_argument_that_is_not_read_has_no_sharding(self) -> None:
+        step = memplan.jit(lambda x, unread: {"y": 2 * x}).lower(jnp.ones(3), {"u": jnp.ones(4)}).compile()
+        (x, unread), kwargs = step.input_shardings
+        assert x == step.output_shardings["y"] and unread == {"u": None} and kwargs == {}
+
+    def test_other_compiler_options_plan_again(self) -> None:
+        planned = memplan.jit(train, budget=LIMIT, compiler_options={"xla_cpu_enable_fast_math": False}).lower(*SHAPES)
+        again = planned.compile(compiler_options={"xla_backend_optimization_level": 0})
+        assert planned.compile({}).report == planned.report and again.report.compiled_peak_bytes <= 50 << 10
+        close(jax.jit(train)(*arguments()), again(*arguments()))
+        with pytest.raises(MemplanError, match="No such compile option: 'xla_nonsense'"):
+            planned.compile({"xla_nonsense": 1})
+
+    def test_a_trace_is_for_the_device_that_was_asked_for(self) -> None:
+        with pytest.raises(MemplanError, match="device="):
+            memplan.jit(train).trace(*SHAPES).lower(lowering_platforms=("cuda",))
+
+    def test_numbers_are_compared_on_the_arrays_of_a_trace(self) -> None:
+        step = memplan.jit(train, budget=LIMIT, verify="numbers")
+        assert step.trace(*arguments()).lower().report.status == "fits"
+        step.clear_cache()
+        with pytest.raises(MemplanError, match="pass arrays"):
+            step.trace(*SHAPES).lower()
+
+    @pytest.mark.gpu_aot
+    def test_of_an_absent_gpu_the_text_is_told_but_no_cost(self) -> None:
+        step = memplan.jit(train, device="v100")
+        planned = step.lower(*SHAPES)
+        assert planned.cost_analysis() is None and "stablehlo.sine" in planned.as_text()
+        assert step.report.device == planned.report.device == "v100"
+        close(jax.jit(train)(*arguments()), step(*arguments()))
+        assert step.report.device == "v100"
+
+
+class TestReport:
+    def test_it_is_of_the_plan_with_the_largest_arguments(self) -> None:
+        step = memplan.jit(train)
+        with pytest.raises(MemplanError, match="nothing was planned yet"):
+            _ = step.report
+        for batch in (64, 256, 17):
+            step(*arguments(batch))
+        assert isinstance(step.report, Report)
+        assert step.report.compiled_peak_bytes == step.plan(*arguments(256)).report.compiled_peak_bytes
+
+    @pytest.mark.gpu_aot
+    def test_it_is_of_what_runs_if_nothing_was_planned_for_the_absent_gpu(self) -> None:
+        step = memplan.jit(train, device="v100", budget="1GiB")
+        step(*arguments())
+        assert step.report.device == "cpu" and step.report.budget_bytes == 1 << 30
+
+
+def test_after_clear_cache_the_step_is_traced_again() -> None:
+    factor = [2.0]
+    ours, plain = memplan.jit(lambda x: factor[0] * x), jax.jit(lambda x: factor[0] * x)
+    for step in (ours, plain):
+        assert step(3.0) == 6
+        factor[0] = 5.0
+        assert step(3.0) == 6
+        step.clear_cache()
+        assert step(3.0) == 15 and step.lower(3.0).compile()(3.0) == 15
+        factor[0] = 2.0
+
+
+def test_a_jitted_step_is_planned_by_every_name() -> None:
+    step = memplan.jit(jax.jit(train), budget=LIMIT)
+    assert isinstance(step.lower(*SHAPES), Planned) and isinstance(step.trace(*SHAPES), Traced)
+    np.testing.assert_array_equal(step(*arguments())[1]["loss"], jax.jit(train)(*arguments())[1]["loss"])
