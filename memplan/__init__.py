@@ -14,6 +14,9 @@ from memplan.errors import (
 
 if TYPE_CHECKING:
     from memplan import api as api
+    from memplan import equinox as equinox
+    from memplan import keras as keras
+    from memplan import nnx as nnx
     from memplan import parallel
     from memplan.api import jit, largest
     from memplan.hardware import catalog as devices
@@ -37,7 +40,14 @@ __all__ = [
     "parallel",
 ]
 
-_MODULES = {"api": "memplan.api", "devices": "memplan.hardware.catalog", "parallel": "memplan.parallel"}
+_MODULES = {
+    "api": "memplan.api",
+    "devices": "memplan.hardware.catalog",
+    "equinox": "memplan.equinox",
+    "keras": "memplan.keras",
+    "nnx": "memplan.nnx",
+    "parallel": "memplan.parallel",
+}
 _HOMES = {
     "Difference": "memplan.report.difference",
     "Plan": "memplan.planning.plan",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan import api, errors, parallel
+from memplan import api, equinox, errors, keras, nnx, parallel, stages
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference" / "api.md").read_text()
@@ -30,8 +30,10 @@ def test_all_of_api_is_in_the_reference(name: str) -> None:
     assert documented(name)
 
 
-@pytest.mark.parametrize("name", [f"memplan.parallel.{name}" for name in parallel.__all__])
-def test_all_of_parallel_is_in_the_reference(name: str) -> None:
+@pytest.mark.parametrize(
+    "name", [f"{room.__name__}.{name}" for room in (equinox, keras, nnx, parallel, stages) for name in room.__all__]
+)
+def test_all_of_a_module_is_in_the_reference(name: str) -> None:
     assert documented(name)
 
 

@@ -1,0 +1,84 @@
+"""`equinox.filter_jit` with a device-memory budget."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, Literal, Unpack
+
+import jax
+import numpy as np
+
+from memplan.api import StepOptions, refuse_no_function, refuse_unknown
+from memplan.errors import UnsupportedProgramError
+from memplan.libraries import LibraryJit, planned_instead
+from memplan.program import compat
+from memplan.stages import Planned
+from memplan.units import Size
+
+try:
+    import equinox
+except ModuleNotFoundError as error:
+    raise ImportError("memplan.equinox needs Equinox: pip install 'memplan[equinox]'.") from error
+
+__all__ = ["FilterJit", "filter_jit"]
+
+Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
+
+
+def filter_jit(
+    fun: Callable[..., Any] | None = None,
+    *,
+    donate: Donate = "none",
+    budget: Size = None,
+    **options: Unpack[StepOptions],
+) -> Any:
+    """`equinox.filter_jit` with a device-memory budget: arrays are traced, all else is static by equality.
+
+    Args:
+      fun: a function, method or module; left out where this is used as a decorator with arguments.
+      donate: as for `equinox.filter_jit`.
+      budget, options: `host_budget`, `device`, `planner`, `plan`, `verify`, `split`, `topology`, `between_hosts`,
+        `pin`, `keep_unused` and `compiler_options`, as for `memplan.jit`.
+
+    Returns:
+      A callable like `equinox.filter_jit`'s, with `plan(*args, **kwargs)`, `lower` and `report`.
+
+    Raises:
+      BudgetError, UnknownDeviceError: at once, where the request makes no sense.
+      InfeasibleBudgetError: when called or planned, where no plan fits.
+    """
+    if fun is None:
+        return functools.partial(filter_jit, donate=donate, budget=budget, **options)
+    refuse_no_function("memplan.equinox.filter_jit", fun)
+    refuse_unknown("memplan.equinox.filter_jit", StepOptions, options)
+    jitted: Any = equinox.filter_jit(fun, donate=donate)
+    planned = planned_instead(jitted._cached, budget, options)
+    return FilterJit(fun, dataclasses.replace(jitted, _cached=planned), planned)
+
+
+class FilterJit(LibraryJit):
+    """What `equinox.filter_jit` returns, with memplan inside."""
+
+    def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
+        """Plan for these arguments, with arrays or `jax.ShapeDtypeStruct`s in them; runs nothing."""
+        return super().plan(*jax.tree.map(_as_array, args), **jax.tree.map(_as_array, kwargs))
+
+
+def _as_array(leaf: Any) -> Any:
+    """A shape as an array that takes no memory, since to Equinox a shape is static.
+
+    Raises:
+      UnsupportedProgramError: it is divided over devices.
+    """
+    if not isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf
+    if leaf.sharding is not None and leaf.sharding.num_devices > 1:
+        raise UnsupportedProgramError(
+            "memplan.equinox.filter_jit plans for shapes on one device. Pass arrays on the mesh, or use memplan.jit "
+            "with equinox.partition."
+        )
+    if compat.is_key(leaf):
+        return jax.numpy.broadcast_to(jax.random.key(0, impl=compat.key_impl_of(leaf.dtype)), leaf.shape)
+    return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)
