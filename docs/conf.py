@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[1]
 
 # Guides run in kernels of their own: on the CPU, with this checkout and without a driver's complaints.
 os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["KERAS_BACKEND"] = "jax"
 os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
 

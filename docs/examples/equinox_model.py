@@ -1,4 +1,4 @@
-"""Equinox: arrays are arguments of the planned step; other fields (activations, sizes) stay outside of it."""
+"""Equinox: `memplan.equinox.filter_jit` in the place of `eqx.filter_jit`."""
 
 import equinox as eqx
 import jax
@@ -10,35 +10,28 @@ import memplan
 optimizer = optax.sgd(0.05, momentum=0.9)
 
 
-def network(key):
-    return eqx.nn.MLP(in_size=2, out_size=1, width_size=32, depth=3, activation=jnp.tanh, key=key)
-
-
-_, static = eqx.partition(network(jax.random.key(0)), eqx.is_array)
-
-
 def start():
     weights, data = jax.random.split(jax.random.key(0))
-    params = eqx.filter(network(weights), eqx.is_array)
+    model = eqx.nn.MLP(in_size=2, out_size=1, width_size=32, depth=4, activation=jnp.tanh, key=weights)
     x = jax.random.normal(data, (4096, 2))
-    return params, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
+    return model, optimizer.init(eqx.filter(model, eqx.is_array)), (x, jnp.sin(3 * x).sum(1, keepdims=True))
 
 
 def loss_of(model, batch):
-    return ((jax.vmap(model)(batch["x"]) - batch["y"]) ** 2).mean()
+    x, y = batch
+    return ((jax.vmap(model)(x) - y) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))
-def train_step(params, opt_state, batch):
-    model = eqx.combine(params, static)
+@memplan.equinox.filter_jit(budget="2MiB", donate="all-except-first")  # was: @eqx.filter_jit(donate="all-except-first")
+def train_step(batch, model, opt_state):
     loss, gradients = eqx.filter_value_and_grad(loss_of)(model, batch)
-    updates, opt_state = optimizer.update(gradients, opt_state, params)
-    return eqx.apply_updates(params, updates), opt_state, loss
+    loss = eqx.error_if(loss, ~jnp.isfinite(loss), "the loss is not finite")
+    updates, opt_state = optimizer.update(gradients, opt_state, eqx.filter(model, eqx.is_array))
+    return eqx.apply_updates(model, updates), opt_state, loss
 
 
-params, opt_state, batch = start()
+model, opt_state, batch = start()
 losses = []
 for _ in range(5):
-    params, opt_state, loss = train_step(params, opt_state, batch)
+    model, opt_state, loss = train_step(batch, model, opt_state)
     losses.append(float(loss))
-model = eqx.combine(params, static)

@@ -28,7 +28,7 @@ def start():
     return state, {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=0)
+@memplan.jit(budget="1700KiB", donate_argnums=0)  # was: @jax.jit(donate_argnums=0)
 def train_step(state, batch):
     def loss_of(params):
         return ((state.apply_fn({"params": params}, batch["x"]) - batch["y"]) ** 2).mean()

@@ -42,7 +42,7 @@ def rescaled(scale, is_finite):
     }
 
 
-@memplan.jit(budget="3700KiB", donate_argnums=(0, 1, 2))
+@memplan.jit(budget="3700KiB", donate_argnums=(0, 1, 2))  # was: @jax.jit(donate_argnums=(0, 1, 2))
 def train_step(params, opt_state, scale, batch):
     def scaled(params):
         loss = loss_of(params, batch)

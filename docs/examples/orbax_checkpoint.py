@@ -34,7 +34,7 @@ def loss_of(params, batch):
     return ((x - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1))  # was: @jax.jit(donate_argnums=(0, 1))
 def train_step(params, opt_state, batch):
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)

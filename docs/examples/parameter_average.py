@@ -27,7 +27,7 @@ def loss_of(params, batch):
     return ((x - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(budget="1700KiB", donate_argnums=(0, 1, 2))
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1, 2))  # was: @jax.jit(donate_argnums=(0, 1, 2))
 def train_step(params, average, opt_state, batch):
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)
