@@ -105,7 +105,8 @@ class Start:
             return lowered.compile()
 
     def checkpointed(self, policy: Any) -> Any:
-        with compat.checkpointed_gradients(policy):  # a function of its own: jax remembers traces by function
+        checkpoint = functools.partial(jax.checkpoint, policy=policy)
+        with compat.differentiated_as(checkpoint):  # a function of its own: jax remembers traces by function
             lowered = jax.jit(lambda *args: self.step(*args), **_OPTIONS).lower(*self.shapes)
         with card_alone():
             return lowered.compile()

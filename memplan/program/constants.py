@@ -1,4 +1,4 @@
-"""Digests of arrays, such as those that a step captures: jax's print of a program does not show them."""
+"""Arrays that a step captures, and digests of arrays: jax's print of a program shows neither."""
 
 import hashlib
 from collections.abc import Iterator
@@ -10,14 +10,19 @@ import numpy as np
 from memplan.program import compat
 
 
-def digests_of_constants(program: compat.ClosedJaxpr) -> Iterator[str]:
-    """Types and digests of all arrays that a program captures, those of its loops and branches included."""
-    yield from (f"{type_of(value)} {digest_of(value)}" for _, value in compat.consts_of(program))
+def captured(program: compat.ClosedJaxpr) -> Iterator[tuple[str, Any]]:
+    """Type, or `literal`, and value of each array that a program captures, those of its loops and branches included."""
+    yield from ((type_of(value), value) for _, value in compat.consts_of(program))
     for eqn in program.jaxpr.eqns:
         for inner in compat.sub_jaxprs(eqn):
-            yield from digests_of_constants(inner) if hasattr(inner, "consts") else ()
+            yield from captured(inner) if hasattr(inner, "consts") else ()
         literals = (compat.value_of(atom) for atom in eqn.invars if not compat.is_var(atom))
-        yield from (f"literal {digest_of(one)}" for one in literals if np.ndim(one) > 0)  # numbers stand in the text
+        yield from (("literal", one) for one in literals if np.ndim(one) > 0)  # numbers stand in the text
+
+
+def digests_of_constants(program: compat.ClosedJaxpr) -> Iterator[str]:
+    """Types and digests of all arrays that a program captures."""
+    return (f"{kind} {digest_of(value)}" for kind, value in captured(program))
 
 
 def type_of(leaf: Any) -> str:

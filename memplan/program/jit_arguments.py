@@ -1,4 +1,4 @@
-"""Arguments of a step: which are static; help for arguments of Flax NNX and Equinox that `jax.jit` loses or refuses."""
+"""Arguments of a step: which are static, their types; help for those of Flax NNX and Equinox that `jax.jit` refuses."""
 
 import inspect
 import sys
@@ -8,6 +8,7 @@ from typing import Any
 import jax
 
 from memplan.errors import UnsupportedProgramError
+from memplan.program import compat
 
 _NO_ARRAYS = (
     "memplan.jit takes arrays, as jax.jit does. Leave what is no array outside, or name it in static_argnums. A model "
@@ -117,3 +118,17 @@ def infer_static(step: Callable[..., Any], count: int, options: Mapping[str, Any
     elif words is None:
         names = {name for name, position in ordinary.items() if position in positions}
     return positions, names
+
+
+def type_of(leaf: Any, any_memory: bool) -> Any:
+    """The type of an argument, by the quickest way: 200 arrays take 0.1 ms of every call."""
+    aval = getattr(leaf, "aval", None)
+    if aval is not None:
+        place = compat.placement_of(leaf, any_memory) if leaf.committed else None
+        return aval.shape, aval.dtype, aval.weak_type, place
+    if isinstance(leaf, (bool, int, float, complex)):
+        aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
+        return aval.shape, aval.dtype, aval.weak_type, None
+    if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+        return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf, any_memory)
+    return leaf

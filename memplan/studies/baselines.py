@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -53,7 +54,7 @@ class Baselines:
         def step(*args: Any) -> Any:  # a new function: jax caches traces by function
             return self.step(*args)
 
-        with compat.checkpointed_gradients(policy):
+        with compat.differentiated_as(partial(jax.checkpoint, policy=policy)):
             return self._compile(trace(step, self.args, {}, self.options), self.target)
 
     def xla(self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None) -> Baseline:

@@ -51,6 +51,7 @@ from memplan.program.compat.jaxprs import (
     nbytes_of,
     needs_barrier,
     new_primitive,
+    output_names,
     part_nbytes,
     read,
     recomputes,
@@ -67,7 +68,7 @@ from memplan.program.compat.jaxprs import (
 )
 from memplan.program.compat.tracing import (
     argument_structures,
-    checkpointed_gradients,
+    differentiated_as,
     donated_inputs,
     draws_by_itself,
     empty,
@@ -78,6 +79,7 @@ from memplan.program.compat.tracing import (
     is_key,
     is_tracing,
     jit_options_of,
+    keeping_half_precision,
     key_impl_of,
     placement_of,
     transform_of,

@@ -41,6 +41,13 @@ def input_names(closed: ClosedJaxpr) -> tuple[str, ...]:
     return tuple(name or f"args[{number}]" for number, name in enumerate(names))
 
 
+def output_names(closed: ClosedJaxpr) -> tuple[str, ...]:
+    """One readable path per output, as jax names them: `result[1]['logits']`."""
+    names: Any = closed.jaxpr.debug_info.resolve_result_paths().result_paths
+    count = len(closed.jaxpr.outvars)
+    return names if names and len(names) == count else tuple(f"result[{number}]" for number in range(count))
+
+
 def source_of(eqn: JaxprEqn) -> str:
     """`file:line` of the user's code that made this equation, or '' where jax did.
 

@@ -20,6 +20,11 @@ def test_names_are_paths_without_the_static_arguments() -> None:
     assert compat.input_names(program.traced.jaxpr) == ("state['b']", "state['w']", "x", "rest[0]", "k")
 
 
+def test_outputs_have_paths_too() -> None:
+    closed = jax.make_jaxpr(lambda x: (x, {"loss": x + 1, "rest": [x, None]}))(1.0)
+    assert compat.output_names(closed) == ("result[0]", "result[1]['loss']", "result[1]['rest'][0]")
+
+
 def test_sizes_of_odd_types() -> None:
     sizes = {"bool": 9, "int4": 5, "int2": 3, "uint8": 9, "bfloat16": 18, "float8_e4m3fn": 9, "complex64": 72}
     for name, nbytes in sizes.items():
