@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from memplan.io import write_atomic
+from memplan.report.diagnosis import Finding, findings_table
 from memplan.report.mesh import Mesh, collectives_table
 from memplan.report.result import Record, Versions
 from memplan.report.slabs import SlabLoop, Unsplit, loops_table, unsplit_table
@@ -162,6 +163,7 @@ class Report(Record):
       checkpoints: `file:line` of the step's own differentiated `jax.checkpoint`s, which are carried out as written.
       peak_kernel: what runs at the peak: its layer, or its name, and `file:line`; '' if that is not known.
       step: what was planned, as the command line names it: `MODULE:FACTORY(size=64)`; '' for a step of a program's own.
+      findings: what could save memory at once, counted without another compilation; `memplan.api.doctor` finds more.
       versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
     """
 
@@ -219,13 +221,14 @@ class Report(Record):
     checkpoints: tuple[str, ...] = ()
     peak_kernel: str = ""
     step: str = ""
+    findings: tuple[Finding, ...] = ()
 
     @property
     def title(self) -> str:
         return f"memplan: {self.device}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """Summary, candidates, slabs, buffers live at the peak, decisions; at most `rows` rows of long tables."""
+        """Findings, summary, candidates, slabs, what is live at the peak, decisions; of long tables `rows` rows."""
         parts = *self._first_tables(rows), _live(self, rows), _decisions(self, rows)
         return tuple(table for table in parts if table.rows)
 
@@ -233,7 +236,8 @@ class Report(Record):
         """Those that the page shows, too."""
         collectives = collectives_table(self.mesh.collectives if self.mesh else ())
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
-        return _summary(self), _candidates(self), collectives, *slabs
+        found = findings_table(self.findings, self.budget_bytes)
+        return *found, _summary(self), _candidates(self), collectives, *slabs
 
     def to_html(self) -> str:
         """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains `to_json()`."""
@@ -294,7 +298,7 @@ def _summary(report: Report) -> Table:
         ),
         *([("  in XLA's pool", format_bytes(report.pool_peak_bytes))] if report.pool_peak_bytes is not None else []),
         *([("  while it runs", report.peak_kernel)] if report.peak_kernel else []),
-        *([("  constants", _constants(report))] if report.constant_bytes else []),
+        *([("  constants", format_bytes(report.constant_bytes))] if report.constant_bytes else []),
         ("  its largest kernel", format_bytes(report.floor_bytes)),
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
         *_by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes"),
@@ -322,10 +326,6 @@ def _pinned(pin: Pinned) -> str:
     if not pin.values:
         return f"{pin.name}: {pin.where}; no kernel stores it for the backward pass"
     return f"{pin.name}: {pin.where}, {pin.values} value{'s' * (pin.values > 1)}, {format_bytes(pin.nbytes)}"
-
-
-def _constants(report: Report) -> str:
-    return f"{format_bytes(report.constant_bytes)}; pass what the step closes over as arguments"
 
 
 def _slabs(report: Report) -> str:

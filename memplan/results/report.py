@@ -25,6 +25,7 @@ from memplan.program.trace import InSlabs
 from memplan.report.mesh import CollectiveRow, Link, Mesh
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Pinned, Report
 from memplan.report.slabs import SlabArray, SlabLoop
+from memplan.results.findings import counted
 from memplan.results.infeasible import axis_of, floor_of, touched_nbytes, unsplit
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
 from memplan.xla import local
@@ -103,6 +104,7 @@ def report_of(outcome: Outcome) -> Report:
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
         peak_kernel=", ".join(filter(None, (peak.layer or peak.name, peak.source))) if peak else "",
+        findings=counted(outcome),
         **_counts(outcome),
         **_pooled(outcome),
         **_by_jit(outcome),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from memplan.program import compat
 from memplan.program.pins import MARK
-from memplan.xla.module import Instruction, Module, large_constants
+from memplan.xla.module import Computation, Instruction, Module, large_constants
 
 _OWN = str(Path(__file__).parents[1]) + os.sep
 
@@ -49,8 +49,17 @@ def constants(module: Module) -> Iterator[tuple[Instruction, str]]:
     source_of = finder(module)
     for name, text in module.texts.items():
         for op in large_constants(text):
-            readers = (reader for reader, _ in module[name].uses[op.name])
+            readers = _readers(module, module[name], op)
             yield op, next(filter(None, map(source_of, (op, *readers))), "")
+
+
+def _readers(module: Module, body: Computation, op: Instruction) -> Iterator[Instruction]:
+    """The instructions that read another, and within fusions those that read the parameter."""
+    for reader, position in body.uses[op.name]:
+        yield reader
+        if reader.opcode == "fusion":
+            (inner,) = map(module.__getitem__, reader.called)
+            yield from _readers(module, inner, inner.parameters[position])
 
 
 def scope(op: Instruction) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from memplan.report.diagnosis import Finding
 from memplan.report.model import Report
 
 
@@ -135,11 +136,17 @@ def test_text_tells_what_is_launched(report: Report) -> None:
     assert Report.from_json(json.dumps(document)) == report
 
 
-def test_text_advises_arguments_in_place_of_constants(report: Report) -> None:
+def test_text_tells_of_constants(report: Report) -> None:
     assert "constants" not in str(report)
-    assert re.search(
-        r"constants +16\.0 MiB; pass what the step closes over", str(replace(report, constant_bytes=1 << 24))
-    )
+    assert re.search(r"constants +16\.0 MiB\n", str(replace(report, constant_bytes=1 << 24)))
+
+
+def test_findings_come_first_and_survive_json(report: Report) -> None:
+    assert "What to do first" not in str(report)
+    finding = Finding("closed over", "pass it", 1 << 24, 0.0, 1 << 30, "counted", source="net.py:3")
+    told = replace(report, findings=(finding,))
+    assert str(told).startswith("What to do first\n") and "pass it (net.py:3)" in str(told)
+    assert Report.from_json(told.to_json()) == told
 
 
 def test_empty_parts_are_left_out(report: Report) -> None:

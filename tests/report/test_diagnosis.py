@@ -1,0 +1,50 @@
+"""What is told of a diagnosis: the verdict, each finding with its figures, and JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from memplan.report.diagnosis import KINDS, Diagnosis, Finding
+
+MIB = 2**20
+DONATE = Finding("donate", "donate argument 0", 7 * MIB, -2e-6, 53 * MIB, "compiled", position=0)
+CLOSED = Finding("closed over", "pass it", 4 * MIB, 0.0, 60 * MIB, "counted", source="/a/b/c/net.py:3")
+OUTPUT = Finding("output", "return its mean", 2 * MIB, None, 58 * MIB, "counted", position=2)
+SICK = Diagnosis("a100", 55 * MIB, 60 * MIB, 1e-3, (DONATE, CLOSED, OUTPUT), 3, (("jax", "0"),))
+HEALTHY = dataclasses.replace(SICK, budget_bytes=60 * MIB, findings=())
+
+
+def test_a_step_is_healthy_if_it_fits_and_there_is_nothing_to_gain() -> None:
+    assert HEALTHY.fits and HEALTHY.is_healthy
+    assert not SICK.fits and not SICK.is_healthy
+    assert not dataclasses.replace(SICK, findings=()).is_healthy
+    assert not dataclasses.replace(HEALTHY, findings=(DONATE,)).is_healthy
+
+
+def test_of_a_healthy_step_only_the_verdict_is_told() -> None:
+    (verdict,) = HEALTHY.tables(0)
+    assert verdict.rows[0] == ("the step as it is", "fits") and verdict.tones[0] == "good"
+    assert "nothing to gain" in str(HEALTHY) and "What to do first" not in str(HEALTHY)
+
+
+def test_every_finding_has_a_row_and_what_makes_it_fit_is_green() -> None:
+    verdict, found = SICK.tables(0)
+    assert verdict.rows[0] == ("the step as it is", "does not fit") and verdict.tones[0] == "bad"
+    assert [row[0] for row in found.rows] == ["1", "2", "3"] and found.tones == ("good", "", "")
+    assert found.rows[0][1:] == ("donate argument 0", "7.0 MiB", "-2.00 us", "53.0 MiB", "compiled")
+    assert found.rows[1][1:] == ("pass it (../c/net.py:3)", "4.0 MiB", "same", "60.0 MiB", "counted")
+    assert found.rows[2][3] == "not known"
+    assert re.search(r"device peak +60\.0 MiB of 55\.0 MiB", str(SICK))
+
+
+def test_it_comes_back_from_json() -> None:
+    assert Diagnosis.from_json(SICK.to_json()) == SICK
+    with pytest.raises(ValueError, match=r"findings\[0\]\.kind"):
+        Diagnosis.from_json(SICK.to_json().replace('"kind": "donate"', '"kind": "pray"'))
+
+
+def test_kinds_stand_from_the_cheapest_to_the_dearest() -> None:
+    assert KINDS[0] == "donate" and KINDS[-1] == "plan"
