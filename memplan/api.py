@@ -15,16 +15,18 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.report.comparison import Comparison
 from memplan.report.curve import Curve
+from memplan.report.diagnosis import Diagnosis
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
 from memplan.stages import PlannedJit, notify
 from memplan.studies.compare import compare as compare_ways
 from memplan.studies.curve import curve as curve_of
+from memplan.studies.doctor import doctor as doctor_of
 from memplan.studies.largest import Make
 from memplan.studies.largest import frontier as frontier_of
 from memplan.units import Size, parse_bytes
 
-__all__ = ["compare", "curve", "frontier", "jit", "largest", "parse_bytes", "progress", "report"]
+__all__ = ["compare", "curve", "doctor", "frontier", "jit", "largest", "parse_bytes", "progress", "report"]
 
 
 class PlanOptions(TypedDict, total=False):
@@ -175,6 +177,22 @@ def curve(
     """
     request, given = _request("memplan.api.curve", RequestOptions, None, options)
     return curve_of(step, args, given, request, points, notify.get())
+
+
+def doctor(
+    step: Callable[..., Any], args: Sequence[Any], *, budget: Size = None, **options: Unpack[RequestOptions]
+) -> Diagnosis:
+    """What to do first about a step's memory, cheapest first; what costs time only if it does not fit, a plan last.
+
+    Each finding has the device bytes that it saves and the seconds that it adds: the changed step is compiled for the
+    same device, or arrays are counted in the compiled step.
+
+    Args:
+      step: a plain function, or one of `jax.jit`; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
+      budget, options: as for `compare`; without `donate_argnums`, the step donates what its own `jax.jit` says.
+    """
+    request, given = _request("memplan.api.doctor", RequestOptions, budget, options)
+    return doctor_of(step, args, given, request, notify.get())
 
 
 def largest(

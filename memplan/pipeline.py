@@ -192,6 +192,11 @@ def best(
     return _best(traced(step, args, kwargs, options, request, notify), request, notify)
 
 
+def unplanned(plain: Program, request: Request, notify: Notify) -> Outcome:
+    """What `traced` returned, compiled without a budget: as it is, but for state on the host and pins."""
+    return _best(plain, replace(request, budget=UNLIMITED, split=False), notify)
+
+
 def _key(plain: Program, request: Request) -> str:
     """Of all that a plan depends on; "" where jax's persistent cache is off, or a second start needs XLA or the step.
 

@@ -2,7 +2,7 @@
 measure devices, show the demo.
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1 the step itself
-or memplan failed, or the step grew, 2 usage, 3 infeasible.
+or memplan failed, or the step grew, 2 usage, 3 infeasible; of the doctor 0 nothing to gain, 1 findings.
 """
 
 from pathlib import Path
@@ -17,7 +17,8 @@ from memplan.cli.output import exit_on_error, print_line, progress
 
 app = typer.Typer(
     help="jax.jit with a device-memory budget.",
-    epilog="Exit codes: 0 fits, 1 the step or memplan failed, or the step grew, 2 usage, 3 infeasible.",
+    epilog="Exit codes: 0 fits, 1 the step or memplan failed, or the step grew, 2 usage, 3 infeasible. Of doctor: 0 "
+    "nothing to gain, 1 findings.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -48,16 +49,8 @@ def demo(
         raise typer.Exit(code or 0)
 
 
-for command in (
-    steps.inspect,
-    steps.check,
-    steps.compare,
-    steps.curve,
-    steps.largest,
-    machines.devices,
-    machines.calibrate,
-    demo,
-):
+_PLANNING = steps.inspect, steps.doctor, steps.check, steps.compare, steps.curve, steps.largest
+for command in (*_PLANNING, machines.devices, machines.calibrate, demo):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(machines.launch)
 app.command()(machines.topology)

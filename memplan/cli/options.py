@@ -46,7 +46,7 @@ class StepOptions:
         typer.Option(
             metavar="0,1|none",
             help="Arguments whose buffers the step may overwrite. Default: the first of several, as in "
-            "step(state, batch).",
+            "step(state, batch); for doctor, those that a step of jax.jit donates.",
         ),
     ] = None
     host_state: Annotated[

@@ -18,6 +18,7 @@ from memplan.report.progress import Stages
 from memplan.report.result import Result
 
 FAILED, USAGE, INFEASIBLE = 1, 2, 3
+FINDINGS = 1  # of the doctor
 STDOUT = Path("-")
 
 

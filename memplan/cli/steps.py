@@ -11,6 +11,7 @@ from memplan.cli import factory
 from memplan.cli.options import Budget, FactoryArgument, StepOptions, step_command
 from memplan.cli.output import (
     FAILED,
+    FINDINGS,
     INFEASIBLE,
     check_extra,
     check_writable,
@@ -56,6 +57,23 @@ def inspect(
     for path, write in ((trace, report.save_trace), (png, report.save_png)):
         if path is not None:
             save(path, write)
+
+
+@step_command
+def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepOptions) -> None:
+    """What to do first about the memory of one step, cheapest first, before any plan: bytes, seconds, lines.
+
+    Exit code 0 if there is nothing to gain, 1 if there are findings.
+    """
+    with progress() as stage:
+        function, args = _plain_step(step, stage)
+        asked = options.of(args)
+        if options.donate is None:  # as the step itself says: it is what the first finding is about
+            asked["donate_argnums"] = None
+        found = api.doctor(function, args, budget=budget, **asked)
+    print_result(found, options.json, options.html)
+    if not found.is_healthy:
+        raise typer.Exit(FINDINGS)
 
 
 @step_command
@@ -193,5 +211,5 @@ def _saved(path: Path) -> Report:
 def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     function, args = _load(step, stage)
     if hasattr(function, "plan"):
-        raise typer.BadParameter("compare and curve need the plain step: return it without memplan.jit.")
+        raise typer.BadParameter("compare, curve and doctor need the plain step: return it without memplan.jit.")
     return function, args

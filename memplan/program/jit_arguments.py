@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -127,8 +127,11 @@ def type_of(leaf: Any, any_memory: bool) -> Any:
         place = compat.placement_of(leaf, any_memory) if leaf.committed else None
         return aval.shape, aval.dtype, aval.weak_type, place
     if isinstance(leaf, (bool, int, float, complex)):
-        aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
+        try:
+            aval = jax.typeof(leaf)  # to jax.jit it is an array of weak type
+        except OverflowError:
+            return leaf  # jax names the argument when it traces
         return aval.shape, aval.dtype, aval.weak_type, None
     if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
         return leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False), compat.placement_of(leaf, any_memory)
-    return leaf
+    return leaf if isinstance(leaf, Hashable) else type(leaf)  # no array: jax refuses it when it traces

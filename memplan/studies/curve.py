@@ -33,7 +33,8 @@ def curve(
     ways = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = ways.plain()
-    nbytes, _ = floor(plan(pipeline.UNLIMITED).planned.plain.problem)
+    unplanned = pipeline.unplanned(pipeline.traced(step, args, {}, options, request), request, notify)
+    nbytes, _ = floor(unplanned.planned.plain.problem)
     floor_bytes = plain.resident_bytes + nbytes
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)
 

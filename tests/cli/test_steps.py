@@ -13,6 +13,7 @@ import pytest
 from memplan import api
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
+from memplan.report.diagnosis import Diagnosis, Finding
 from memplan.report.frontier import Frontier, Trial
 from tests.cli.command import REPORT, Planner, message, run
 from tests.report.timelines import random_timeline
@@ -64,6 +65,40 @@ def test_inspect_says_why_there_is_no_trace(planner: Planner, workshop: Path) ->
     assert result.exit_code == 2 and "no timeline" in " ".join(result.stderr.replace("│", " ").split())
     assert "greedy" in result.stdout and not (workshop / "t.pftrace").exists()
     assert "of its own" in message(run("inspect", "workshop:make", "--trace", "a", "--json", "a"), 2)
+
+
+@pytest.fixture
+def examined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    asked: list[dict[str, Any]] = []
+
+    def doctor(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Diagnosis:
+        asked.append({"args": args, **options})
+        donate = Finding("donate", "donate argument 0", 2**20, 0.0, 2**29, "compiled", position=0)
+        budget = 2**28 if options["budget"] == "256MiB" else 2**30
+        return Diagnosis("v100", budget, 2**29, 0.1, (donate,) if options["budget"] == "1GiB" else (), 2)
+
+    monkeypatch.setattr(api, "doctor", doctor)
+    return asked
+
+
+@pytest.mark.parametrize(("budget", "code"), [("1GiB", 1), ("256MiB", 1), ("2GiB", 0)])
+def test_doctor_ends_with_1_unless_the_step_fits_and_nothing_is_found(
+    examined: list[dict[str, Any]], budget: str, code: int
+) -> None:
+    result = run("doctor", "workshop:make(size=4)", "--budget", budget, "--device", "v100", "--json", "d.json")
+    assert result.exit_code == code, result.output
+    assert "memplan doctor" in result.stdout and ("donate argument 0" in result.stdout) == (budget == "1GiB")
+    assert Diagnosis.from_json(Path("d.json").read_text()).device == "v100"
+    asked = {"budget": budget, "host_budget": None, "device": "v100", "split": "auto", "host_state": (), "pin": None}
+    assert examined == [{"args": ({"w": 4}, 2), "donate_argnums": None, **asked}]
+
+
+def test_doctor_takes_what_is_donated_and_no_planned_step(examined: list[dict[str, Any]], workshop: Path) -> None:
+    run("doctor", "workshop:make", "--donate", "0,1")
+    run("doctor", "workshop:make", "--donate", "none")
+    assert [one["donate_argnums"] for one in examined] == [(0, 1), ()]
+    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
+    assert "plain step" in message(run("doctor", "ready:make"), 2)
 
 
 @pytest.fixture

@@ -1,0 +1,175 @@
+"""Steps with a planted fault, the same steps without it, and healthy ones, for the doctor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+WIDTH, ROWS, LAYERS, WORDS = 512, 1024, 3, 1536
+HALF = jnp.bfloat16
+TABLE = np.cos(np.arange(ROWS * WIDTH, dtype=np.float32)).reshape(ROWS, WIDTH)
+LISTED = [np.sin(np.arange(WIDTH * WIDTH, dtype=np.float32) + n).reshape(WIDTH, WIDTH) for n in range(LAYERS)]
+STRONG = np.float32(0.5)  # a number of Python's does not promote
+
+Step = Callable[..., Any]
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def weights(layers: int = LAYERS, dtype: Any = jnp.float32) -> list[jax.ShapeDtypeStruct]:
+    return [array(WIDTH, WIDTH, dtype=dtype)] * layers
+
+
+X, MASK = array(ROWS, WIDTH), array(ROWS, 1)
+
+
+@dataclass(frozen=True)
+class Patient:
+    """A step with a fault, the kind of finding that it is, and the step without it."""
+
+    kind: str
+    step: Step
+    args: Sequence[Any]
+    cured: Step
+    cured_args: Sequence[Any]
+    # arguments that they donate
+    donated: tuple[int, ...] = (0,)
+    cured_donated: tuple[int, ...] = (0,)
+    mark: str = ""  # stands in the line with the fault
+
+
+def network(params: Any, x: jax.Array) -> jax.Array:
+    for weight in params:
+        x = jnp.tanh(x @ weight)  # a layer
+    return x
+
+
+def descend(params: Any, gradient: Any) -> Any:
+    return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, params, gradient)
+
+
+def train(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(params)  # the loss
+    return descend(params, gradient), value
+
+
+def with_momentum(params: Any, momentum: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any, jax.Array]:
+    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(params)
+    momentum = jax.tree.map(lambda old, slope: 0.9 * old + slope, momentum, gradient)
+    return descend(params, momentum), momentum, value
+
+
+def with_state(state: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
+    params, momentum, value = with_momentum(*state, x, y)
+    return (params, momentum), value
+
+
+def closing_over_a_table(params: Any, x: jax.Array) -> Any:
+    return train(params, x, TABLE)
+
+
+def closing_over_weights(x: jax.Array) -> Any:
+    return network(LISTED, x).mean()
+
+
+def folding(params: Any, x: jax.Array) -> Any:
+    y = jnp.asarray(TABLE)[: ROWS - 8].astype(HALF)
+    return jnp.tanh(network(params, x)[: ROWS - 8].astype(HALF) + y)  # what is folded
+
+
+def one_hot_rows(weight: Any, x: jax.Array) -> Any:
+    rows = jax.nn.one_hot(jnp.arange(ROWS) % 7, WIDTH)  # the rows
+    hidden = jnp.tanh(x @ weight)
+    return weight - 0.1 * (hidden.T @ rows), (rows.T @ hidden).sum()
+
+
+def with_logits(params: Any, head: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+    params, value = train(params, x, y)
+    logits = network(params, x) @ head  # the logits
+    return params, {"loss": value, "logits": logits}
+
+
+def without_logits(params: Any, head: jax.Array, x: jax.Array, y: jax.Array) -> Any:
+    params, value = train(params, x, y)
+    return params, {"loss": value}
+
+
+def in_halves(change: Step, weight_of: Step = lambda weight: weight.astype(HALF)) -> Step:
+    """Training in bfloat16; every activation is changed."""
+
+    def step(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
+        def loss(params: Any) -> jax.Array:
+            hidden = x.astype(HALF)
+            for weight in params:
+                hidden = change(jnp.tanh(hidden @ weight_of(weight)), mask)  # a layer in halves
+            return ((hidden.astype(jnp.float32) - y) ** 2).mean()
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        return descend(params, gradient), value
+
+    return step
+
+
+def masked(hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    return hidden * mask  # by a mask
+
+
+def masked_in_half(hidden: jax.Array, mask: jax.Array) -> jax.Array:
+    return hidden * mask.astype(HALF)
+
+
+def scaled(hidden: jax.Array, _: jax.Array) -> jax.Array:
+    return hidden * STRONG  # by a constant
+
+
+def scaled_by_a_number(hidden: jax.Array, _: jax.Array) -> jax.Array:
+    return hidden * 0.5
+
+
+def centred(hidden: jax.Array, _: jax.Array) -> jax.Array:
+    """In float32 on purpose."""
+    wide = hidden.astype(jnp.float32)
+    return (wide - wide.mean(axis=1, keepdims=True)).astype(HALF)
+
+
+def as_it_is(value: jax.Array, *_: Any) -> jax.Array:
+    return value
+
+
+def in_half_scanned(params: jax.Array, x: jax.Array, mask: jax.Array) -> Any:
+    """A scan over layers, whose bodies are masked in float32."""
+
+    def layer(hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+        hidden = jnp.tanh(hidden @ weight.astype(HALF))
+        wide = jnp.sin(hidden * mask)  # in the body
+        return wide.astype(HALF), None
+
+    return _descend_scanned(layer, params, x)
+
+
+def in_half_scanned_and_masked(params: jax.Array, x: jax.Array, mask: jax.Array) -> Any:
+    def layer(hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
+        hidden = jnp.tanh(hidden @ weight.astype(HALF))
+        return jnp.sin(hidden * mask.astype(HALF)), None
+
+    return _descend_scanned(layer, params, x)
+
+
+def _descend_scanned(layer: Step, params: jax.Array, x: jax.Array) -> Any:
+    def loss(params: jax.Array) -> jax.Array:
+        last, _ = jax.lax.scan(layer, x.astype(HALF), params)
+        return (last.astype(jnp.float32) ** 2).mean()
+
+    value, gradient = jax.value_and_grad(loss)(params)
+    return params - 0.1 * gradient, value
+
+
+STACK = array(LAYERS, WIDTH, WIDTH)
+WIDE = array(ROWS, WIDTH, dtype=jnp.float64)
