@@ -132,11 +132,12 @@ class _Counted:
                 fixed.update(kernel.writes)
         for one in peak_lifetimes(self.plain):
             buffer = problem.buffers[one.buffer]
-            if fixed.issuperset(problem.places[buffer.place]):  # else it is the start of what is updated in place
-                name = instruction_of(buffer.name)
+            name = instruction_of(buffer.name)
+            # Without a line it is XLA's own, such as the zeros of an AlexNet's ReLUs; in the place of what does depend
+            # on an argument, it is the start of what is updated there.
+            if (source := origins.source(name)) and fixed.issuperset(problem.places[buffer.place]):
                 advice = f"broadcast {origins.shape(buffer.name)} where it is read: it depends on no argument"
-                added_s = -seconds.get(name, 0.0)
-                yield self._finding("table", one.nbytes, advice, added_s, origins.source(name))
+                yield self._finding("table", one.nbytes, advice, -seconds.get(name, 0.0), source)
 
     def _outputs(self) -> Iterator[Finding]:
         """Outputs that replace no argument."""
