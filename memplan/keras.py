@@ -17,11 +17,9 @@ from memplan.units import Size
 try:
     import keras
 except ModuleNotFoundError as error:
-    if error.name == "keras":
-        raise ImportError("memplan.keras needs Keras: pip install 'memplan[keras]'.") from error
     raise ImportError(
-        f"Keras does not start without {error.name!r}, which its backend needs. memplan plans Keras on jax: set "
-        "KERAS_BACKEND=jax before Keras is imported first."
+        f"memplan.keras needs Keras on jax, and there is no module {error.name!r}. Install the extra (pip install "
+        "'memplan[keras]'), and set KERAS_BACKEND=jax before Keras is imported first."
     ) from error
 
 __all__ = ["PlannedModel", "plan"]
