@@ -51,6 +51,8 @@ def infeasible(found: Outcome, smallest: int, splits: bool = True) -> Infeasible
 def floor_of(found: Outcome) -> tuple[int, str]:
     """A lower bound of device bytes for any order, and the kernel that sets it, with its `file:line`."""
     least = found.planned.plain.rewrite(0)
+    if not least.problem.kernels:
+        return found.device_bytes, "none"
     nbytes, kernel = floor(least.problem)
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")

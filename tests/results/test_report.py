@@ -110,3 +110,9 @@ def test_all_that_is_on_the_device_at_the_peak_is_named(device: str | None) -> N
     state_nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert nbytes[1] - nbytes[0] == state_nbytes and nbytes[0] <= 256
     assert all("steps.py:" in one.source for one in outputs[1] if one.nbytes > 256)
+
+
+@pytest.mark.parametrize("step", [lambda x: None, lambda x: x, lambda x: (1.0, 2)], ids=["nothing", "input", "numbers"])
+def test_a_step_without_kernels_has_a_report(step: Any) -> None:
+    report = memplan.jit(step).plan(jax.ShapeDtypeStruct((1024,), jnp.float32)).report
+    assert report.compiled_peak_bytes == report.baseline_peak_bytes and report.status == "untouched"
