@@ -131,16 +131,18 @@ def keeping_half_precision(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def kept(*args: Any, **kwargs: Any) -> Any:
         plain, bound = _dtypes.lattice_result_type, _dtypes._least_upper_bound
+        strict, standard = _config.NumpyDtypePromotion.STRICT, _config.NumpyDtypePromotion.STANDARD
 
         def result(*values: Any) -> tuple[Any, bool]:
             found = plain(*values)
             half = _HALF.intersection(dtype for dtype, weak in map(_dtypes._dtype_and_weaktype, values) if not weak)
-            return (next(iter(half)), False) if found[0] == _FULL and len(half) == 1 and _in_own_code() else found
+            meets = found[0] == _FULL and len(half) == 1 and _config.numpy_dtype_promotion.value == strict
+            return (next(iter(half)), False) if meets and _in_own_code() else found
 
         _dtypes.lattice_result_type = result
-        _dtypes._least_upper_bound = lambda mode, *rest: bound(_config.NumpyDtypePromotion.STANDARD, *rest)
+        _dtypes._least_upper_bound = lambda mode, *rest: bound(standard if mode == strict else mode, *rest)
         try:
-            with jax.numpy_dtype_promotion("strict"):  # jax keeps traces of its own functions by this mode
+            with jax.numpy_dtype_promotion("strict"):  # of this thread; jax keeps traces of its own functions by it
                 return function(*args, **kwargs)
         finally:
             _dtypes.lattice_result_type, _dtypes._least_upper_bound = plain, bound
