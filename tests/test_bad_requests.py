@@ -86,7 +86,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # Ke
         ({"device": "missing.json"}, UnknownDeviceError, "memplan calibrate"),
         ({"device": 3}, MemplanError, "device is 3; it is the name"),
         ({"planner": "clairvoyant"}, MemplanError, "'kernels'"),
-        ({"planner": object()}, MemplanError, "is not a planner, which has a name and a method plan"),
+        ({"planner": 7}, MemplanError, "is not a planner, which has a name and a method plan"),
         ({"plan": "plan.json"}, MemplanError, r"memplan\.Plan\.load"),
         ({"verify": "x"}, MemplanError, "one of 'compile', 'numbers', None"),
         ({"split": "x"}, MemplanError, "one of 'auto', False"),
