@@ -125,7 +125,11 @@ class _Layout:
         buffers = {key: {self._versions[number].buffer for number in group} for key, group in groups.items()}
         roles = {key: {problem.buffers[one].role for one in inside} for key, inside in buffers.items()}
         returned = {key: not inside.isdisjoint(problem.returned) for key, inside in buffers.items()}
-        made = {key: min(self._position[number] for number in group) for key, group in groups.items()}
+        # XLA numbers instructions of the entry first; those of computations inside have no position here
+        made = {
+            key: min((at for number in group if (at := self._position[number]) >= 0), default=len(self._versions))
+            for key, group in groups.items()
+        }
         places = _Places(self._versions, self._live.interfere)
         left, reused = [], 0
         order = sorted(groups, key=lambda key: (-self._nbytes(groups[key]), not returned[key], made[key], key))

@@ -5,16 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import memplan
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import read_module
 from tests.xla.schedules import compile_step, random_copies, random_recompute, within_share
-from tests.xla.steps import STEPS, updating
+from tests.xla.steps import STEPS, array, updating
 
 
 def temporary_bytes(done: Any) -> int:
@@ -80,6 +82,21 @@ def test_a_loop_says_how_often_its_body_runs() -> None:
     assert loops == [6, 6]
     inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.block is not None}
     assert {found[0].times[number] for number in inner} == {6}
+
+
+def test_sums_of_a_loop_are_placed_in_the_order_of_the_results() -> None:
+    """Both are as large as either result, and only one is done when the first result is made."""
+
+    def step(weights: Any, x: jax.Array) -> Any:
+        def loss(weights: Any) -> jax.Array:
+            layer = jax.checkpoint(lambda y, weight: (jnp.tanh(y @ weight[0]) @ weight[1], None), prevent_cse=False)
+            return (jax.lax.scan(layer, x, weights)[0] ** 2).mean()
+
+        return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, weights, jax.grad(loss)(weights))
+
+    args = (array(4, 32, 64), array(4, 64, 32)), array(2048, 32)
+    report = memplan.jit(step).plan(*args).report
+    assert report.compiled_peak_bytes == pytest.approx(report.predicted_peak_bytes, abs=1024)
 
 
 @pytest.mark.gpu_aot
