@@ -369,7 +369,7 @@ def repeated(weights: Any, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("layers", [chosen, repeated])
-@pytest.mark.parametrize("share", [40, 60, 80])
+@pytest.mark.parametrize("share", [40, *(pytest.param(share, marks=pytest.mark.slow) for share in (60, 80))])
 def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
     def step(weights: Any, x: jax.Array) -> Any:
         value, gradient = jax.value_and_grad(lambda weights: (layers(weights, x) ** 2).mean())(weights)

@@ -50,7 +50,14 @@ def test_a_step_with_copies_is_the_plain_step(watched):
     check_planned(watched, "mlp", [0.9], RUNS)
 
 
-@pytest.mark.parametrize(("toy", "conditions"), [("body", 1), ("branch", 1), ("body, branch, body", 3)])
+@pytest.mark.parametrize(
+    ("toy", "conditions"),
+    [
+        pytest.param("body", 1, marks=pytest.mark.slow),
+        ("branch", 1),
+        pytest.param("body, branch, body", 3, marks=pytest.mark.slow),
+    ],
+)
 def test_a_step_with_copies_in_a_body_and_a_branch_is_the_plain_step(watched, toy, conditions):
     """Without CUDA graphs: the stand-in has no conditions in them."""
     check_planned(watched, toy, [0.85], RUNS, conditions, graphs=False)
@@ -103,6 +110,7 @@ def test_slabs_and_loops_pass_the_gate(watched, card, case):
     assert found["row"]["newly pinned"] == found["row"]["pinned"] + 4096 * found["loops"], found
 
 
+@pytest.mark.slow
 def test_what_else_a_user_may_ask_of_a_step(watched, tmp_path):
     found = watched(programs.requests, str(tmp_path), schedule="random", seed=4).value
     assert found["equal"] == found["arrays"], found

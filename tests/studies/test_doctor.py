@@ -146,6 +146,7 @@ def test_arrays_in_the_program_are_counted(kind: str, step: Step, args: Sequence
     assert report.findings == found.findings and str(report).startswith("What to do first")
 
 
+@pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_state_that_the_host_could_hold_is_found() -> None:
     x = array(128, WIDTH)
