@@ -80,7 +80,7 @@ def teller(module: Module, op: Instruction, leaf: int = 0) -> Instruction:
     if op.opcode != "fusion":
         return op
     fused = module[op.called[0]]
-    names = [fused.by_leaf[leaf].name]
+    names = [made.name for made in fused.by_leaf[leaf : leaf + 1]]  # none for a result that it does not have here
     for name in names:  # which grows: the result first, then what it is computed from
         if _MADE.search(fused.ops[name].line):
             return fused.ops[name]

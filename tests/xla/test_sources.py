@@ -167,6 +167,7 @@ ENTRY %e (x: f32[4]) -> f32[4] {
     [
         ("fusion", 0, "net/first"),
         ("fusion", 1, "net/second"),
+        ("fusion", 2, ""),  # a result of the planned module's fusion alone
         ("told", 0, "top"),
         ("copied", 0, "net/second"),
         ("silent", 0, ""),
