@@ -1,9 +1,9 @@
 """Which programs are compiled for a step, in which order, and which of them is taken.
 
-One after another until one fits: the program itself; its loops with stacks read by index, with as few residuals as
-needed; parts of it in slabs.
-Each is compiled by XLA's latency-hiding schedule where it copies, then by the serial one, which holds less, and again
-with the budget lowered by what a prediction missed. A plan that fits but is slow is compared with the others.
+One after another until one fits: the program itself; its loops with stacks read by index; with as few residuals as
+needed; parts of it in slabs. Each is compiled by XLA's latency-hiding schedule where it copies, then by the serial one,
+which holds less, and again with the budget lowered by what a prediction missed. A plan that fits but is slow is
+compared with the others.
 """
 
 import math
@@ -82,7 +82,7 @@ class Attempts:
             if (not found.fits or _is_slow(found)) and (other := self.indexed_stacks(program)) is not None:
                 self.notify("compiling with its stacks read by index", None)
                 made = self._program(other)
-                if (found := min(found, made, key=_fastest if found.fits or made.fits else _smallest)) is made:
+                if (found := _better(found, made)) is made:
                     program = other
             if not found.fits or _is_slow(found):
                 found = self._with_fewer_residuals(program, found)
@@ -106,7 +106,7 @@ class Attempts:
             made = self._as_few_as_needed(program, missing, moves)
             if made is None:
                 break
-            found = min(found, made, key=_fastest if found.fits or made.fits else _smallest)
+            found = _better(found, made)
             waits_s = made.planned.result.replay.copy_s - made.planned.result.replay.hidden_copy_s
             if waits_s < _WAITS * made.step_s:
                 break
@@ -124,7 +124,7 @@ class Attempts:
                 known.add(other.residuals)
                 self.notify("compiling with fewer residuals in its loops", None)
                 made = self._program(other)
-                best = made if best is None else min(best, made, key=_fastest if best.fits or made.fits else _smallest)
+                best = made if best is None else _better(best, made)
                 is_good = made.fits and not _is_slow(made)
                 if missing == _ALL or (is_good and made.device_bytes > _USED * made.limits.device_bytes):
                     break
@@ -149,7 +149,7 @@ class Attempts:
             other = next(fewer, None) or min(left, key=lambda one: one.expected_bytes)
             left.remove(other)
             made = self._program(other.write())
-            found = min(found, made, key=_fastest if found.fits or made.fits else _smallest)
+            found = _better(found, made)
             if made.fits and not _is_slow(made):
                 break
             taken = made.planned.plain.device_bytes if made.fits else made.device_bytes
@@ -190,6 +190,11 @@ class Attempts:
 
 def _is_slow(found: Outcome) -> bool:
     return found.step_s > _SLOW * found.planned.bound_s
+
+
+def _better(found: Outcome, made: Outcome) -> Outcome:
+    """The faster one that fits; if none does, the one with fewer bytes."""
+    return min(found, made, key=_fastest if found.fits or made.fits else _smallest)
 
 
 def _fastest(found: Outcome) -> tuple[bool, float]:

@@ -5,8 +5,10 @@ from collections.abc import Iterable
 from memplan.planning.problem import Kernel, Problem, Role
 
 
-def floor(problem: Problem) -> tuple[int, int]:
-    """Lower bound on any plan's bytes of temporaries, and the number of the kernel that sets it."""
+def floor(problem: Problem) -> tuple[int, int | None]:
+    """Lower bound on any plan's bytes of temporaries, and the number of the kernel that sets it; None if none runs."""
+    if not problem.kernels:
+        return problem.tables_nbytes, None
     bound = _Bound(problem)
     nbytes, kernel = max((bound.nbytes(number), -number) for number in range(len(problem.kernels)))
     return nbytes + problem.tables_nbytes, -kernel

@@ -51,12 +51,12 @@ def infeasible(found: Outcome, smallest: int, splits: bool = True) -> Infeasible
 def floor_of(found: Outcome) -> tuple[int, str]:
     """A lower bound of device bytes for any order, and the kernel that sets it, with its `file:line`."""
     least = found.planned.plain.rewrite(0)
-    if not least.problem.kernels:
-        return found.device_bytes, "none"
     nbytes, kernel = floor(least.problem)
+    floor_bytes = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU's
+    if kernel is None:
+        return floor_bytes, "none"
     name = least.problem.kernels[kernel].name
     where = sources(least.module).get(name, "")
-    floor_bytes = min(least.resident_bytes + nbytes, found.device_bytes)  # small tables are counted as XLA:GPU's
     return floor_bytes, f"{name} ({where})" if where else name
 
 

@@ -64,22 +64,17 @@ def _by_index(scan: compat.Scan, operands: Sequence[Any]) -> list[Any]:
     consts, carries, stacks = scan.split(operands)
     large = list(map(_is_large, stacks))
 
-    def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
-        number, *others = slices
+    def body(*inputs: Any) -> list[Any]:
+        _, carry, (number, *others) = scan.split(inputs)
         left = iter(others)
         cut = [
             compat.in_order(jax.lax.dynamic_index_in_dim(stack, number, keepdims=False)) if is_large else next(left)
             for stack, is_large in zip(stacks, large, strict=True)
         ]
-        results = interpret(scan.body, [*consts, *carry, *cut])
-        return results[: scan.carries], results[scan.carries :]
+        return interpret(scan.body, [*consts, *carry, *cut])
 
     others = [stack for stack, is_large in zip(stacks, large, strict=True) if not is_large]
-    numbers = jax.numpy.arange(scan.trips)
-    carried, made = jax.lax.scan(
-        trip, carries, [numbers, *others], length=scan.trips, reverse=scan.reverse, unroll=scan.unroll
-    )
-    return [*carried, *made]
+    return scan.run(body, [*consts, *carries, jax.numpy.arange(scan.trips), *others])
 
 
 def _is_large(stack: Any) -> bool:
