@@ -63,6 +63,10 @@ class Graph:
     def nbytes(self, value: int) -> int:
         return self.values[value].nbytes
 
+    def touched_nbytes(self, op: Op) -> int:
+        """Bytes that an operation reads and writes."""
+        return sum(map(self.nbytes, {*op.inputs, *op.outputs}))
+
 
 def op_seconds(graph: Graph, op: Op, device: Device) -> float:
     """Seconds of an operation that reads and writes all its values in device memory."""

@@ -39,6 +39,7 @@ class Loop:
     needed: frozenset[int]  # values of the body that the backward body reads
     carried: tuple[int, ...] = ()  # values of the body that a trip has from the trip before
     turns: bool = False  # the backward loop begins with the forward loop's last trip
+    source: str = ""  # `file:line` of the forward loop, or ''
     pins: Mapping[int, Pin] = field(default_factory=dict)  # by value of the body: where its stack has to be
 
     @property

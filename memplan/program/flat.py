@@ -17,10 +17,13 @@ from memplan.program import compat, ops
 from memplan.program.interpret import interpret
 
 
-def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+def flatten(closed: compat.ClosedJaxpr, caller: compat.JaxprEqn | None = None) -> compat.ClosedJaxpr:
     """Inline every call and remove dead equations.
 
     A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations, as in jax's lowering.
+
+    Args:
+      caller: the equation that runs it, whose line is that of equations without one of the user's own.
 
     Raises:
       UnsupportedProgramError: a mutable array comes from outside; its writes could not be repeated.
@@ -33,7 +36,7 @@ def flatten(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     types = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
 
     def inlined(*inputs: Any) -> list[Any]:
-        return _inline(closed, inputs, inputs, None)
+        return _inline(closed, inputs, inputs, caller)
 
     return compat.dce(compat.discharge_references(jax.make_jaxpr(inlined)(*types)))
 
@@ -52,7 +55,7 @@ def _inline(
         if compat.needs_barrier(eqn) and operands:
             operands = jax.lax.optimization_barrier(operands)
         with jax.named_scope(compat.REMATTED) if compat.recomputes(eqn) else contextlib.nullcontext():
-            return _inline(body, operands, inputs, eqn if compat.source_of(eqn) else caller)
+            return _inline(body, operands, inputs, compat.nearest_source(eqn, caller))
 
     return interpret(closed, operands, rule, functools.partial(compat.user_context, caller=caller))
 
@@ -149,7 +152,8 @@ class Flat:
           UnsupportedProgramError: see `flatten`.
         """
         if (number, index) not in self._inner:
-            self._inner[number, index] = Flat(flatten(compat.computations_of(self.eqns[number])[index].body))
+            eqn = self.eqns[number]
+            self._inner[number, index] = Flat(flatten(compat.computations_of(eqn)[index].body, eqn))
         return self._inner[number, index]
 
     @functools.cached_property

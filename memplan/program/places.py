@@ -40,7 +40,7 @@ class Inner:
             for op, eqn in zip(graph.ops, self.flat.eqns, strict=True)
             if op.fusion == "kernel" and not compat.computations_of(eqn)
         )
-        return max((sum(map(graph.nbytes, {*op.inputs, *op.outputs})) for op in kernels), default=0)
+        return max((graph.touched_nbytes(op) for op in kernels), default=0)
 
 
 def computations(outer: Inner) -> Iterator[Inner]:

@@ -7,7 +7,6 @@ from typing import Any
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError, OutOfMemoryError
 from memplan.planning.floor import floor
-from memplan.planning.graph import Graph, Op
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
 from memplan.program.ops import shape_of
@@ -18,7 +17,7 @@ from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
 from memplan.units import show_bytes
 from memplan.xla import local
-from memplan.xla.sources import sources
+from memplan.xla.sources import Sources
 
 _MOST_NAMED = 3  # operations named in an error
 _ASKED = re.compile(r"allocate ([\d.]+) ?([KMGT]i)?(?:B|bytes)")
@@ -56,7 +55,7 @@ def floor_of(found: Outcome) -> tuple[int, str]:
     if kernel is None:
         return floor_bytes, "none"
     name = least.problem.kernels[kernel].name
-    where = sources(least.module).get(name, "")
+    where = Sources(least.module).line(name)
     return floor_bytes, f"{name} ({where})" if where else name
 
 
@@ -128,17 +127,10 @@ def unsplit(records: Iterable[InSlabs], most: int) -> tuple[Unsplit, ...]:
     found: dict[tuple[str, str], Unsplit] = {}
     for one in records:
         graph = one.graph.graph
-        rows = (
-            Unsplit(op.name, touched_nbytes(graph, op), op.source) for op in map(graph.ops.__getitem__, one.blocked)
-        )
+        rows = (Unsplit(op.name, graph.touched_nbytes(op), op.source) for op in map(graph.ops.__getitem__, one.blocked))
         for row in sorted(rows, key=lambda row: -row.nbytes):
             found.setdefault((row.name, row.source), row)
     return tuple(sorted(found.values(), key=lambda row: -row.nbytes)[:most])
-
-
-def touched_nbytes(graph: Graph, op: Op) -> int:
-    """Bytes that an operation reads and writes."""
-    return sum(map(graph.nbytes, {*op.inputs, *op.outputs}))
 
 
 def longest_axis(program: Program) -> InSlabs | None:

@@ -7,10 +7,10 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import Lifetime
 from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
 from memplan.xla.buffers import instruction_of, leaf_of
-from memplan.xla.module import Instruction, Module
+from memplan.xla.module import Module
 from memplan.xla.replay import Replay
 from memplan.xla.shapes import Array
-from memplan.xla.sources import finder, layer_of, scope, teller
+from memplan.xla.sources import Sources, layer_of
 from memplan.xla.write import original
 
 _DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
@@ -21,30 +21,31 @@ class Origins:
     """Maps instructions of a module to the user's code, including those that memplan wrote into it."""
 
     def __init__(self, base: Module):  # the module that was planned, whose metadata names sources
-        self._module, self._source_of = base, finder(base)
+        self._module, self._sources = base, Sources(base)
 
     def source(self, buffer: str) -> str:
         """`file:line` of what makes a buffer `instruction{leaf}`, or ''."""
-        op = self._instruction(buffer)
-        return self._source_of(teller(self._module, op, leaf_of(buffer))) if op is not None else ""
+        return self._sources.line(*_result(buffer))
 
     def scope(self, buffer: str) -> str:
         """jax's name stack of it, or ''."""
-        op = self._instruction(buffer)
-        return scope(teller(self._module, op, leaf_of(buffer))) if op is not None else ""
+        return self._sources.scope(*_result(buffer))
 
     def array(self, buffer: str) -> Array | None:
         """The array in it."""
-        op, leaf = self._instruction(buffer), leaf_of(buffer)
+        name, leaf = _result(buffer)
+        op = self._module.instructions.get(name)
         return op.result[leaf] if op is not None and leaf < len(op.result) else None
-
-    def _instruction(self, buffer: str) -> Instruction | None:
-        return self._module.instructions.get(original(instruction_of(buffer)))
 
     def shape(self, buffer: str) -> str:
         """Type and shape, such as `float32[64,112]`, or ''."""
         array = self.array(buffer)
         return array.in_numpy if array else ""
+
+
+def _result(buffer: str) -> tuple[str, int]:
+    """The instruction of the planned module whose result is in a buffer, and the leaf of the result."""
+    return original(instruction_of(buffer)), leaf_of(buffer)
 
 
 def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:

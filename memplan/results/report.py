@@ -26,7 +26,7 @@ from memplan.report.mesh import CollectiveRow, Link, Mesh
 from memplan.report.model import Candidate, Choice, Decision, LiveValue, Pinned, Report
 from memplan.report.slabs import SlabArray, SlabLoop
 from memplan.results.findings import counted
-from memplan.results.infeasible import axis_of, floor_of, touched_nbytes, unsplit
+from memplan.results.infeasible import axis_of, floor_of, unsplit
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
 from memplan.xla import local
 from memplan.xla.buffers import instruction_of
@@ -200,14 +200,14 @@ def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
             known, kept = body.values[value], value in residuals.kept
             choice: Choice = "offload" if value in residuals.on_host else "keep" if kept else "recompute"
             name = f"{known.name} of {trips} trips" + (f", of {loop.trips}" if trips < loop.trips else "")
-            nbytes, source = trips * known.nbytes, _source_of(body, value)
+            nbytes, source = trips * known.nbytes, _source_of(body, value) or loop.source
             yield Decision(name, (trips, *known.shape), known.dtype, nbytes, source, choice, 0.0)
         count = residuals.segments
         for value, on_host in zip(loop.carried, residuals.snapshots_on_host, strict=False):
             known = body.values[value]
             name = f"{known.name} before {count} segments of {residuals.segment_trips} trips"
             choice = "offload" if on_host else "keep"
-            yield Decision(name, (count, *known.shape), known.dtype, count * known.nbytes, "", choice, 0.0)
+            yield Decision(name, (count, *known.shape), known.dtype, count * known.nbytes, loop.source, choice, 0.0)
 
 
 def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
@@ -263,7 +263,6 @@ def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[in
         graph, made = one.graph.graph, compiled.get(one.scope(number), "")
         copies, kernels = moved.get(made, (0, 0))
         spans = [(loop.spans[value], slab_rows(one.graph, one.slabs, value)) for value in loop.reads]
-        largest = max((graph.ops[op] for op in loop.ops), key=lambda op: touched_nbytes(graph, op))
         yield SlabLoop(
             number=number,
             axis=axis_of(one),
@@ -275,7 +274,7 @@ def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[in
             writes=tuple(array(one, value) for value in loop.writes),
             sums=len(loop.sums),
             seconds=blocks.get(made),
-            source=largest.source,
+            source=graph.ops[loop.largest_op(graph)].source,
             copies=copies,
             kernels=kernels,
         )

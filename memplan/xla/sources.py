@@ -1,15 +1,12 @@
 """A module's metadata -> the line of the user's code and the scope behind every instruction."""
 
-import os
 import re
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from itertools import chain, islice
 
 from memplan.program import compat
 from memplan.program.pins import MARK
 from memplan.xla.module import Computation, Instruction, Module, large_constants
-
-_OWN = str(Path(__file__).parents[1]) + os.sep
 
 _FILE = re.compile(r'^(?P<id>\d+) "(?P<name>.*)"$')
 _LOCATION = re.compile(r"^(?P<id>\d+) \{file_name_id=(?P<file>\d+) .*?\bline=(?P<line>\d+)\b")
@@ -21,20 +18,36 @@ _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
 _NO_LAYER = re.compile(
     rf"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|eval_jaxpr|{MARK.pattern}"
 )
-_COPIES = ("bitcast", "copy", "copy-done", "copy-start", "get-tuple-element")
 _TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
 
 _Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it
 
 
-def sources(module: Module) -> dict[str, str]:
-    """Instruction name -> `file:line`, of those outside of fusions that tell.
+class Sources:
+    """Results of a module -> the line of the user's code and the scope behind each, of those outside of fusions.
 
-    It is the innermost line of the user's own. Libraries are passed over, unless nothing else called them, and
-    memplan's files always.
+    XLA gives no metadata to fusions of several results, and to the copies and conversions that it adds. For these tells
+    what they compute, else what they read, else what reads them. An argument has neither line nor scope.
     """
-    source_of = finder(module)
-    return {op.name: line for op in module.instructions.values() if (line := source_of(op))}
+
+    def __init__(self, module: Module) -> None:
+        self._source_of = finder(module)
+        self._tellers = _tellers(module)
+
+    def line(self, name: str, leaf: int = 0) -> str:
+        """`file:line` of an instruction's result, or ''.
+
+        It is the innermost line of the user's own. Libraries are passed over, unless nothing else called them, and
+        memplan's files always.
+        """
+        told = self._tellers.get((name, leaf))
+        return self._source_of(told) if told is not None else ""
+
+    def scope(self, name: str, leaf: int = 0) -> str:
+        """jax's name stack, as `transpose(jvp(UNet))/down_0/conv`, or ''."""
+        told = self._tellers.get((name, leaf))
+        named = _NAMED.search(told.line) if told is not None else None
+        return named[1] if named else ""
 
 
 def finder(module: Module) -> Callable[[Instruction], str]:
@@ -62,32 +75,6 @@ def _readers(module: Module, body: Computation, op: Instruction) -> Iterator[Ins
             yield from _readers(module, inner, inner.parameters[position])
 
 
-def scope(op: Instruction) -> str:
-    """jax's name stack, as `transpose(jvp(UNet))/down_0/conv`; '' if the instruction does not tell."""
-    return named[1] if (named := _NAMED.search(op.line)) else ""
-
-
-def teller(module: Module, op: Instruction, leaf: int = 0) -> Instruction:
-    """The instruction that tells where a result of another comes from; that one itself if none does.
-
-    XLA writes no metadata for fusions of several results, and for copies of its own: what they compute or copy tells.
-    """
-    if _MADE.search(op.line):
-        return op
-    if op.opcode in _COPIES:
-        copied = module.instructions[op.operands[0]]
-        return teller(module, copied, op.index if op.opcode == "get-tuple-element" else leaf)
-    if op.opcode != "fusion":
-        return op
-    fused = module[op.called[0]]
-    names = [made.name for made in fused.by_leaf[leaf : leaf + 1]]  # none for a result that it does not have here
-    for name in names:  # which grows: the result first, then what it is computed from
-        if _MADE.search(fused.ops[name].line):
-            return fused.ops[name]
-        names += [operand for operand in fused.ops[name].operands if operand not in names]
-    return op
-
-
 def layer_of(scope: str) -> str:
     """The layer in a name stack: `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` -> `UNet/down_0/Conv_0`."""
     scope = _CALLED.sub("", scope)
@@ -101,11 +88,47 @@ def layer_of(scope: str) -> str:
     return "/".join(parts)
 
 
+def _tellers(module: Module) -> dict[tuple[str, int], Instruction]:
+    """Name and leaf of a result -> the instruction whose metadata tells where it comes from."""
+    found: dict[tuple[str, int], Instruction] = {}
+    ops = module.instructions
+    for op in ops.values():
+        tells = _MADE.search(op.line) is not None
+        for leaf in range(len(op.result)):
+            computed = _computed(module[op.called[0]], leaf) if op.opcode == "fusion" and not tells else ()
+            read = (found[one] for one in _read(ops, op, leaf) if one in found)
+            if told := op if tells else next(chain(computed, read), None):
+                found[op.name, leaf] = told
+    for op in reversed(list(ops.values())):
+        for name in op.operands if (op.name, 0) in found else ():
+            for leaf in range(len(ops[name].result) if ops[name].opcode != "parameter" else 0):
+                found.setdefault((name, leaf), found[op.name, 0])
+    return found
+
+
+def _computed(fused: Computation, leaf: int) -> Iterator[Instruction]:
+    """Those that tell, of what a result of a fusion is computed from, the nearest first."""
+    names = [made.name for made in fused.by_leaf[leaf : leaf + 1]]  # none for a result that it does not have here
+    for name in names:  # which grows
+        if _MADE.search(fused.ops[name].line):
+            yield fused.ops[name]
+        names += [operand for operand in fused.ops[name].operands if operand not in names]
+
+
+def _read(ops: Mapping[str, Instruction], op: Instruction, leaf: int) -> Iterator[tuple[str, int]]:
+    """Names and leaves of what a result is made from, the likeliest first."""
+    if op.opcode == "tuple":
+        elements = ((name, inner) for name in op.operands for inner in range(len(ops[name].result)))
+        yield from islice(elements, leaf, leaf + 1)
+    elif op.opcode == "get-tuple-element":
+        yield op.operands[0], op.index
+    else:
+        yield from ((name, inner) for inner in (leaf, 0) for name in op.operands)
+
+
 def _line(frame: int, frames: _Frames) -> str:
     """The line of the user's innermost frame, else of the innermost library frame."""
-    way = [place for place in _outward(frame, frames) if place[0] and not place[0].startswith(_OWN)]
-    own = [(file, line) for file, line in way if not compat.is_installed(file)]
-    file, line = next(iter(own or way), ("", ""))
+    file, line = compat.users_line([place for place in _outward(frame, frames) if place[0]])
     return compat.relative(f"{file}:{line}") if file else ""
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from memplan.errors import UnsupportedProgramError
 from memplan.program import compat
-from memplan.program.flat import flatten
+from memplan.program.flat import Flat, flatten
 from memplan.program.trace import trace
 from tests.program.steps import CASES, X, traced
 
@@ -41,6 +41,18 @@ def test_a_gradient_taken_outside_has_the_lines_inside() -> None:
     sources = [compat.source_of(eqn) for eqn in trace(step, (jnp.asarray(X),), {}, {}).jaxpr.jaxpr.eqns]
     assert sources
     assert all("test_flatten.py:" in source for source in sources)
+
+
+def test_the_body_of_a_librarys_loop_has_the_line_that_calls_the_library() -> None:
+    """Of a body, jax tells the lines within."""
+    library: dict[str, Any] = {}
+    body = "lambda c, _: (jax.jit(jax.numpy.sin)(c) * 2, None)"
+    text = f"import jax\ndef run(x): return jax.lax.scan({body}, x, length=3)[0]"
+    exec(compile(text, "/usr/lib/python3.12/site-packages/library.py", "exec"), library)
+    flat = Flat(flatten(jax.make_jaxpr(lambda x: library["run"](x))(1.0)))
+    (loop,) = (number for number, eqn in enumerate(flat.eqns) if compat.scan_of(eqn))
+    sources = [compat.source_of(eqn) for eqn in flat.inner(loop, 0).eqns]
+    assert len(sources) == 2 and all("test_flatten.py:" in source for source in sources)
 
 
 def test_dead_equations_go_and_effects_stay() -> None:

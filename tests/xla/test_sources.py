@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import jax
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 import memplan
 from memplan.xla import hook
 from memplan.xla.module import Module, read_module
-from memplan.xla.sources import layer_of, scope, sources, teller
+from memplan.xla.sources import Sources, layer_of
 
 USER, LIBRARY, OWN = "/home/someone/train.py", "/usr/lib/python3.12/site-packages/flax/linen.py", "program/targets.py"
 FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
@@ -32,8 +33,14 @@ def module(frames: list[Frame]) -> Module:
     return read_module(f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n{body}\n")
 
 
+def sources(module: Module) -> dict[str, str]:
+    known = Sources(module)
+    return {name: line for name in module.instructions if (line := known.line(name))}
+
+
 def scopes(module: Module) -> dict[str, str]:
-    return {op.name: found for op in module.instructions.values() if (found := scope(op))}
+    known = Sources(module)
+    return {name: scope for name in module.instructions if (scope := known.scope(name))}
 
 
 def test_a_library_is_passed_over() -> None:
@@ -50,6 +57,11 @@ def test_files_of_memplan_are_never_named() -> None:
     assert sources(module([(1, -1), (2, 0)]))["i1"] == f"{LIBRARY}:0"
 
 
+def test_who_calls_memplan_is_named_only_where_nothing_within_is() -> None:
+    """A line of the user's plans a step that is a library's."""
+    assert sources(module([(0, -1), (2, 0), (1, 1)]))["i2"] == f"{LIBRARY}:2"
+
+
 FRAMES = st.lists(st.integers(0, 2), min_size=1, max_size=8).flatmap(
     lambda files: st.tuples(*(st.tuples(st.just(file), st.integers(-1, i - 1)) for i, file in enumerate(files)))
 )
@@ -63,11 +75,43 @@ def test_it_is_the_innermost_line_of_the_best_kind(frames: tuple[Frame, ...]) ->
         while here >= 0:
             outward.append(here)
             here = frames[here][1]
-        for kind in (0, 1):
-            lines = [f"{FILES[kind]}:{frame}" for frame in outward if frames[frame][0] == kind]
+        own = next((at for at, frame in enumerate(outward) if frames[frame][0] == 2), len(outward))
+        for way, kind in itertools.product((outward[:own], outward[own:]), (0, 1)):
+            lines = [f"{FILES[kind]}:{frame}" for frame in way if frames[frame][0] == kind]
             if lines and f"i{number}" not in expected:
                 expected[f"i{number}"] = lines[0]
     assert sources(module(list(frames))) == expected
+
+
+def test_what_xla_adds_has_the_line_of_what_it_reads() -> None:
+    """The last that tells within a fusion, else the operand, else the reader."""
+    read = module([(0, -1), (0, -1), (0, -1)])
+    body = """\
+%fused (x: bf16[2]) -> bf16[2] {
+  %x = bf16[2]{0} parameter(0)
+  %first = f32[2]{0} convert(%x), metadata={stack_frame_id=1}
+  %second = f32[2]{0} tanh(%first), metadata={op_name="jit(f)/inner/tanh" stack_frame_id=2}
+  ROOT %end = bf16[2]{0} convert(%second)
+}
+
+%alone (x: bf16[2]) -> f32[2] {
+  %x = bf16[2]{0} parameter(0)
+  ROOT %end = f32[2]{0} convert(%x)
+}
+
+ENTRY %main (given: bf16[2]) -> f32[2] {
+  %given = bf16[2]{0} parameter(0), metadata={op_name="given"}
+  %early = f32[2]{0} fusion(%given), kind=kLoop, calls=%alone
+  %ended = bf16[2]{0} fusion(%early), kind=kLoop, calls=%fused
+  %after = f32[2]{0} fusion(%ended), kind=kLoop, calls=%alone
+  %last = f32[2]{0} copy(%after)
+  ROOT %other = f32[2]{0} rng(), metadata={op_name="jit(f)/other" stack_frame_id=3}
+}
+"""
+    text = read.head + "\n\n\n" + body
+    names = "early", "ended", "after", "last"
+    assert sources(read_module(text)) == dict.fromkeys(names, f"{USER}:1") | {"other": f"{USER}:2"}
+    assert scopes(read_module(text)) == dict.fromkeys(names, "inner")
 
 
 def test_text_without_tables_tells_nothing() -> None:
@@ -152,12 +196,14 @@ FUSED = """HloModule m, is_scheduled=true
 
 ENTRY %e (x: f32[4]) -> f32[4] {
   %x = f32[4]{0} parameter(0)
-  %fusion = (f32[4]{0}, f32[4]{0}) fusion(%x), kind=kLoop, calls=%two
-  %told = (f32[4]{0}, f32[4]{0}) fusion(%x), calls=%two, metadata={op_name="jit(step)/top/add" stack_frame_id=3}
+  %given = f32[4]{0} parameter(1)
   %silent = f32[4]{0} fusion(%x), kind=kLoop, calls=%none
+  %fusion = (f32[4]{0}, f32[4]{0}) fusion(%silent), kind=kLoop, calls=%two
+  %told = f32[4]{0} fusion(%x), calls=%none, metadata={op_name="jit(step)/top/add" stack_frame_id=3}
   %element = f32[4]{0} get-tuple-element(%fusion), index=1
   %copied = f32[4]{0} copy(%element)
-  ROOT %of_x = f32[4]{0} copy(%x)
+  %both = (f32[4]{0}, (f32[4]{0}, f32[4]{0})) tuple(%told, %fusion)
+  ROOT %of_given = f32[4]{0} copy(%given)
 }
 """
 
@@ -170,10 +216,13 @@ ENTRY %e (x: f32[4]) -> f32[4] {
         ("fusion", 2, ""),  # a result of the planned module's fusion alone
         ("told", 0, "top"),
         ("copied", 0, "net/second"),
-        ("silent", 0, ""),
-        ("of_x", 0, ""),
+        ("both", 0, "top"),
+        ("both", 1, "net/first"),
+        ("both", 2, "net/second"),
+        ("silent", 0, "net/first"),
+        ("x", 0, ""),
+        ("of_given", 0, ""),
     ],
 )
-def test_what_is_computed_tells_where_its_instruction_does_not(name: str, leaf: int, told: str) -> None:
-    read = read_module(FUSED)
-    assert scope(teller(read, read.instructions[name], leaf)) == told
+def test_what_is_around_tells_where_an_instruction_does_not(name: str, leaf: int, told: str) -> None:
+    assert Sources(read_module(FUSED)).scope(name, leaf) == told

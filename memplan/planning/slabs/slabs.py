@@ -92,6 +92,10 @@ class SlabLoop:
     sums: tuple[int, ...]  # ops whose results it adds up
     spans: Mapping[int, Span]  # rows of each value on the axis in a trip, relative to the first row of its own slab
 
+    def largest_op(self, graph: Graph) -> int:
+        """Of its ops, the one that reads and writes most."""
+        return max(self.ops, key=lambda op: graph.touched_nbytes(graph.ops[op]))
+
 
 def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
     """Rows of a value in a slab."""

@@ -1,11 +1,13 @@
 """Jaxprs and their equations: what stands in them, and evaluating one equation."""
 
 import contextlib
+import itertools
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,6 +28,7 @@ DropVar = jex.DropVar
 jaxpr_as_fun = jex.jaxpr_as_fun
 
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
+_OWN = str(Path(__file__).parents[2]) + os.sep
 
 
 def consts_of(closed: ClosedJaxpr) -> list[tuple[Var, Any]]:
@@ -53,15 +56,37 @@ def source_of(eqn: JaxprEqn) -> str:
 
     A library between jax and the user (flax, optax) is passed over, unless nothing else called it.
     """
-    frames = list(_source.user_frames(eqn.source_info.traceback))
-    own = [frame for frame in frames if not is_installed(frame.file_name)]
-    frame = next(iter(own or frames), None)
-    return f"{frame.file_name}:{frame.start_line}" if frame else ""
+    frames = _source.user_frames(eqn.source_info.traceback)
+    file, line = users_line([(frame.file_name, str(frame.start_line)) for frame in frames])
+    return f"{file}:{line}" if file else ""
+
+
+def nearest_source(eqn: JaxprEqn, caller: JaxprEqn | None) -> JaxprEqn:
+    """The equation, or the one that calls its function if that alone has a line of the user's own, or of anyone's.
+
+    jax tells of equations inside of a function that it traces by itself, such as a loop's body, only the lines inside.
+    """
+    if caller is None:
+        return eqn
+    inner, outer = source_of(eqn), source_of(caller)
+    is_better = outer and (not inner or (is_installed(inner) and not is_installed(outer)))
+    return caller if is_better else eqn
 
 
 def is_installed(file_name: str) -> bool:
     """A library's, and not the user's own."""
     return _INSTALLED.search(file_name) is not None
+
+
+def users_line(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
+    """Of files and lines, the innermost first: the user's innermost, else the innermost of a library, else ('', '').
+
+    memplan's own are never told, and what is around them only if nothing is within: it called memplan, not the step.
+    """
+    within = list(itertools.takewhile(lambda frame: not frame[0].startswith(_OWN), frames))
+    within = within or [frame for frame in frames if not frame[0].startswith(_OWN)]
+    own = [frame for frame in within if not is_installed(frame[0])]
+    return next(iter(own or within), ("", ""))
 
 
 def relative(source: str) -> str:
@@ -72,14 +97,16 @@ def relative(source: str) -> str:
 
 @contextlib.contextmanager
 def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
-    """Bind in the equation's own source, name stack and context.
-
-    Where jax made the equation for a function of its own, its source is the line that called that function.
-    """
+    """Bind in the equation's own name stack and context, and in its own source or that of its caller."""
     stack = _source.current_name_stack() + eqn.source_info.name_stack
-    origin = eqn if caller is None or source_of(eqn) else caller
-    with _source.user_context(origin.source_info.traceback, name_stack=stack), _mesh_of(eqn):
+    traceback = nearest_source(eqn, caller).source_info.traceback
+    with _source.user_context(traceback, name_stack=stack), _mesh_of(eqn):
         yield
+
+
+def source_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
+    """Bind in the equation's source."""
+    return _source.user_context(eqn.source_info.traceback, name_stack=_source.current_name_stack())
 
 
 @contextlib.contextmanager

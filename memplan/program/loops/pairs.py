@@ -7,7 +7,7 @@ from typing import Any
 from memplan.planning.loops import Loop, Residuals, recomputed_ops
 from memplan.planning.problem import Pin
 from memplan.program import compat
-from memplan.program.flat import Flat, flatten
+from memplan.program.flat import Flat
 from memplan.program.pins import pin_of
 
 
@@ -21,6 +21,7 @@ class LoopPair:
     # result of the forward loop (counted after its carries) that only the backward one reads -> its stack there
     stacks: dict[int, int]
     body: Flat  # of the forward loop
+    source: str  # `file:line` of the forward loop, or ''
 
 
 def loop_pairs(flat: Flat) -> Iterator[LoopPair]:
@@ -43,7 +44,8 @@ def loop_pairs(flat: Flat) -> Iterator[LoopPair]:
             source = compat.scan_of(flat.eqns[forward])
             if source is not None and source.trips == scan.trips:
                 taken.update((forward, number))
-                yield LoopPair(forward, number, matches, Flat(flatten(source.body)))
+                line = compat.relative(compat.source_of(flat.eqns[forward]))
+                yield LoopPair(forward, number, matches, flat.inner(forward, 0), line)
         for stack, var in enumerate(eqn.outvars[scan.carries :]):
             made[var] = (number, stack)
 
@@ -56,7 +58,7 @@ def loop_of(pair: LoopPair, forward: compat.Scan, backward: compat.Scan, runs: i
     needed = {flat.number_of[atom] for atom in results if compat.is_var(atom)}
     given = frozenset(set(range(len(graph.values))).difference(carried, *(op.outputs for op in graph.ops)))
     turns = forward.reverse != backward.reverse
-    loop = Loop(graph, forward.trips, runs, given, frozenset(needed - given), carried, turns)
+    loop = Loop(graph, forward.trips, runs, given, frozenset(needed - given), carried, turns, pair.source)
     return replace(loop, pins=_pinned(flat, loop, pins)) if pins else loop
 
 

@@ -111,16 +111,16 @@ class _Rewriter:
             if scan is None or number in partners:
                 continue
             if pair is None:
-                self._rewrite_body(eqn, scan)
+                self._rewrite_body(number, scan)
             else:
                 self._rewrite_pair(pair)
         if not self.replacements:
             return self.flat
         return Flat(compat.dce(self.flat.retraced(self._results)))
 
-    def _rewrite_body(self, eqn: compat.JaxprEqn, scan: compat.Scan) -> None:
+    def _rewrite_body(self, number: int, scan: compat.Scan) -> None:
         """Rewrite pairs in the body of an unpaired loop."""
-        flat = Flat(flatten(scan.body))
+        eqn, flat = self.flat.eqns[number], self.flat.inner(number, 0)
         body = rewrite_loops(flat, self.decide, self.pins, self.runs * scan.trips)
         if body is not flat:
             self.replacements[id(eqn)] = lambda operands: scan.run(compat.jaxpr_as_fun(body.closed), operands)

@@ -30,7 +30,7 @@ _LESS = 0.6  # of the room: also choose for this part of it, then refine for all
 _REFINED = 2  # of the best for each room, refined value by value: with 4 no U-Net of `bench slabs` gains a thousandth
 _PAIRED = 2  # of the best of these, refined by pairs of values: 304^3 takes 3.88 s so, 4.08 without
 _MOST_ELEMENTS = 1 << 31  # of an operand: above it, cuDNN's 3D kernels fail or ask for 27 to 110 GiB of workspace
-_HARDLY_MORE = 1.01  # XLA of jax 0.11 does not get ready with loops of millions of trips (`dynamic-slice-annotator`)
+_MOST_TRIPS = 1 << 14  # 0.16 s of launches; of millions, XLA of jax 0.11 does not get ready (`dynamic-slice-annotator`)
 _ALIKE = (
     0.9  # of the most demanding kernel's bytes: computations with such a kernel are split, too, as alike branches are
 )
@@ -225,11 +225,10 @@ class _Search:
         """Tries the fewest slabs that fit, and more: those leave more room on the device."""
         graph = self.begun.axis.graph
         least, pricer, fit = least_rows(graph, ops), Pricer(Walls(graph, ops), self.device), 0
+        least *= math.ceil(self.begun.size / (least * _MOST_TRIPS))
         smallest = self._found(pricer, ops, least)
-        if smallest is None:
-            return
-        if not self.limits.fits(smallest.price):
-            yield self._with_more_rows(smallest)
+        if smallest is None or not self.limits.fits(smallest.price):
+            yield from () if smallest is None else (smallest,)
             return
         for rows in _fewer(self.begun.size, least):
             found = smallest if rows == least else self._found(pricer, ops, rows)
@@ -238,18 +237,6 @@ class _Search:
                 fit += 1
             if fit == _FITTING:
                 return
-
-    def _with_more_rows(self, smallest: Found) -> Found:
-        """The fewest slabs that take hardly more bytes: a row of millions takes a trip of its own otherwise."""
-        graph, most = self.begun.axis.graph, int(_HARDLY_MORE * smallest.price.device_bytes)
-        for rows in _fewer(self.begun.size, smallest.slabs.rows):
-            slabs, choice = replace(smallest.slabs, rows=rows), smallest.choice
-            price = choice.pricer.price(slabs, self.limits)
-            if price.device_bytes <= most and _elements(graph, slabs) < _MOST_ELEMENTS:
-                return replace(
-                    smallest, choice=replace(choice, bare=replace(choice.bare, rows=rows)), slabs=slabs, price=price
-                )
-        return smallest
 
     def _found(self, pricer: Pricer, ops: frozenset[int], rows: int) -> Found | None:
         """Slabs of this many rows; None if that is one slab, or if a slab has too many elements."""

@@ -119,7 +119,8 @@ def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> l
     loops = [one for one in order if isinstance(one, SlabLoop)]
     for one in order:
         if isinstance(one, SlabLoop):
-            with jax.named_scope(InSlabs.scope(next(numbers))):
+            largest = axis.flat.eqns[one.largest_op(axis.graph.graph)]
+            with compat.source_context(largest), jax.named_scope(InSlabs.scope(next(numbers))):
                 _Loop(axis, slabs, one, loops, known).run()
             continue
         eqn = axis.flat.eqns[one]

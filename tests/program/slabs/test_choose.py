@@ -164,13 +164,13 @@ def test_where_nothing_is_expected_to_fit_the_best_of_every_axis_comes_first() -
     assert [axis_of(one)[1] for one in found[:2]] == [1, 3]  # the width is as good as the height
 
 
-def test_where_nothing_is_expected_to_fit_no_row_of_many_has_a_trip_of_its_own() -> None:
-    """Hardly any bytes are in a trip: the gradient of what is hidden is stored, and is too large."""
+def test_no_row_of_a_million_has_a_trip_of_its_own() -> None:
+    """The gradient of what is hidden is too large, and no slab is small enough."""
     rows, limits = 1 << 20, SlabLimits(8 << 20, 0, 0)
     program = traced(jax.value_and_grad(token_loss, argnums=(0, 1)), array(rows, 4), array(4, 16))
     found = [*frontier(program.flat, DEVICE, limits)]
     assert found and not any(limits.fits(one.price) for one in found)
-    assert all(trips_of(one.axis.graph, one.slabs) < rows / 500 for one in found)
+    assert all(trips_of(one.axis.graph, one.slabs) <= rows / 64 for one in found)
 
 
 def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
