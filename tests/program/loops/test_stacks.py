@@ -57,6 +57,15 @@ def scan_in_a_branch_in_a_scan(state: Any, batches: Any) -> Any:
     return jax.lax.scan(trip, state, batches.reshape(2, TRIPS // 2, ROWS, WIDTH))
 
 
+def branch_in_scan_in_scan(state: Any, batches: Any) -> Any:
+    def trip(state: Any, one: Any) -> Any:
+        return jax.lax.cond(one[0], update, lambda state, batch: (state, 0.0), state, one[1])
+
+    flags = jnp.array([[True, False], [True, True]])
+    some = batches.reshape(2, TRIPS // 2, ROWS, WIDTH)
+    return jax.lax.scan(lambda state, some: jax.lax.scan(trip, state, some), state, (flags, some))
+
+
 def by_hand(state: Any, batches: Any) -> Any:
     return jax.lax.fori_loop(0, TRIPS, lambda number, state: update(state, batches[number])[0], state)
 
@@ -74,8 +83,8 @@ def made_in_the_step(state: Any, batches: Any) -> Any:
 
 
 LOOPS: tuple[Step, ...] = (
-    in_a_scan, backwards_and_unrolled, with_small_stacks_beside, scan_in_scan, scan_in_a_branch_in_a_scan, by_hand,
-    in_a_while_loop, made_in_the_step,
+    in_a_scan, backwards_and_unrolled, with_small_stacks_beside, scan_in_scan, scan_in_a_branch_in_a_scan,
+    branch_in_scan_in_scan, by_hand, in_a_while_loop, made_in_the_step,
 )  # fmt: skip
 
 
@@ -123,6 +132,15 @@ def test_the_same_bits_and_every_slice_of_a_large_stack_in_order(step: Step) -> 
     plain, indexed = (jax.jit(compat.jaxpr_as_fun(one.jaxpr))(*arguments()) for one in (program, found))
     for one, other in zip(plain, indexed, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+def test_an_inner_slice_is_cut_from_the_outer_stack() -> None:
+    """In the branch that reads it, by two numbers; the slice of the outer scan is nowhere."""
+    found = with_indexed_stacks(of(branch_in_scan_in_scan))
+    assert found is not None
+    (slice_,) = (eqn for eqn in equations(found.jaxpr) if eqn.primitive.name == "dynamic_slice")
+    assert slice_.invars[0].aval.shape == (2, TRIPS // 2, ROWS, WIDTH)
+    assert slice_.outvars[0].aval.shape == (1, 1, ROWS, WIDTH)
 
 
 @pytest.mark.parametrize("step", [differentiated, small, in_a_branch_alone, update], ids=lambda step: step.__name__)
