@@ -166,13 +166,7 @@ class _Loop:
         value, dim = self.known[var], self.axis.dims[var]
         if isinstance(value, Stack | HostArray):
             return value
-        rows = self.slab_rows(var)
-        missing = self.trips * rows - value.shape[dim]
-        if missing > 0:
-            config = [(0, 0, 0)] * value.ndim
-            config[dim] = (0, missing, 0)
-            value = lax.pad(value, jnp.zeros((), value.dtype), config)
-        return Array(value, dim, rows)
+        return Array(value, dim, self.slab_rows(var), self.trips)
 
     def run(self) -> None:
         """Slabs are written to the host one trip after they are made, so that the copy overlaps with computation."""
@@ -361,20 +355,28 @@ class Array:
 
     array: Any
     dim: int
-    rows_per_slab: int  # rows of one slab
+    rows_per_slab: int  # rows of one slab; the last may have fewer
+    trips: int
 
     def rows(self, trip: Any, span: Span) -> Any:
         """Rows of the array, relative to the first row of a trip's slab; arbitrary values for rows that it does not
         have.
 
-        Sliced slab by slab, so that each piece is either all inside the array or all outside.
+        Sliced slab by slab, so that the array has the first row of each piece, or none of its rows.
         """
         rows, size = self.rows_per_slab, self.array.shape[self.dim]
+        missing = self.trips * rows - size
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
             low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
-            start = jnp.clip(trip * rows + low, 0, size - (high - low))
-            pieces.append(lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim))
+            begin = trip * rows + low
+            start = jnp.clip(begin, 0, size - (high - low))
+            piece = lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim)
+            if missing > 0:  # the last slab's rows are the last of this piece
+                config = [(0, missing * (dim == self.dim), 0) for dim in range(piece.ndim)]
+                more = lax.pad(piece, jnp.zeros((), piece.dtype), config)
+                piece = lax.dynamic_slice_in_dim(more, begin - start, high - low, self.dim)
+            pieces.append(piece)
         return joined(pieces, self.dim)
 
 
