@@ -42,7 +42,9 @@ def losses(step: Any, **kwargs: Any) -> list[float]:
     return found
 
 
-@pytest.mark.parametrize("donate", ["none", "all", "all-except-first"])
+@pytest.mark.parametrize(
+    "donate", ["all", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "all-except-first"))]
+)
 def test_three_steps_are_equinox_own_to_the_bit_within_the_budget(donate: Any) -> None:
     step = filter_jit(train_step, donate=donate, budget=LIMIT)
     assert losses(step) == losses(eqx.filter_jit(train_step, donate=donate))

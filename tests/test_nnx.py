@@ -72,9 +72,9 @@ def trained(step: Any, *static: Any) -> tuple[list[float], list[np.ndarray]]:
     ("mode", "options"),
     [
         ("graph", {}),
-        ("graph", {"donate_argnames": ("model", "optimizer"), "static_argnums": 4}),
+        pytest.param("graph", {"donate_argnames": ("model", "optimizer"), "static_argnums": 4}, marks=pytest.mark.slow),
         ("tree", {"donate_argnums": (0, 1)}),
-        ("graph without updates", {"donate_argnums": (0, 1)}),
+        pytest.param("graph without updates", {"donate_argnums": (0, 1)}, marks=pytest.mark.slow),
     ],
 )
 def test_three_steps_are_nnx_own_to_the_bit_in_place_within_the_budget(mode: str, options: Any) -> None:
