@@ -369,9 +369,9 @@ class Array:
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
             low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
-            begin = trip * rows + low
-            start = jnp.clip(begin, 0, size - (high - low))
-            piece = lax.dynamic_slice_in_dim(self.array, start, high - low, self.dim)
+            begin, there = trip * rows + low, min(high - low, size)
+            start = jnp.clip(begin, 0, size - there)
+            piece = lax.dynamic_slice_in_dim(self.array, start, there, self.dim)
             if missing > 0:  # the last slab's rows are the last of this piece
                 config = [(0, missing * (dim == self.dim), 0) for dim in range(piece.ndim)]
                 more = lax.pad(piece, jnp.zeros((), piece.dtype), config)
