@@ -267,11 +267,11 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
     def by_index(program: Program) -> Program | None:
         return with_indexed_stacks(program) if one_gpu else None
 
-    def in_slabs(program: Program, seconds: float) -> Iterator[Candidate]:
+    def in_slabs(program: Program, slower: float) -> Iterator[Candidate]:
         if request.split:
             notify("choosing slabs", None)
             for one in slab_programs(
-                by_index(plain) or plain, target.device, limits.device_bytes, limits.host_bytes, seconds
+                by_index(plain) or plain, target.device, limits.device_bytes, limits.host_bytes, slower
             ):
                 yield replace(one, write=lambda one=one: offload(one.write()))
 

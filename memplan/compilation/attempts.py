@@ -67,7 +67,7 @@ class Attempts:
     # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes fewer, or else the one
     # whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
-    # (program, seconds) -> programs in slabs that are expected to take at most so long, the fastest first
+    # (program, factor) -> programs in slabs that are expected to take at most so many times as long, the fastest first
     in_slabs: Callable[[Program, float], Iterator[Candidate]]
     notify: Notify
     follow: Plan | None = None  # a plan to carry out; nothing is tried beside it
@@ -142,7 +142,8 @@ class Attempts:
         After one that misses, or that only a slow plan makes fit, the first that are expected to take less by as much,
         else the smallest. By its share: over a mesh, the bytes that are expected may be those of several devices.
         """
-        left, most = list(self.in_slabs(program, found.step_s if found.fits else math.inf)), math.inf
+        slower = found.step_s / found.planned.bound_s if found.fits else math.inf
+        left, most = list(self.in_slabs(program, slower)), math.inf
         for _ in range(min(_MOST_SLABS, len(left))):
             self.notify("compiling in slabs", None)
             fewer = (one for one in left if one.expected_bytes <= most)

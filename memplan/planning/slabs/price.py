@@ -103,6 +103,11 @@ class Pricer:
         ]
 
     @cached_property
+    def whole_seconds(self) -> float:
+        """Of all ops as they are, in no loop."""
+        return sum(one + _LAUNCH_S for one in self.op_seconds if one)
+
+    @cached_property
     def copy_seconds(self) -> Sequence[float]:
         """By value: of the whole array, one way."""
         return [copy_seconds(value.nbytes, self.device) for value in self.graph.graph.values]

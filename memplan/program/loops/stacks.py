@@ -87,9 +87,10 @@ def _run(flat: Flat, operands: Sequence[Any], in_loop: bool) -> list[Any]:
         return cuts[operand]
 
     def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        number, scan = unpaired.get(id(eqn)), compat.scan_of(eqn)
-        reads = number is not None and (any(isinstance(one, _Slice) for one in operands) or _reads_stacks(flat, number, in_loop))
-        inner = _inner(flat, number) if reads else []
+        number, scan, inner = unpaired.get(id(eqn)), compat.scan_of(eqn), list[Flat]()
+        is_uncut = any(isinstance(one, _Slice) for one in operands)
+        if number is not None and (is_uncut or _reads_stacks(flat, number, in_loop)):
+            inner = _inner(flat, number)
         if inner and scan is not None:
             consts, carries, stacks = scan.split(operands)
             return _scan(scan, inner[0], [*map(whole, consts)], [*map(whole, carries)], stacks)

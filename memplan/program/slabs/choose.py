@@ -72,9 +72,9 @@ class Candidate:
 
 
 def slab_programs(
-    program: Program, device: Device, device_bytes: int, host_bytes: int, seconds: float
+    program: Program, device: Device, device_bytes: int, host_bytes: int, slower: float
 ) -> Iterator[Candidate]:
-    """The step in slabs, for slabs expected to take at most this many seconds, the most likely to fit first.
+    """The step in slabs, for slabs expected to take at most `slower` times as long, the most likely to fit first.
 
     The computations with the most demanding kernels are split: the program itself, branches, bodies of loops.
 
@@ -98,7 +98,8 @@ def slab_programs(
             choices += [(one, found)] if found else []
     for number in range(max((len(found) for _, found in choices), default=0)):
         chosen = [(one, found[min(number, len(found) - 1)]) for one, found in choices]
-        if sum(found.price.seconds * one.trips for one, found in chosen) > seconds:
+        whole = sum(found.choice.pricer.whole_seconds * one.trips for one, found in chosen)
+        if sum(found.price.seconds * one.trips for one, found in chosen) > slower * whole:
             continue
         # what the host has no room for is as much too large
         nbytes = max(
