@@ -15,6 +15,9 @@ from typing import Any
 from memplan.errors import MemplanError
 
 DEMO = "experiments.applications.segmentation.demo"
+_MEMPLAN = Path(__file__).parents[1]
+# A wheel has the demo's sources in a folder of the package, a checkout beside it.
+_DEMO_PLACES = (_MEMPLAN / "demo", _MEMPLAN.parent)
 
 _FORM = "Write MODULE:FACTORY, or MODULE:FACTORY(size=64, batch=2) with literal keyword arguments."
 
@@ -80,21 +83,17 @@ def load(reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 
 def demo() -> Callable[..., int | None]:
-    """The demo's `main`. It belongs to the repository, not to the installed package.
+    """The demo's `main`, wherever the command runs.
 
     Raises:
-      FactoryError: not inside a checkout, or a package that it needs is missing.
+      FactoryError: a package that it needs is missing.
     """
-    _look_here_first()
+    here = next(place for place in _DEMO_PLACES if (place / f"{DEMO.replace('.', '/')}.py").is_file())
+    sys.path.insert(0, str(here))
     try:
         return importlib.import_module(DEMO).main
     except ModuleNotFoundError as error:
-        if error.name and f"{DEMO}.".startswith(f"{error.name}."):
-            raise FactoryError(
-                f"The demo is {DEMO.replace('.', '/')}.py of memplan's repository and is not part of the installed "
-                "package. Run `memplan demo` in the top folder of a checkout."
-            ) from error
-        raise FactoryError(f"The demo needs {error.name}: pip install '.[demo]' in the checkout.") from error
+        raise FactoryError(f"The demo needs {error.name}: pip install 'memplan[demo]'.") from error
 
 
 def _module(reference: Reference) -> ModuleType:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
-import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 import memplan
+from memplan.cli import factory
 from tests.cli.command import message, run
 
 
@@ -19,42 +20,34 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
     assert run("unheard-of").exit_code == 2
 
 
-def demo_in(folder: Path, source: str) -> None:
-    room = folder / "experiments" / "applications" / "segmentation"
-    room.mkdir(parents=True)
-    for package in (room, room.parent, room.parent.parent):
-        (package / "__init__.py").touch()
-    (room / "demo.py").write_text(textwrap.dedent(source))
+@pytest.fixture
+def demo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Puts a demo with this source in the place of memplan's."""
+    name = f"demo_{tmp_path.name}"
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(factory, "DEMO", name)
+    monkeypatch.setattr(factory, "_DEMO_PLACES", (tmp_path / "none", tmp_path))
+
+    def put(source: str) -> None:
+        (tmp_path / f"{name}.py").write_text(source)
+
+    return put
 
 
-def forget_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name == "experiments" or name.startswith("experiments.")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "experiments").is_dir()])
-
-
-def test_demo_passes_on_what_was_given(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_the_demo(monkeypatch)
-    demo_in(workshop, "def main(**options): print(sorted(options.items())); return 3")
+def test_demo_passes_on_what_was_given(demo_in: Callable[[str], None]) -> None:
+    demo_in("def main(**options): print(sorted(options.items())); return 3")
     result = run("demo", "--size", "16", "--steps", "2", "--budget", "80%")
     assert result.exit_code == 3
     assert result.stdout.strip() == "[('budget', '80%'), ('size', 16), ('steps', 2)]"
 
 
-def test_demo_without_result_is_fine(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_the_demo(monkeypatch)
-    demo_in(workshop, "def main(**options): pass")
+def test_demo_without_result_is_fine(demo_in: Callable[[str], None]) -> None:
+    demo_in("def main(**options): pass")
     assert run("demo").exit_code == 0
 
 
-def test_demo_outside_a_checkout_says_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_the_demo(monkeypatch)
-    assert "in the top folder of a checkout" in message(run("demo"), 2)
-
-
-def test_demo_names_the_package_it_lacks(workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_the_demo(monkeypatch)
-    demo_in(workshop, "import a_reader_of_scans")
+def test_demo_names_the_package_it_lacks(demo_in: Callable[[str], None]) -> None:
+    demo_in("import a_reader_of_scans")
     said = message(run("demo"), 2)
     assert "a_reader_of_scans" in said
-    assert "pip install '.[demo]'" in said
+    assert "pip install 'memplan[demo]'" in said

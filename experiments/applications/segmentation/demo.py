@@ -6,6 +6,7 @@ last bit.
 """
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ from memplan.units import parse_bytes, show_bytes
 
 FILTERS = 8
 CASES = 2
+SOURCES = Path(__file__).parents[3]
 
 
 class DemoFailedError(MemplanError):
@@ -69,11 +71,15 @@ def run(way: str, root: Path, size: int, steps: int, bars: Progress, *more: str)
     bar = bars.add_task(f"{way} step", total=steps)
     options = {"way": way, "size": size, "steps": steps, "filters": FILTERS}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "experiments.applications.segmentation.worker", str(root), *words, *more]
+    # -P: no package of the current folder takes the place of `models` or `experiments`
+    command = [sys.executable, "-P", "-m", "experiments.applications.segmentation.worker", str(root), *words, *more]
+    paths = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH"))))
     result: dict[str, Any] = {"losses": [], "seconds": [], "cpu_seconds": []}
     with (
         tempfile.TemporaryFile("w+") as complaints,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=complaints, text=True) as process,
+        subprocess.Popen(
+            command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
@@ -126,7 +132,8 @@ def show(found: dict[str, Any], console: Console, out: Path) -> None:
         f"{1 + found['slower']:.0%} of the plain one's time of all threads."
     )
     verdict = "the same, to the last bit" if found["same_losses"] else "NOT the same"
-    first, *_, last = found["runs"]["planned"]["losses"]
+    losses = found["runs"]["planned"]["losses"]
     console.print(
-        f"Losses, {first:.6f} to {last:.6f}, are {verdict}. Written: {out / 'demo.json'}, {out / 'report.json'}"
+        f"Losses, {losses[0]:.6f} to {losses[-1]:.6f}, are {verdict}. "
+        f"Written: {out / 'demo.json'}, {out / 'report.json'}"
     )
