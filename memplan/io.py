@@ -14,10 +14,16 @@ import sys
 import threading
 import types
 import typing
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
+
+MOST_BYTES = 2**26
+"""Of a document that is read; the report of a step of 10,000 kernels takes about 6 MB."""
+_MOST_ENTRIES = 2**23
+_MOST_INTEGER = 2**63
 
 _DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", frozenset: "a list"}
 
@@ -50,6 +56,49 @@ def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
         raise
 
 
+def read_text(path: str | os.PathLike[str]) -> str:
+    """The text of a document.
+
+    Raises:
+      OSError: there is no such file.
+      ValueError: it is too large, or not text.
+    """
+    with open(path, "rb") as file:
+        return text_of(file.read(MOST_BYTES + 1))
+
+
+def text_of(written: bytes) -> str:
+    """The text that these bytes are in UTF-8; raises ValueError where they are none, or more than `MOST_BYTES`."""
+    if len(written) > MOST_BYTES:
+        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB, which no document of memplan has")
+    return written.decode()
+
+
+def parse(text: str) -> Any:
+    """What a JSON document says; a stranger's is safe to read.
+
+    Raises:
+      ValueError: not JSON, cut short, too large or too deep; or an object has two entries of one name.
+    """
+    if len(text) > MOST_BYTES or sum(map(text.count, ",[{")) > _MOST_ENTRIES:
+        raise ValueError("it has more entries than any document of memplan")
+    try:
+        found = json.loads(text, object_pairs_hook=_object)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    if "\\ud" in text.lower():  # half of a character, which no file can be written with
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
+        raise ValueError(f"it has two entries {twice!r:.40}")
+    return found
+
+
 def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
     """The JSON object of a file, without its entry `format`, which says how it is written.
 
@@ -57,16 +106,16 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
       OSError: there is no such file.
       ValueError: it has no object of this format.
     """
-    return parse_json(Path(path).read_text(encoding="utf-8"), form)
+    return parse_json(read_text(path), form)
 
 
 def parse_json(text: str, form: int) -> dict[str, Any]:
     """The same of the text of such a file; raises the ValueError."""
-    document = json.loads(text)
+    document = parse(text)
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it has no entry 'format'")
-    if (found := document.pop("format")) != form:
-        raise ValueError(f"its format is {found!r}, but this version of memplan reads {form}")
+    if (found := document.pop("format")) != form or type(found) is not int:
+        raise ValueError(f"its format is {found!r:.40}, but this version of memplan reads {form}")
     return document
 
 
@@ -124,6 +173,8 @@ def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
     """`value` as the annotation `kind` says: a dataclass, tuple, set, mapping, literal or scalar, or one or None."""
     kind, optional, origin, inner = _annotation(kind)
+    if kind is int is type(value) and abs(value) >= _MOST_INTEGER:
+        raise ValueError(f"its {where!r} is a number of more than 64 bits")
     if (value is None and optional) or (type(value) is kind and kind is not float):
         return value
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
@@ -154,7 +205,7 @@ def _record(kind: type, document: dict[str, Any], where: str, strict: _Strict) -
         elif strict.complete or field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"it has no entry {_join(where, field.name)!r}")
     if strict.exact and (unknown := set(document) - {field.name for field, _ in _fields(kind)}):
-        raise ValueError(f"it has an unknown entry {_join(where, min(unknown))!r}")
+        raise ValueError(f"it has an unknown entry {_join(where, min(unknown))!r:.80}")
     return kind(**entries)
 
 

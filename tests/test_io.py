@@ -104,3 +104,44 @@ def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: p
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
     with pytest.raises(FileNotFoundError):
         io.write_atomic(tmp_path / "nowhere" / "file", "after")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": {"b": 1, "b": 2}}', "two entries 'b'"),
+        (r'{"a": "\ud800"}', "surrogates not allowed"),
+        ("9" * 5000, "4300"),
+        ("", "Expecting value"),
+    ],
+)
+def test_what_is_no_document_is_refused(text: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        io.parse(text)
+    assert io.parse(r'["\ud83d\ude00", "\\ud800"]') == ["\U0001f600", "\\ud800"]
+
+
+def test_large_documents_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "document.json"
+    path.write_text('{"format": 1}')
+    assert io.read_json(path, 1) == {}
+    monkeypatch.setattr(io, "_MOST_ENTRIES", 3)
+    assert io.parse("[1, 2, 3]") == [1, 2, 3]
+    with pytest.raises(ValueError, match="more entries"):
+        io.parse("[1, 2, 3, 4]")
+    monkeypatch.setattr(io, "MOST_BYTES", 12)
+    with pytest.raises(ValueError, match="more than 0 MiB"):
+        io.read_json(path, 1)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    whole: int
+    real: float = 0.0
+
+
+def test_whole_numbers_have_64_bits() -> None:
+    assert io.decode(Sizes, {"whole": 2**63 - 1, "real": 10**20}) == Sizes(2**63 - 1, 1e20)
+    with pytest.raises(ValueError, match="'whole' is a number of more than 64 bits"):
+        io.decode(Sizes, {"whole": -(2**63)})

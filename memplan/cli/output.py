@@ -16,6 +16,7 @@ from memplan import api
 from memplan.errors import InfeasibleBudgetError, MemplanError
 from memplan.report.progress import Stages
 from memplan.report.result import Result
+from memplan.report.views.table import printable
 
 FAILED, USAGE, INFEASIBLE = 1, 2, 3
 FINDINGS = 1  # of the doctor
@@ -38,7 +39,8 @@ def exit_on_error(debug: bool) -> Iterator[None]:
 
 
 def print_error(message: str) -> None:
-    Console(stderr=True, highlight=False).print(Text.assemble(("error: ", "bold red"), message), soft_wrap=True)
+    text = Text.assemble(("error: ", "bold red"), printable(message))
+    Console(stderr=True, highlight=False).print(text, soft_wrap=True)
 
 
 def _explanation(error: Exception) -> tuple[str, int]:

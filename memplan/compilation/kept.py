@@ -57,7 +57,7 @@ def find(key: str) -> Kept | None:
     if written is None:
         return None
     try:
-        return io.decode(Kept, io.parse_json(written.decode(), _FORMAT), complete=True)
+        return io.decode(Kept, io.parse_json(io.text_of(written), _FORMAT), complete=True)
     except ValueError as error:
         warnings.warn(
             f"the entry {_name(key)} of jax's compilation cache is damaged ({error}); the step is planned again. "

@@ -42,7 +42,7 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
         where = {name: document.pop(name, None) for name in ("platform", "device_kind")}
         for name, value in where.items():
             if not isinstance(value, str):
-                raise ValueError(f"its {name!r} is {value!r}, not text")
+                raise ValueError(f"its {name!r} is {value!r:.40}, not text")
         device = io.decode(Device, document, complete=True)
         if "float32" not in device.flops:
             raise ValueError("its 'flops' have no entry 'float32'")
@@ -57,9 +57,9 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
             f"the device file {os.fspath(path)!r} cannot be read: {error.strerror or error}. "
             "`memplan calibrate --out PATH` writes one; `memplan devices` lists the devices known by name."
         ) from error
-    except (ValueError, OverflowError, RecursionError) as error:  # ValueError: not JSON, not even text
+    except ValueError as error:
         raise UnknownDeviceError(
-            f"{os.fspath(path)!r} is not a complete device file ({error}). It may be truncated, or from another "
+            f"{os.fspath(path)!r} is not a complete device file ({error!s:.300}). It may be truncated, or from another "
             "program or release; write it again with `memplan calibrate --out PATH`."
         ) from error
     return MeasuredDevice(device, where["platform"], where["device_kind"])

@@ -147,10 +147,10 @@ def load(path: str | os.PathLike[str]) -> Topology:
             f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. A topology is the path of a "
             f"file that `Topology.save` wrote, or one of {', '.join(TOPOLOGIES)}."
         ) from error
-    except (ValueError, RecursionError) as error:  # ValueError: not JSON, not even text
+    except ValueError as error:
         raise TopologyError(
-            f"{os.fspath(path)!r} is not a complete topology file ({error}). It may be truncated or from another "
-            "program; save the topology again."
+            f"{os.fspath(path)!r} is not a complete topology file ({error!s:.300}). It may be truncated or from "
+            "another program; save the topology again."
         ) from error
 
 

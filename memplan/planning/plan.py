@@ -6,11 +6,11 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
+from memplan.planning.legal import fault
 from memplan.planning.loops import Residuals
 from memplan.planning.problem import Pin, Problem
 from memplan.planning.schedule import Action, Kind, Schedule
@@ -72,14 +72,17 @@ class Plan:
         """The same actions by the numbers of a problem.
 
         Raises:
-          PlanMismatchError: the problem has no such kernel or buffer.
+          PlanMismatchError: the problem has no such kernel or buffer, or the actions do not compute what it computes.
         """
         kernels = {kernel.name: number for number, kernel in enumerate(problem.kernels)}
         buffers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
         try:
-            return tuple(Action(kind, (kernels if kind is Kind.RUN else buffers)[name]) for kind, name in self.actions)
+            found = tuple(Action(kind, (kernels if kind is Kind.RUN else buffers)[name]) for kind, name in self.actions)
         except KeyError as error:
             raise PlanMismatchError(f"the plan names {error}, which this program does not have. Plan again.") from None
+        if told := fault(problem, found):
+            raise PlanMismatchError(f"the plan does not compute this program: {told}. It was edited; plan again.")
+        return found
 
     def check(self, fingerprint: str) -> None:
         """Raise PlanMismatchError if the plan was made for another module."""
@@ -98,8 +101,8 @@ class Plan:
     def load(cls, path: str | os.PathLike[str]) -> Plan:
         """Read a saved plan; raises PlanMismatchError for a file that is not one, FileNotFoundError for no file."""
         try:
-            return cls.from_json(Path(path).read_text())
-        except UnicodeDecodeError as error:
+            return cls.from_json(io.read_text(path))
+        except ValueError as error:
             raise _damaged(str(path), error) from error
         except PlanMismatchError as error:
             raise PlanMismatchError(f"{path}: {error}") from error
@@ -117,7 +120,7 @@ class Plan:
             plan = io.decode(cls, document, complete=True)
             if len(plan.actions) != length:
                 raise ValueError("actions are missing")
-        except (ValueError, RecursionError) as error:  # ValueError: not JSON
+        except ValueError as error:
             raise _damaged("this", error) from error
         return plan
 
@@ -131,6 +134,6 @@ def name_actions(problem: Problem, schedule: Iterable[Action]) -> tuple[NamedAct
 
 def _damaged(what: str, error: Exception) -> PlanMismatchError:
     return PlanMismatchError(
-        f"{what} is not a complete memplan plan ({type(error).__name__}: {error}). It may be truncated, or from "
+        f"{what} is not a complete memplan plan ({error!s:.300}). It may be truncated, or from "
         "another program or release; save the plan again."
     )

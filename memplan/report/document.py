@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from memplan import io
+
 
 def write(entries: Mapping[str, Any], schema: str) -> str:
     """A JSON object whose first entry is `"schema": schema`."""
@@ -17,13 +19,13 @@ def read(text: str, schema: str) -> dict[str, Any]:
       ValueError: not JSON, or another schema.
     """
     try:
-        document = json.loads(text)
-    except (ValueError, RecursionError) as error:
+        document = io.parse(text)
+    except ValueError as error:
         raise ValueError(f"This is not JSON ({error}). The file may be truncated; write it again.") from error
     found = document.get("schema") if isinstance(document, dict) else None
     if found != schema:
         raise ValueError(
-            f"This document has schema {found!r}, not {schema!r}. Write it again with this version of memplan."
+            f"This document has schema {found!r:.40}, not {schema!r}. Write it again with this version of memplan."
         )
     return document
 

@@ -38,6 +38,9 @@ class Frontier(Record):
       device: target of the compilation.
       budget_bytes, host_budget_bytes: limits of a step.
       versions: (name, version) of all software that affects the figures.
+
+    Raises:
+      ValueError: the largest size, or the refused one, was not tried.
     """
 
     SCHEMA: ClassVar[str] = "memplan.frontier/2"
@@ -51,6 +54,11 @@ class Frontier(Record):
     budget_bytes: int
     host_budget_bytes: int
     versions: Versions = ()
+
+    def __post_init__(self) -> None:
+        tried = {one.size for one in self.tried}
+        if not {self.largest} | ({self.refused} - {None}) <= tried:
+            raise ValueError(f"{self.largest} or {self.refused} is none of the sizes tried")
 
     @property
     def compilations(self) -> int:

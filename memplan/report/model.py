@@ -371,7 +371,7 @@ def _launches(report: Report) -> tuple[tuple[str, str], ...]:
 
 def _below_plan(report: Report) -> str:
     """`, 3.1% below the plan`."""
-    if not report.lower_bound_s or report.predicted_step_s is None:
+    if not report.lower_bound_s or not report.predicted_step_s:
         return ""
     return f", {1 - report.lower_bound_s / report.predicted_step_s:.1%} below the plan"
 

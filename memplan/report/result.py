@@ -12,12 +12,10 @@ from memplan.io import write_atomic
 from memplan.report import document
 from memplan.report.views import table
 from memplan.report.views.table import Table
-from memplan.units import format_bytes
 
 Versions = tuple[tuple[str, str], ...]
 """((package, version), ...) of all software that affects the figures."""
 
-_MOST_BYTES = 2**26  # of a saved result; the report of a step of 10,000 kernels takes about 6 MB
 _TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
 
 
@@ -86,27 +84,28 @@ class Record(Result):
 
     @classmethod
     def from_json(cls, written: str) -> Self:
-        """Read the JSON that `to_json` wrote; raises a ValueError that names the fault for anything else."""
-        entries = document.read(written, cls.SCHEMA)
+        """Read the JSON that `to_json` wrote; raises ReportError, which names the fault, for anything else."""
+        try:
+            entries = document.read(written, cls.SCHEMA)
+        except ValueError as error:
+            raise ReportError(str(error)) from error
         if isinstance(versions := entries.get("versions"), dict):
             entries["versions"] = [list(pair) for pair in versions.items()]
         try:
             return io.decode(cls, entries)
         except ValueError as error:
-            raise ValueError(
-                f"This document is damaged ({error}): it was truncated or edited. Write it again."
+            raise ReportError(
+                f"This document is damaged ({error!s:.300}): it was truncated or edited. Write it again."
             ) from error
 
     @classmethod
     def load_json(cls, path: str | os.PathLike[str]) -> Self:
         """Read the file that `save_json` wrote; raises ReportError, with the path and the fault, for anything else."""
         try:
-            with open(path, "rb") as file:
-                written = file.read(_MOST_BYTES + 1)
-            if len(written) > _MOST_BYTES:
-                raise ValueError(f"It has more than {format_bytes(_MOST_BYTES)}, which no report has.")
-            return cls.from_json(written.decode())
+            return cls.from_json(io.read_text(path))
         except OSError as error:
             raise ReportError(f"{path} cannot be read: {error.strerror or error}.") from error
-        except ValueError as error:
+        except ReportError as error:
             raise ReportError(f"{path} holds no report. {error}") from error
+        except ValueError as error:
+            raise ReportError(f"{path} holds no report: {error}.") from error

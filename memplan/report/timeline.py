@@ -66,6 +66,9 @@ class Timeline:
 
     At every instant, `device_bytes` is the sum of the values that stay on the device and of `other_bytes`, and
     `host_bytes` is the sum of those that stay on the host.
+
+    Raises:
+      ValueError: a stay is of a value or of instants that do not exist.
     """
 
     origin: Literal["compiled"]  # the compiler's schedule and buffers, at the times of a roofline replay
@@ -75,6 +78,11 @@ class Timeline:
     stays: tuple[Stay, ...]
     copies: tuple[Copy, ...]  # ordered by start
     notes: tuple[str, ...] = ()  # information that is not shown, as text
+
+    def __post_init__(self) -> None:
+        for stay in self.stays:
+            if not (0 <= stay.value < len(self.values) and 0 <= stay.first <= stay.last <= len(self.instants)):
+                raise ValueError(f"{stay} is of no value or of no instants")
 
     @property
     def peak(self) -> int:

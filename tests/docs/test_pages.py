@@ -12,7 +12,7 @@ from memplan import api, equinox, errors, keras, nnx, parallel, stages
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = (ROOT / "docs" / "reference" / "api.md").read_text()
-PAGES = ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/guides/does_not_fit.md"]
+PAGES = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/architecture.md", "docs/guides/does_not_fit.md"]
 FILE = re.compile(r"`((?:memplan|tests|experiments|docs|models)/[\w./]*)`")
 
 

@@ -126,9 +126,12 @@ def test_names_stand_for_numbers() -> None:
     problem = Problem(buffers, (Kernel("a", (), (0,)), Kernel("b", (0,), (1,))), (1,), frozenset())
     kinds = (Kind.RUN, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED, Kind.RUN)
     schedule = tuple(Action(kind, number) for kind, number in zip(kinds, (0, 0, 0, 0, 0, 1), strict=True))
-    plan = replace(SMALL, actions=name_actions(problem, (*schedule, Action(Kind.OFFLOAD, 1))))
-    assert plan.actions[-1] == (Kind.OFFLOAD, "b{1}")
-    assert plan.schedule(problem)[:-1] == schedule
+    plan = replace(SMALL, actions=name_actions(problem, schedule))
+    assert name_actions(problem, [Action(Kind.OFFLOAD, 1)]) == ((Kind.OFFLOAD, "b{1}"),)
+    assert plan.schedule(problem) == schedule
+    for edited in (plan.actions[:1], plan.actions[1:], plan.actions[::-1]):
+        with pytest.raises(PlanMismatchError, match=r"does not compute this program: .* It was edited; plan again"):
+            replace(plan, actions=edited).schedule(problem)
     with pytest.raises(PlanMismatchError, match=r"fusion\.3.*Plan again"):
         SMALL.schedule(problem)
 

@@ -89,7 +89,8 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
         axis = axis_at(flat, one.value, one.dim)
         graph = axis.graph
         values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
-        whole_rows = one.ops and one.rows % least_rows(graph, one.ops & graph.along.keys()) == 0
+        least, rows = least_rows(graph, one.ops & graph.along.keys()), shape_of(known[one.value])[one.dim]
+        whole_rows = one.ops and one.rows % least == 0 and one.rows < rows + least
         written = one.stored | one.on_host | {value for value, _ in one.recomputed_in}
         if not (one.ops <= graph.along.keys() and written <= values and whole_rows):
             raise _mismatch()

@@ -12,6 +12,7 @@ from rich.text import Text
 
 WIDTH = 120  # columns of plain text
 
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 _STYLES = {"good": "green", "bad": "red", "": ""}
 _PAGE_STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1d2530; }
@@ -51,17 +52,22 @@ class Table:
 def rich(table: Table) -> rich_table.Table:
     """For a terminal. Cells are literal: brackets are not markup."""
     drawn = rich_table.Table(
-        title=Text(table.title, style="bold") if table.title else None,
+        title=Text(printable(table.title), style="bold") if table.title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
         show_header=any(name for name, _ in table.headings),
         pad_edge=False,
     )
     for name, right in table.headings:
-        drawn.add_column(Text(name), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        drawn.add_column(Text(printable(name)), justify="right" if right else "left", no_wrap=right, overflow="fold")
     for row, tone in zip(table.rows, table.tones, strict=True):
-        drawn.add_row(*map(Text, row), style=_STYLES[tone])
+        drawn.add_row(*(Text(printable(cell)) for cell in row), style=_STYLES[tone])
     return drawn
+
+
+def printable(text: str) -> str:
+    """Text from elsewhere for a terminal, which obeys control characters."""
+    return text.translate(_CONTROLS)
 
 
 def plain(tables: Iterable[Table]) -> str:

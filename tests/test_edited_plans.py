@@ -1,0 +1,107 @@
+"""A plan that somebody edited is refused, or followed to what the step computes."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import memplan
+from memplan import Plan
+
+KINDS = ("run", "offload", "offloaded", "prefetch", "prefetched")
+NUMBERS = (-1, 0, 1, 2, 7, 99, 2**40)
+
+
+def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Array]:
+    def loss(params: list[jax.Array]) -> jax.Array:
+        hidden = x
+        for weight in params:
+            hidden = jnp.sin(hidden @ weight)
+        return (hidden**2).mean()
+
+    value, gradients = jax.value_and_grad(loss)(params)
+    return [weight - 0.1 * gradient for weight, gradient in zip(params, gradients, strict=True)], value
+
+
+def actions(draw: random.Random, document: dict[str, Any]) -> None:
+    """One action less, twice, elsewhere, of another kind or of another name."""
+    listed = document["actions"]
+    place = draw.randrange(len(listed))
+    kind, name = listed.pop(place)
+    match draw.choice(["drop", "twice", "move", "kind", "name"]):
+        case "twice":
+            listed[place:place] = [[kind, name]] * 2
+        case "move":
+            listed.insert(draw.randrange(len(listed)), [kind, name])
+        case "kind":
+            listed.insert(place, [draw.choice(KINDS), name])
+        case "name":
+            listed.insert(place, [kind, draw.choice(listed)[1]])
+    document["length"] = len(listed)
+
+
+def slabs(draw: random.Random, document: dict[str, Any]) -> None:
+    """Another number, one less or one more, in an entry of the slabs."""
+    (one,) = document["slabs"]
+    name = draw.choice(list(one))
+    if isinstance(one[name], int):
+        one[name] = draw.choice([one[name] + 1, one[name] - 1, *NUMBERS])
+    elif one[name] and draw.random() < 0.5:
+        one[name].pop(draw.randrange(len(one[name])))
+    else:
+        pair = [draw.choice(NUMBERS), draw.choice(NUMBERS)]
+        one[name].append(pair if name in ("recomputed_in", "inside") else pair[0])
+
+
+def others(draw: random.Random, document: dict[str, Any]) -> None:
+    """Another value of one of the other entries."""
+    name = draw.choice(["loops", "on_host", "rewritten_for_nbytes", "extra_outputs", "indexed_stacks", "overlapped"])
+    residuals = {"kept": [draw.choice(NUMBERS)], "on_host": [], "segments": draw.choice(NUMBERS), "segment_trips": 1,
+                 "snapshots_on_host": []}  # fmt: skip
+    document[name] = {
+        "loops": [residuals],
+        "on_host": [draw.choice(NUMBERS)],
+        "rewritten_for_nbytes": draw.choice(NUMBERS),
+        "extra_outputs": [draw.choice(document["actions"])[1]],
+        "indexed_stacks": True,
+        "overlapped": [draw.choice(NUMBERS), True],
+    }[name]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("budget", "edit"),  # 0.7: with recomputations; 0.3: in slabs
+    [(0.7, actions), (0.7, others), (0.3, actions), (0.3, slabs), (0.3, others)],
+)
+def test_an_edited_plan_is_refused_or_computes_the_step(
+    budget: float, edit: Callable[[random.Random, dict[str, Any]], None]
+) -> None:
+    key = jax.random.key(0)
+    args = [0.1 * jax.random.normal(key, (32, 32)) for _ in range(6)], jax.random.normal(key, (4096, 32))
+    expected = jax.tree.leaves(jax.jit(step)(*args))
+    whole = memplan.api.report(step, args).compiled_peak_bytes
+    assert whole is not None
+    text = memplan.jit(step, budget=int(budget * whole)).plan(*args).plan.to_json()
+    assert bool(json.loads(text)["slabs"]) == (budget == 0.3)
+    draw, told = random.Random(3), list[str]()
+    for _ in range(25):
+        document = json.loads(text)
+        edit(draw, document)
+        try:
+            plan = Plan.from_json(json.dumps(document))
+            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that it is planned again
+                found = memplan.jit(step, plan=plan)(*args)
+        except memplan.MemplanError as error:
+            told.append(str(error))
+            continue
+        for one, other in zip(jax.tree.leaves(found), expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-6)
+    assert told and not [one for one in told if "this is a bug in memplan" in one]
