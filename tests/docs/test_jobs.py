@@ -106,11 +106,32 @@ def test_a_killed_training_continues_to_the_bit(tmp_path: Path) -> None:
     assert parts[-1][-1] == whole[-1]
 
 
-def test_slurms_script_is_one(tmp_path: Path) -> None:
-    script = JOBS / "slurm.sh"
-    subprocess.run(["bash", "-n", str(script)], check=True)
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.+)$", script.read_text(), re.MULTILINE))
-    assert asked["ntasks-per-node"] == asked["gpus-per-node"]  # as jax takes one GPU for each process under Slurm
+SRUN = """#!/usr/bin/env bash
+echo "$@" >> "$SLURM_SUBMIT_DIR/started"
+[ "$(wc -l < "$SLURM_SUBMIT_DIR/started")" -ge "$GOOD" ]
+"""
+
+
+@pytest.mark.parametrize(("good", "attempts", "code"), [(1, 1, 0), (3, 3, 0), (9, 3, 1)])
+def test_slurms_script_starts_what_failed_again(tmp_path: Path, good: int, attempts: int, code: int) -> None:
+    """With a `srun` of our own, whose attempts succeed from a number on."""
+    srun, activate = tmp_path / "bin" / "srun", tmp_path / ".venv" / "bin" / "activate"
+    for path, text in ((srun, SRUN), (activate, "")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+        path.chmod(0o755)
+    paths = f"{srun.parent}{os.pathsep}{os.environ['PATH']}"
+    environment = {**os.environ, "PATH": paths, "SLURM_SUBMIT_DIR": str(tmp_path), "GOOD": str(good)}
+    done = subprocess.run(["bash", str(JOBS / "slurm.sh")], env=environment, capture_output=True, check=False)
+    started = (tmp_path / "started").read_text().splitlines()
+    assert (done.returncode, len(started)) == (code, attempts)
+    assert all(line.endswith(f" python {tmp_path}/train.py") and "--kill-on-bad-exit=1" in line for line in started)
+
+
+def test_slurm_gives_each_process_one_gpu() -> None:
+    """As jax takes one for each process under Slurm."""
+    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.+)$", (JOBS / "slurm.sh").read_text(), re.MULTILINE))
+    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
 
 
 def test_the_jobset_names_its_first_pod_and_all_ranks() -> None:
