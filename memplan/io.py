@@ -84,10 +84,10 @@ def parse(text: str) -> Any:
         raise ValueError("it has more entries than any document of memplan")
     try:
         found = json.loads(text, object_pairs_hook=_object)
+        if "\\ud" in text.lower():  # half of a character, which no file can be written with
+            json.dumps(found, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    if "\\ud" in text.lower():  # half of a character, which no file can be written with
-        json.dumps(found, ensure_ascii=False).encode()
     return found
 
 
