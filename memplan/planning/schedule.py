@@ -1,6 +1,6 @@
 """A planner's solution: a schedule (actions in order), its bytes and its seconds."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -68,8 +68,27 @@ def runs(numbers: Iterable[int]) -> Schedule:
     return tuple(Action(Kind.RUN, number) for number in numbers)
 
 
+@dataclass(frozen=True)
+class Clock:
+    """A schedule in time."""
+
+    ends: tuple[float, ...]  # by action: seconds on the compute stream after it; a copy's start takes none
+    # link spans of `OFFLOAD` and of `PREFETCH`, each in order
+    busy: Mapping[Kind, Sequence[tuple[float, float]]]
+
+    @property
+    def seconds(self) -> float:
+        """From the first kernel to the end of everything."""
+        return max([0.0, *self.ends[-1:], *(spans[-1][1] for spans in self.busy.values() if spans)])
+
+
 def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> float:
-    """Seconds from the first kernel to the end of everything.
+    """Seconds from the first kernel to the end of everything; see `clock`."""
+    return clock(problem, schedule, copy_s).seconds
+
+
+def clock(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> Clock:
+    """When a schedule's kernels and copies take place.
 
     Kernels run one after another, concurrently with one copy in each direction; a copy starts once its stream is free
     and its turn has come.
@@ -77,21 +96,23 @@ def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = N
     Args:
       copy_s: not needed without copies.
     """
-    clock = 0.0
-    free = {Kind.OFFLOAD: 0.0, Kind.PREFETCH: 0.0}
-    ends: dict[tuple[Kind, int], float] = {}
+    now, ends = 0.0, list[float]()
+    busy: dict[Kind, list[tuple[float, float]]] = {Kind.OFFLOAD: [], Kind.PREFETCH: []}
+    copied: dict[tuple[Kind, int], float] = {}
     for action in schedule:
         kind, number = action.kind, action.number
         if kind is Kind.RUN:
-            clock += problem.kernels[number].seconds * problem.times[number]
+            now += problem.kernels[number].seconds * problem.times[number]
         elif kind is Kind.OFFLOADED:
-            clock = max(clock, ends[Kind.OFFLOAD, number])
+            now = max(now, copied[Kind.OFFLOAD, number])
         elif kind is Kind.PREFETCHED:
-            clock = max(clock, ends[Kind.PREFETCH, number])
+            now = max(now, copied[Kind.PREFETCH, number])
         else:
             assert copy_s is not None, "copies take time"
             maker = problem.buffers[number].maker
             times = 1 if maker is None else problem.times[maker]
-            free[kind] = max(clock, free[kind]) + copy_s(problem.buffers[number].nbytes) * times
-            ends[kind, number] = free[kind]
-    return max(clock, *free.values())
+            start = max([now, *(end for _, end in busy[kind][-1:])])
+            copied[kind, number] = start + copy_s(problem.buffers[number].nbytes) * times
+            busy[kind].append((start, copied[kind, number]))
+        ends.append(now)
+    return Clock(tuple(ends), busy)

@@ -7,43 +7,20 @@ the same schema; none is removed, renamed or changed in meaning.
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from memplan.io import write_atomic
+from memplan.report.decisions import Decision, decisions_table
 from memplan.report.diagnosis import Finding, findings_table
 from memplan.report.mesh import Mesh, collectives_table
 from memplan.report.result import Record, Versions
 from memplan.report.slabs import SlabLoop, Unsplit, loops_table, unsplit_table
 from memplan.report.timeline import Line, Timeline
 from memplan.report.views import page, perfetto, pictures
-from memplan.report.views.table import Table, largest, shape, short_source
+from memplan.report.views.table import Table, largest, short_source
 from memplan.units import format_bytes, format_flops, format_seconds
 
 _FALLBACK_ROWS = 200  # rows of long tables without scripts
-
-Choice = Literal["keep", "offload", "recompute", "split"]
-
-
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """The decision about one value, from its definition to its last use; `_decisions` and `assets/page.js` show it.
-
-    Attributes:
-      name: as in the graph.
-      shape, dtype: of the array.
-      nbytes: bytes on the device.
-      source: `file:line` of the user's code that makes it, or ''.
-      decision: it stays on the device, is offloaded to the host and comes back, is recomputed, or is computed in slabs.
-      seconds: predicted time of its copies (both ways) or of its recomputation; 0 if it is kept.
-    """
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: str
-    nbytes: int
-    source: str
-    decision: Choice
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +133,8 @@ class Report(Record):
         that is not known, and on a CPU.
       pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`): a part that is less
         than what was asked for and than 128 MiB stays with it; None where there is no such pool, or it has not as much.
-      pinned_bytes: host bytes of XLA's pinned pool, in regions, each twice the last; None as above.
+      pinned_bytes: host bytes of XLA's pinned pool; None as above. pinned_regions_bytes: of each of its regions, in the
+        order in which XLA pins them.
       exports: lines of a shell without which XLA's pools do not give the step its memory.
       mesh: devices, links and collectives of a step on several devices; None on one.
       pins: what the user pinned by name.
@@ -212,6 +190,7 @@ class Report(Record):
     huge_arrays: int | None = None
     pool_peak_bytes: int | None = None
     pinned_bytes: int | None = None
+    pinned_regions_bytes: tuple[int, ...] = ()
     exports: tuple[str, ...] = ()
     cuda_graphs: int | None = None
     single_launches: int | None = None
@@ -229,7 +208,7 @@ class Report(Record):
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """Findings, summary, candidates, slabs, what is live at the peak, decisions; of long tables `rows` rows."""
-        parts = *self._first_tables(rows), _live(self, rows), _decisions(self, rows)
+        parts = *self._first_tables(rows), _live(self, rows), decisions_table(self.decisions, rows)
         return tuple(table for table in parts if table.rows)
 
     def _first_tables(self, rows: int) -> tuple[Table, ...]:
@@ -242,7 +221,7 @@ class Report(Record):
     def to_html(self) -> str:
         """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains `to_json()`."""
         tables = self._first_tables(_FALLBACK_ROWS)
-        fallbacks = _live(self, _FALLBACK_ROWS), _decisions(self, _FALLBACK_ROWS)
+        fallbacks = _live(self, _FALLBACK_ROWS), decisions_table(self.decisions, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
         is_good = self.status == "fits"
         return page.render(self.title, self.status, is_good, subtitle, self.to_json(), tables, fallbacks)
@@ -303,7 +282,7 @@ def _summary(report: Report) -> Table:
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
         *_by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes"),
         ("host peak", f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}"),
-        *([("  in XLA's pinned pool", format_bytes(report.pinned_bytes))] if report.pinned_bytes else []),
+        *([("  in XLA's pinned pool", _pinned_pool(report))] if report.pinned_bytes else []),
         *[("runs only after", line) for line in report.exports],
         ("offloaded in a step", format_bytes(report.offloaded_bytes)),
         ("recomputed in a step", format_flops(report.recomputed_flops)),
@@ -320,6 +299,12 @@ def _summary(report: Report) -> Table:
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Table("memplan", ("", ""), rows)
+
+
+def _pinned_pool(report: Report) -> str:
+    count = len(report.pinned_regions_bytes)
+    regions = f", in {count} region{'s' * (count > 1)}" if count else ""
+    return f"{format_bytes(report.pinned_bytes)}{regions}"
 
 
 def _pinned(pin: Pinned) -> str:
@@ -398,20 +383,3 @@ def _live(report: Report, limit: int) -> Table:
     )
     title = largest("On the device at the peak", len(rows), len(report.live_at_peak))
     return Table(title, (">bytes", "decision", "shape", "source", "value"), rows)
-
-
-def _decisions(report: Report, limit: int) -> Table:
-    shown = sorted(report.decisions, key=lambda decision: -decision.nbytes)[:limit]
-    rows = tuple(
-        (
-            format_bytes(one.nbytes),
-            one.decision,
-            format_seconds(one.seconds),
-            shape(one.shape, one.dtype),
-            short_source(one.source),
-            one.name,
-        )
-        for one in shown
-    )
-    title = largest("Decisions", len(rows), len(report.decisions))
-    return Table(title, (">bytes", "decision", ">costs", "shape", "source", "value"), rows)

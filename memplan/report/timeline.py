@@ -6,6 +6,7 @@ from typing import Literal
 Doing = Literal["compute", "recompute", "wait"]
 Place = Literal["device", "host"]
 Direction = Literal["to host", "to device", "to devices"]
+BlockKind = Literal["loop", "slabs", "branches"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Value:
     # `keep`, `offload` or `recompute`; `argument` and `output` for arrays that are always there; '' for those that
     # are not
     decision: str
+    buffer: str = ""  # the compiler's name, as of a decision about it; '' where several are summed up
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,19 @@ class Copy:
     direction: Direction
     start_s: float
     end_s: float
+    kind: str = ""  # HLO's opcode of a collective; '' for copies to and from the host
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A loop or a conditional, as one span of the compute stream."""
+
+    kind: BlockKind
+    name: str  # its layer, or the compiler's name
+    count: int | None  # trips of a loop, branches of a conditional; None if the compiler does not tell
+    start_s: float
+    end_s: float
+    source: str  # `file:line`, or ''
 
 
 @dataclass(frozen=True)
@@ -78,6 +93,7 @@ class Timeline:
     stays: tuple[Stay, ...]
     copies: tuple[Copy, ...]  # ordered by start
     notes: tuple[str, ...] = ()  # information that is not shown, as text
+    blocks: tuple[Block, ...] = ()  # the outermost loops and conditionals, in order
 
     def __post_init__(self) -> None:
         for stay in self.stays:

@@ -1,19 +1,33 @@
 """Memory over the step as rows of a report: by XLA's rules for buffers, at the times of the replay."""
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import Lifetime
-from memplan.report.timeline import Copy, Direction, Doing, Instant, Line, Place, Stay, Timeline, Value
+from memplan.report.timeline import (
+    Block,
+    BlockKind,
+    Copy,
+    Direction,
+    Doing,
+    Instant,
+    Line,
+    Place,
+    Stay,
+    Timeline,
+    Value,
+)
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.module import Module
-from memplan.xla.replay import Replay
+from memplan.xla.replay import TRIPS, Replay
 from memplan.xla.shapes import Array
 from memplan.xla.sources import Sources, layer_of
 from memplan.xla.write import original
 
 _DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
+_SLABS = re.compile(r"(^|/)slabs_\d+$")  # the end of a loop's scope: `InSlabs.scope`
 _LOOPS = "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."
 
 
@@ -67,6 +81,7 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
     positions.update(at for step, (start, end) in enumerate(times) if end > start for at in (step, step + 1))
     bounds = sorted(positions)
     decided = {instruction_of(buffer): decision for buffer, decision in decisions.items()}
+    moved = {instruction_of(buffer): buffer for buffer, decision in decisions.items() if decision == "offload"}
 
     def instant(first: int, end: int) -> Instant:
         name = names[first]
@@ -88,7 +103,10 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
         buffer = buffers[one.buffer].name
         layer = layer_of(origins.scope(buffer))
         decision = decisions.get(buffer) or decided.get(original(instruction_of(buffer)), "")
-        return Value(layer or buffer, one.nbytes, origins.shape(buffer), layer, origins.source(buffer), decision)
+        made = original(instruction_of(buffer))
+        planned = buffer.replace(instruction_of(buffer), made)  # where it is repeated; a copy does not name its leaf
+        home = planned if planned in decisions else moved.get(made, planned)
+        return Value(layer or buffer, one.nbytes, origins.shape(buffer), layer, origins.source(buffer), decision, home)
 
     resident = scheduled.resident_bytes - scheduled.constant_bytes
     values = [Value("arguments and outputs", resident, "", "", "", "argument")]
@@ -108,12 +126,28 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
             _DIRECTIONS[one.stream],
             one.start_s,
             one.end_s,
+            scheduled.module.instructions[one.name].opcode.removesuffix("-start") if one.stream == "net" else "",
         )
         for one in replay.transfers
     )
     instants = tuple(instant(first, end) for first, end in pairwise(bounds))
     is_whole = all(name in replay.clock for name in names)
-    return Timeline("compiled", instants, tuple(values), tuple(stays), copies, () if is_whole else (_LOOPS,))
+    notes, blocks = () if is_whole else (_LOOPS,), tuple(_blocks(scheduled, origins))
+    return Timeline("compiled", instants, tuple(values), tuple(stays), copies, notes, blocks)
+
+
+def _blocks(scheduled: ScheduledModule, origins: Origins) -> Iterator[Block]:
+    """Loops and conditionals of the entry."""
+    kind: BlockKind
+    for op in scheduled.module.entry.ops.values():
+        if op.opcode not in ("while", "conditional"):
+            continue
+        trips, name = TRIPS.search(op.attributes), layer_of(origins.scope(op.name)) or op.name
+        if op.opcode == "conditional":
+            kind, count = "branches", len(op.called)
+        else:
+            kind, count = "slabs" if _SLABS.search(origins.scope(op.name)) else "loop", int(trips[1]) if trips else None
+        yield Block(kind, name, count, *scheduled.replay.clock[op.name], origins.source(op.name))
 
 
 def line(name: str, memory: Timeline) -> Line:

@@ -1,7 +1,7 @@
 """Builds the report of an outcome from the compiled and the planned module."""
 
 import math
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,9 +12,6 @@ from memplan import io
 from memplan.compilation.compiler import compile_program
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
-from memplan.hardware.roofline import copy_seconds
-from memplan.planning.graph import Graph
-from memplan.planning.loops import stacked_trips
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import slab_rows, trips_of
@@ -23,8 +20,9 @@ from memplan.program.loops.residuals import outer_loops
 from memplan.program.pins import own_checkpoints
 from memplan.program.trace import InSlabs
 from memplan.report.mesh import CollectiveRow, Link, Mesh
-from memplan.report.model import Candidate, Choice, Decision, LiveValue, Pinned, Report
+from memplan.report.model import Candidate, LiveValue, Pinned, Report
 from memplan.report.slabs import SlabArray, SlabLoop
+from memplan.results.decisions import decisions_of
 from memplan.results.findings import counted
 from memplan.results.infeasible import axis_of, floor_of, unsplit
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
@@ -48,7 +46,7 @@ def report_of(outcome: Outcome) -> Report:
     """The report of a compiled step."""
     planned, plain, result = outcome.planned, outcome.planned.plain, outcome.planned.result
     origins = Origins(planned.base.module)
-    decisions = tuple(_decisions(outcome, origins))
+    decisions = tuple(decisions_of(outcome, origins))
     by_buffer = {one.name: one.decision for one in decisions}
     memory = timeline(result, origins, by_buffer)
     step, unmodified = result.replay, outcome.unmodified
@@ -162,72 +160,6 @@ def _candidates(outcome: Outcome) -> Iterator[Candidate]:
         yield Candidate(one.way, one.device_bytes, one.host_bytes, one.step_s, verdict)
     verdict = "chosen" if outcome.fits else "does not fit"
     yield Candidate(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
-
-
-def _decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
-    """Decisions about residuals of loops, stored slabs, and buffers live at the peak, recomputed or copied."""
-    yield from _residual_decisions(outcome)
-    yield from _slab_decisions(outcome)
-    planned, problem = outcome.planned, outcome.planned.base.timed_problem
-    if planned.plan is None:
-        return
-    runs = Counter(one.number for one in planned.schedule if one.kind is Kind.RUN)
-    copies = Counter(one.number for one in planned.schedule if one.kind in (Kind.OFFLOAD, Kind.PREFETCH))
-    at_peak = {one.buffer for one in peak_lifetimes(planned.base)}
-    for number, buffer in enumerate(problem.buffers):
-        recomputed = runs[buffer.maker] - 1 if buffer.maker is not None else 0
-        if buffer.role is not Role.TEMPORARY or not buffer.nbytes:
-            continue
-        if not (number in at_peak or recomputed or copies[number]):
-            continue
-        choice: Choice = "offload" if copies[number] else "recompute" if recomputed else "keep"
-        seconds = copies[number] * copy_seconds(buffer.nbytes, outcome.target.device)
-        if buffer.maker is not None:
-            seconds += recomputed * problem.kernels[buffer.maker].seconds
-        array = origins.array(buffer.name)
-        shape, dtype = (array.dims, array.numpy_name) if array else ((), "")
-        source = origins.source(buffer.name)
-        yield Decision(buffer.name, shape, dtype, buffer.nbytes, source, choice, seconds)
-
-
-def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """A row for every residual of a pair of loops, stacked by memplan or by the step, and for every snapshot."""
-    for loop, residuals in outcome.program.loops:
-        if residuals is None:
-            continue
-        body, trips = loop.body, stacked_trips(loop, residuals)
-        for value in sorted(loop.needed.union(residuals.stacked)):
-            known, kept = body.values[value], value in residuals.kept
-            choice: Choice = "offload" if value in residuals.on_host else "keep" if kept else "recompute"
-            name = f"{known.name} of {trips} trips" + (f", of {loop.trips}" if trips < loop.trips else "")
-            nbytes, source = trips * known.nbytes, _source_of(body, value) or loop.source
-            yield Decision(name, (trips, *known.shape), known.dtype, nbytes, source, choice, 0.0)
-        count = residuals.segments
-        for value, on_host in zip(loop.carried, residuals.snapshots_on_host, strict=False):
-            known = body.values[value]
-            name = f"{known.name} before {count} segments of {residuals.segment_trips} trips"
-            choice = "offload" if on_host else "keep"
-            yield Decision(name, (count, *known.shape), known.dtype, count * known.nbytes, loop.source, choice, 0.0)
-
-
-def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """A row for every array that is computed in slabs and stored."""
-    for one in outcome.program.in_slabs:
-        graph, trips = one.graph.graph, trips_of(one.graph, one.slabs)
-        touched = Counter(value for loop in one.loops for value in (*loop.writes, *loop.reads))
-        for loop in one.loops:
-            for value in loop.writes:
-                array, on_host = graph.values[value], value in one.slabs.on_host
-                name = f"{array.name} in {trips} slabs{' on the host' if on_host else ''}"
-                # It is copied when it is written, and by every loop that reads it.
-                copies = touched[value] if on_host else 0
-                seconds = copies * copy_seconds(array.nbytes, outcome.target.device)
-                yield Decision(name, array.shape, array.dtype, array.nbytes, _source_of(graph, value), "split", seconds)
-
-
-def _source_of(graph: Graph, value: int) -> str:
-    made = graph.producer[value]
-    return graph.ops[made].source if made is not None else ""
 
 
 def _pinned(outcome: Outcome) -> Iterator[Pinned]:
@@ -376,6 +308,7 @@ def _pooled(outcome: Outcome) -> dict[str, Any]:
     return {
         "pool_peak_bytes": device.in_use_bytes if device and device.refused_nbytes is None else None,
         "pinned_bytes": host.pool_bytes if host.refused_nbytes is None else None,
+        "pinned_regions_bytes": host.regions if host.refused_nbytes is None else (),
         "exports": found.exports,
     }
 

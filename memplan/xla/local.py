@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import jax
 
@@ -170,6 +170,7 @@ class Taken:
     in_use_bytes: int  # of allocated chunks, as `bytes_in_use` counts them: with the unsplit rest
     pool_bytes: int  # of regions, from the driver
     refused_nbytes: int | None = None  # the first request that it could not serve; None if it served all
+    regions: tuple[int, ...] = field(default=(), compare=False)  # bytes of each, in order
 
 
 @dataclass(frozen=True)
@@ -183,18 +184,19 @@ class Pool:
 
     def take(self, requests: Iterable[int]) -> Taken:
         """Serve requests (bytes) in their order; none is given back."""
-        free: list[int] = []
+        free, regions = list[int](), list[int]()
         in_use = pool = 0
         region = _rounded(min(self.limit_bytes, _FIRST_REGION_NBYTES) if self.grows else self.limit_bytes)
         for nbytes in filter(None, map(_rounded, requests)):
             if not any(chunk >= nbytes for chunk in free):
                 available = (self.limit_bytes - pool) // _ALIGNMENT * _ALIGNMENT
                 if nbytes > available:
-                    return Taken(in_use, pool, nbytes)
+                    return Taken(in_use, pool, nbytes, tuple(regions))
                 is_larger = region < nbytes
                 while region < nbytes:
                     region *= 2
                 free.append(min(region, available))
+                regions.append(free[-1])
                 pool += free[-1]
                 region *= 1 if is_larger else 2
             chunk = min(chunk for chunk in free if chunk >= nbytes)
@@ -203,7 +205,7 @@ class Pool:
                 free.append(chunk - nbytes)
                 chunk = nbytes
             in_use += chunk
-        return Taken(in_use, pool)
+        return Taken(in_use, pool, None, tuple(regions))
 
 
 def least_limit(requests: Iterable[int], unit_bytes: int) -> int:

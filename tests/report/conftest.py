@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from memplan.report.model import Candidate, Decision, LiveValue, Report
+from memplan.report.decisions import Choices, Decision
+from memplan.report.model import Candidate, LiveValue, Report
 from memplan.report.slabs import SlabArray, SlabLoop, Unsplit
 from tests.report.timelines import HOSTILE, lines_of, random_timeline
 
@@ -19,6 +20,11 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 VOLUME = SlabArray("x", (512, 512), "float32", MIB, "device")
 STORED = SlabArray("conv:3", (512, 512, 32), "float32", 32 * MIB, "host")
+CHOICES = {
+    "keep": Choices(0, None, 1e-3, 5e-4, "what it reads is overwritten"),
+    "offload": Choices(MIB, 2e-3, 1e-3, 0.0),
+    "recompute": Choices(MIB, 1e-3, None, None, "", "no link"),
+}
 AXIS = "dimension 0 of float32[512,512,32]"
 LOOPS = (
     SlabLoop(1, AXIS, 16, 32, 1, 2, (VOLUME,), (STORED,), 1, 1e-3, "/home/a/b/net.py:7", copies=2, kernels=1),
@@ -49,7 +55,14 @@ def report() -> Report:
         attempts=3,
         decisions=tuple(
             Decision(
-                f"conv:{index}", (64, 112, 112, index), "float32", index * MIB, f"/a/b/net.py:{index}", choice, 1e-3
+                f"conv:{index}",
+                (64, 112, 112, index),
+                "float32",
+                index * MIB,
+                f"/a/b/net.py:{index}",
+                choice,
+                1e-3,
+                CHOICES[choice],
             )
             for index, choice in enumerate(("keep", "offload", "recompute") * 10)
         ),

@@ -54,6 +54,14 @@ def test_json_has_the_documented_form(report: Report) -> None:
         "source": "/a/b/net.py:1",
         "decision": "offload",
         "seconds": 1e-3,
+        "choices": {
+            "keep_bytes": 2**20,
+            "recompute_s": 2e-3,
+            "host_s": 1e-3,
+            "host_wait_s": 0.0,
+            "no_recompute": "",
+            "no_host": "",
+        },
     }
     assert document["observed_peak_bytes"] is None
 
@@ -112,7 +120,9 @@ def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
     assert "runs on cpu" in text
     assert "1.50 TFLOP" in text
     assert "(the largest 12 of 30)" in text
-    assert "../b/net.py:29" in text
+    assert re.search(r"29\.0 MiB +recompute +\+1\.0 MiB +\+1\.00 ms +- .* net\.py:29 +conv:29", text)
+    assert re.search(r"28\.0 MiB +offload +\+1\.0 MiB +\+2\.00 ms +hidden ", text)
+    assert re.search(r"27\.0 MiB +keep +0 B +- +\+500 us ", text)
     assert "conv:17" not in text
     assert re.search(r"lower bound +not known", text)
     bounded = str(replace(report, predicted_step_s=0.2, lower_bound_s=0.15))
@@ -122,8 +132,18 @@ def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
 def test_text_tells_what_the_pools_take_and_lack(report: Report) -> None:
     assert "pool" not in str(report) and "runs only after" not in str(report)
     lines = ("export XLA_CLIENT_MEM_FRACTION=0.90", "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70")
-    text = str(replace(report, pool_peak_bytes=7 << 30, pinned_bytes=70 << 30, exports=lines))
-    assert re.search(r"in XLA's pool +7\.00 GiB", text) and re.search(r"in XLA's pinned pool +70\.00 GiB", text)
+    text = str(
+        replace(
+            report,
+            pool_peak_bytes=7 << 30,
+            pinned_bytes=70 << 30,
+            pinned_regions_bytes=(64 << 30, 6 << 30),
+            exports=lines,
+        )
+    )
+    assert re.search(r"in XLA's pool +7\.00 GiB", text) and re.search(
+        r"in XLA's pinned pool +70\.00 GiB, in 2 regions", text
+    )
     assert all(re.search(f"runs only after +{line}", text) for line in lines)
 
 

@@ -1,0 +1,133 @@
+"""What the choices beside the one made cost: added up by hand, and against memory over time."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+import memplan
+from memplan.hardware import catalog
+from memplan.hardware.roofline import copy_seconds
+from memplan.planning.problem import Buffer, Kernel, Pin, Problem, Role, Where
+from memplan.report.decisions import Choices
+from memplan.results.choices import Prices
+from tests.planning.small import actions
+from tests.xla.steps import dense
+from tests.xla.test_target import needs_compiler
+
+
+def there_and_back(count: int, middle_s: float = 1.0) -> Problem:
+    """A chain that is read backwards: kernel `count + i` reads buffer `count - 1 - i`, and the gradient before it.
+
+    Buffers take 100 bytes, kernels one second, those that read backwards `middle_s`.
+    """
+    buffers = tuple(Buffer(f"{i}", 100, Role.TEMPORARY, i, i) for i in range(2 * count))
+    forward = [Kernel(f"{i}", (i - 1,) if i else (), (i,), seconds=1.0) for i in range(count)]
+    back = [
+        Kernel(f"{count + i}", (count - 1 - i, *((count + i - 1,) if i else ())), (count + i,), seconds=middle_s)
+        for i in range(count)
+    ]
+    return Problem(buffers, (*forward, *back), (2 * count - 1,), frozenset())
+
+
+PLAIN = tuple(actions(", ".join(f"run {i}" for i in range(6))))
+
+
+def slow_copy(nbytes: int) -> float:
+    return nbytes / 100  # a second for each buffer
+
+
+def test_what_is_kept_could_run_again_or_travel() -> None:
+    prices = Prices(there_and_back(3), PLAIN, slow_copy, 1000)
+    # 0 is made at 1 second and read last at 5, copies take two
+    assert prices.of(0, "keep", 0.0) == Choices(0, 1.0, 2.0, 0.0)
+    # 2 is read at once: kernels wait for both of its copies
+    assert prices.of(2, "keep", 0.0) == Choices(0, 1.0, 2.0, 2.0)
+    # 1 is made at 2 and read from 4 on: copies fit exactly
+    assert prices.of(1, "keep", 0.0) == Choices(0, 1.0, 2.0, 0.0)
+
+
+def test_links_that_are_busy_hide_less() -> None:
+    travels = actions("run 0, offload 0, run 1, run 2, run 3, offloaded 0, prefetch 0, run 4, prefetched 0, run 5")
+    alone, beside = (
+        Prices(there_and_back(3), plan, lambda nbytes: nbytes / 80, 1000).of(1, "keep", 0.0)
+        for plan in (PLAIN, travels)
+    )
+    # out from 2 to 3.25, back from 2.75 to 4: half a second is missing
+    assert alone == Choices(0, 1.0, 2.5, 0.5)
+    # buffer 0 goes out from 1 to 2.25: half a second and a quarter of one
+    assert beside == Choices(0, 1.0, 2.5, 0.75)
+
+
+def test_waits_are_the_plans_own() -> None:
+    travels = actions("run 0, offload 0, run 1, offloaded 0, run 2, run 3, run 4, prefetch 0, prefetched 0, run 5")
+    # out: from 1 to 5 seconds, while 1 ends at 2; back: from 8 to 12, which 5 waits for
+    found = Prices(there_and_back(3), travels, lambda nbytes: nbytes / 25, 1000).of(0, "offload", 8.0)
+    # while 3 runs, 1, 2 and its own result are there, the most that ever is: with 0, 100 bytes more
+    assert found == Choices(100, 1.0, 8.0, 3.0 + 4.0)
+
+
+def test_what_has_gone_runs_again_too() -> None:
+    again = actions("run 0, run 1, run 2, run 3, run 4, run 1, run 2, run 5, run 6, run 7")
+    prices = Prices(there_and_back(4), again, None, 0)
+    # while 4 runs, 0, 3 and its own result are there: with 1 or 2, no more than while 1 and 2 run again
+    assert prices.of(2, "recompute", 1.0) == Choices(0, 1.0, None, None, "", "no link")
+    # before 4 reads it, 3 would be made from 2, and that from 1, which are made again for 5 only; 0 is there
+    assert prices.of(3, "keep", 0.0) == Choices(0, 3.0, None, None, "", "no link")
+
+
+def test_a_choice_that_cannot_be_says_why() -> None:
+    problem = there_and_back(3)
+    kept, away = Pin("a", Where.DEVICE), Pin("b", Where.HOST)
+    pinned = replace(
+        problem,
+        buffers=(replace(problem.buffers[0], pin=kept), replace(problem.buffers[1], pin=away), *problem.buffers[2:]),
+    )
+    prices = Prices(pinned, PLAIN, slow_copy, 1000)
+    assert prices.of(0, "keep", 0.0) == Choices(0, None, None, None, "pinned", "pinned")
+    found = prices.of(1, "keep", 0.0)
+    assert found and (found.no_recompute, found.no_host) == ("pinned", "")
+    full = Prices(problem, PLAIN, slow_copy, 99).of(0, "keep", 0.0)
+    assert full and (full.host_s, full.no_host) == (None, "the host's budget is full")
+    effects = replace(problem, kernels=(replace(problem.kernels[0], recomputable=False), *problem.kernels[1:]))
+    once = Prices(effects, PLAIN, slow_copy, 1000).of(0, "keep", 0.0)
+    assert once and (once.recompute_s, once.no_recompute) == (None, "it runs once")
+    assert prices.of(5, "keep", 0.0) is None  # the output
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
+def test_prices_of_a_compiled_plan() -> None:
+    """Independently: bytes by memory over time, seconds by the data sheet."""
+    step, args = dense(512, 12)
+    whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    assert whole is not None
+    report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
+    timeline, v100 = report.timeline, catalog.named("v100")
+    assert timeline is not None
+    priced = [one for one in report.decisions if one.choices is not None]
+    assert {one.decision for one in priced} == {"keep", "offload", "recompute"}
+    for one in priced:
+        choices = one.choices
+        assert choices is not None and (choices.keep_bytes == 0 or one.decision != "keep")
+        assert choices.host_s is not None
+        copies = choices.host_s / copy_seconds(one.nbytes, v100)
+        assert copies == pytest.approx(round(copies)) and (round(copies) == 2 or one.decision == "offload")
+        assert choices.host_wait_s is not None and 0 <= choices.host_wait_s <= choices.host_s
+    gone = [one for one in priced if one.decision == "offload"]
+    assert sum(one.choices.host_wait_s or 0.0 for one in gone if one.choices) == pytest.approx(report.stall_s, abs=1e-6)
+    checked = 0
+    for one in gone:
+        stays = [
+            stay for stay in timeline.stays if timeline.values[stay.value].buffer == one.name and stay.place == "device"
+        ]
+        there = {instant for stay in stays for instant in range(stay.first, stay.last)}
+        absent = set(range(min(there, default=0), max(there, default=0))) - there
+        between = [timeline.instants[instant].device_bytes for instant in absent]
+        if not between:  # it has the place of an argument, before or after
+            continue
+        higher = max(0, max(between) + one.nbytes - report.predicted_peak_bytes)
+        assert one.choices is not None and one.choices.keep_bytes == pytest.approx(higher, abs=1024)
+        checked += 1
+    assert checked > len(gone) / 2
