@@ -20,9 +20,9 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-MOST_BYTES = 2**26
-"""Of a document that is read; the report of a step of 10,000 kernels takes about 6 MB."""
-_MOST_ENTRIES = 2**23
+MOST_BYTES = 2**28
+"""Of a document that is read; the report of a step of 100,000 buffers takes about 100 MB."""
+_MOST_ENTRIES = 2**24
 _MOST_INTEGER = 2**63
 
 _DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", frozenset: "a list"}

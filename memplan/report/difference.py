@@ -7,16 +7,19 @@ import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal, Self
 
 from memplan import io
 from memplan.errors import ReportError
 from memplan.report.model import LiveValue, Report
 from memplan.report.result import Result, Versions
+from memplan.report.timeline import Timeline
+from memplan.report.views import page
 from memplan.report.views.table import Table, largest, short_source
 from memplan.units import format_bytes, format_seconds
 
+_FALLBACK_ROWS = 200  # of long tables without scripts
 _NUMBER = re.compile(r"\.[a-z]*\d+\b|\{[\d,]*\}")  # of an instruction, and the leaf of a tuple
 
 
@@ -29,6 +32,7 @@ class Side:
       compiled_bytes, host_bytes: device and host bytes at their peaks.
       other_bytes: of the compiled bytes, those of no buffer: holes between temporaries, and tables.
       step_s: predicted seconds of one step; None if they are not known.
+      timeline: memory over the step, for the page; None where the report has none. The JSON does not have it.
     """
 
     step: str
@@ -41,6 +45,7 @@ class Side:
     step_s: float | None
     peak_kernel: str
     versions: Versions
+    timeline: Timeline | None = field(default=None, repr=False)
 
     @classmethod
     def of(cls, report: Report) -> Self:
@@ -59,6 +64,7 @@ class Side:
             report.predicted_step_s,
             report.peak_kernel,
             report.versions,
+            report.timeline,
         )
 
 
@@ -143,13 +149,39 @@ class Difference(Result):
                 )
 
     def entries(self) -> dict[str, Any]:
+        drawn = self._drawn()
+        for side in ("old", "new"):
+            del drawn[side]["timeline"]
+        return drawn
+
+    def _drawn(self) -> dict[str, Any]:
+        """What the page draws: the entries, and memory over both steps."""
         return io.encode(self)
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """Figures, what grew, what shrank; at most `rows` rows of the latter."""
+        return tuple(table for table in (*_figures(self), *self._changes(rows)) if table.rows)
+
+    def _changes(self, rows: int) -> tuple[Table, Table]:
         grown = _buffers("Grew at the peak", "bad", self.grown, rows)
-        shrunk = _buffers("Shrank at the peak", "good", self.shrunk, rows)
-        return tuple(table for table in (*_figures(self), grown, shrunk) if table.rows)
+        return grown, _buffers("Shrank at the peak", "good", self.shrunk, rows)
+
+    @property
+    def title(self) -> str:
+        return f"{self.TITLE}: {self.new.step or self.new.device}"
+
+    def to_html(self) -> str:
+        """A self-contained page: memory over both steps, the buffers that differ, figures. Loads nothing."""
+        more = self.new.compiled_bytes - self.old.compiled_bytes
+        status = (
+            f"{_signed(more)} ({_share(self.old.compiled_bytes, self.new.compiled_bytes)})" if more else "as before"
+        )
+        subtitle = ", ".join(f"{name} {version}" for name, version in self.new.versions)
+        drawn, fallbacks = self._drawn(), self._changes(_FALLBACK_ROWS)
+        return page.of_difference(self.title, status, more <= 0, subtitle, drawn, tuple(_figures(self)), fallbacks)
+
+    def _repr_html_(self) -> str:
+        return page.frame(self.to_html(), self.title)
 
 
 @dataclass(frozen=True)
@@ -286,7 +318,7 @@ def _figures(difference: Difference) -> Iterator[Table]:
 
 def _share(old: float | None, new: float | None) -> str:
     percent = _percent(old, new)
-    return f"{percent:+.2f} %" if percent and not math.isnan(percent) else ""
+    return f"{percent:+.2f} %" if percent and math.isfinite(percent) else ""
 
 
 def _signed(nbytes: int) -> str:

@@ -108,7 +108,7 @@ class Report(Record):
         where nothing was planned.
       gap_s: seconds by which the step takes longer than the bound.
       attempts: how often the step was compiled.
-      decisions: one row per kept, offloaded, recomputed or split value.
+      decisions: one row per kept, offloaded, recomputed or split value, the largest first.
       live_at_peak: what the device holds at the compiled peak, largest first: all of it but holes between temporaries.
       candidates: every plan that was compiled.
       copy_s: predicted seconds of a step during which the busier direction of the host link is busy, by the compiled
@@ -219,12 +219,13 @@ class Report(Record):
         return *found, _summary(self), _candidates(self), collectives, *slabs
 
     def to_html(self) -> str:
-        """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains `to_json()`."""
+        """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains the report."""
         tables = self._first_tables(_FALLBACK_ROWS)
         fallbacks = _live(self, _FALLBACK_ROWS), decisions_table(self.decisions, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
         is_good = self.status == "fits"
-        return page.render(self.title, self.status, is_good, subtitle, self.to_json(), tables, fallbacks)
+        drawn = {name: one for name, one in self.entries().items() if name != "live_at_peak"}  # as the timeline has it
+        return page.of_report(self.title, self.status, is_good, subtitle, drawn, tables, fallbacks)
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)

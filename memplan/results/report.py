@@ -46,7 +46,7 @@ def report_of(outcome: Outcome) -> Report:
     """The report of a compiled step."""
     planned, plain, result = outcome.planned, outcome.planned.plain, outcome.planned.result
     origins = Origins(planned.base.module)
-    decisions = tuple(decisions_of(outcome, origins))
+    decisions = tuple(sorted(decisions_of(outcome, origins), key=lambda one: -one.nbytes))
     by_buffer = {one.name: one.decision for one in decisions}
     memory = timeline(result, origins, by_buffer)
     step, unmodified = result.replay, outcome.unmodified

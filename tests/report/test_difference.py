@@ -149,6 +149,15 @@ def test_text_shows_figures_lines_and_what_else_differs(report: Report) -> None:
     assert "jax 0.10.2 0.12" in text and "python" not in text
 
 
+def test_the_page_has_both_timelines_and_the_json_none(drawn_report: Report) -> None:
+    difference = Difference.of(drawn_report, replace(drawn_report, predicted_step_s=0.5))
+    assert difference.old.timeline == drawn_report.timeline
+    document = json.loads(difference.to_json())
+    assert "timeline" not in document["old"] and document["new"]["step_s"] == 0.5
+    assert difference.to_html().count('"instants"') == 2
+    assert difference._repr_html_().startswith("<iframe")
+
+
 def test_long_lists_are_cut_and_say_so(report: Report) -> None:
     many = [LiveValue(f"net/{n}", n, f"int8[{n}]", f"{n}.py:1", "") for n in range(1, 31)]
     _, grown = Difference.of(at_peak(report), at_peak(report, *many)).tables(5)

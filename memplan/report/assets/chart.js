@@ -1,41 +1,49 @@
-// Memory over the step and the streams below it, on two canvases: what stands still, and the pointer's marks above it.
+// Memory over a step and its streams below, on two canvases: what stands still, and the pointer's marks above it.
 
-const LANES = [
-  ["compute", null],
-  ["to host", "to host"],
-  ["to device", "to device"],
-];
 const LINE_STYLES = [[6, 3], [2, 3]];
 const GAP = 10;
 
 class Chart {
-  constructor(report, parent) {
+  /** `report`: with a timeline, lines of other programs, budget_bytes and floor_bytes (or null). `label`: of the picture. */
+  constructor(report, parent, label) {
     this.report = report;
     this.timeline = report.timeline;
     this.base = make("canvas", { className: "base", ariaHidden: "true" });
-    this.over = make("canvas", { className: "over", tabIndex: 0, role: "slider", ariaLabel: "Moment of the step" });
+    this.over = make("canvas", { className: "over", tabIndex: 0, role: "slider", ariaLabel: label });
     this.tip = make("div", { className: "tip", role: "status", hidden: true });
     this.frame = make("div", { className: "chart" }, this.base, this.over, this.tip);
     parent.append(this.frame);
-    this.end = Math.max(this.timeline.instants.at(-1).end_s, ...this.timeline.copies.map((copy) => copy.end_s),
-      ...report.lines.map((line) => line.end_s)) || 1e-9;
+    const { instants, copies } = this.timeline;
+    const ends = [instants.at(-1), ...report.lines].map((one) => one.end_s);
+    this.end = copies.reduce((most, copy) => Math.max(most, copy.end_s), Math.max(...ends)) || 1e-9;
+    const starts = instants.map((one) => one.start_s);
+    const steps = (figure) => new Steps(starts, instants.at(-1).end_s, instants.map(figure));
+    this.steps = { device: steps((one) => one.device_bytes), host: steps((one) => one.host_bytes) };
+    this.lines = report.lines.map((line) => ({ ...line, steps: new Steps(line.starts_s, line.end_s, line.device_bytes) }));
+    this.peak = this.steps.device.highest.among(0, instants.length - 1);
+    this.streams = new Streams(this.timeline);
     this.view = [0, this.end];
+    this.least_top_bytes = 0; // of the panel of device memory, to compare two charts
     this.showsLines = true;
     this.picked = null; // a band's key
     this.marked = []; // stays of a value
-    this.pin = peakOf(this.timeline);
+    this.pin = this.peak;
     this.hover = null;
     new ResizeObserver(() => this.frame.clientWidth !== this.width && this.draw()).observe(this.frame);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.draw());
   }
 
-  group(grouping, depth) {
+  group(grouping, depth, layers) {
     this.grouping = grouping;
     this.depth = depth;
-    this.bands = bandsOf(this.timeline, grouping, depth);
+    this.bands = bandsOf(this.timeline, grouping, depth, layers);
     this.colors = new Map(this.bands.map((band) => [band.key, band.color]));
     this.picked = null;
     this.draw();
+  }
+
+  instantAt(time) {
+    return this.steps.device.at(time);
   }
 
   // ---- geometry ----
@@ -43,10 +51,7 @@ class Chart {
   layOut() {
     const width = this.frame.clientWidth;
     const narrow = width < 640;
-    const hasHost = this.timeline.instants.some((instant) => instant.host_bytes);
-    const lanes = [...LANES];
-    if (this.timeline.copies.some((copy) => copy.direction === "to devices")) lanes.push(["to devices", "to devices"]);
-    this.left = narrow ? 70 : 78;
+    this.left = narrow ? 70 : 84;
     this.right = width - (narrow ? 6 : 14);
     let y = 10;
     this.panels = [];
@@ -55,21 +60,27 @@ class Chart {
       y += height + GAP;
     };
     add("memory", narrow ? 240 : 320, { place: "device", top_bytes: this.highest("device") });
-    if (hasHost) add("memory", narrow ? 70 : 96, { place: "host", top_bytes: this.highest("host") });
-    for (const [name, direction] of lanes) add("lane", 22, { name, direction });
+    if (this.highest("host") > 2) add("memory", narrow ? 70 : 96, { place: "host", top_bytes: this.highest("host") });
+    for (const lane of this.streams.lanes) add("lane", 22, { lane });
     this.width = width;
     this.height = y + 18;
     this.axis = y - GAP + 4;
   }
 
+  /** Bytes at the top of a panel. */
   highest(place) {
-    const curve = this.timeline.instants.map((instant) => (place === "device" ? instant.device_bytes : instant.host_bytes));
-    let top = curve.reduce((most, count) => Math.max(most, count), 1);
+    const { highest, starts } = this.steps[place];
+    let top = Math.max(1, highest.figures[highest.among(0, starts.length - 1)]);
     if (place === "device") {
-      for (const line of this.report.lines) if (this.showsLines) top = line.device_bytes.reduce((a, b) => Math.max(a, b), top);
+      if (this.showsLines) for (const { steps } of this.lines) top = Math.max(top, steps.highest.figures[steps.highest.among(0, steps.starts.length - 1)]);
       if (this.report.budget_bytes <= 2 * top) top = Math.max(top, this.report.budget_bytes);
+      top = Math.max(top, this.least_top_bytes);
     }
     return 1.07 * top;
+  }
+
+  get pixels() {
+    return Math.max(1, Math.round(this.right - this.left));
   }
 
   x(time) {
@@ -87,7 +98,14 @@ class Chart {
 
   // ---- what stands still ----
 
+  /** Draw before the next frame, once, however often it is asked for until then. */
+  redraw() {
+    this.asked ??= requestAnimationFrame(() => this.draw());
+  }
+
   draw() {
+    if (this.asked) cancelAnimationFrame(this.asked);
+    this.asked = undefined;
     if (!this.bands || !this.frame.clientWidth) return;
     this.layOut();
     const style = getComputedStyle(document.documentElement);
@@ -98,7 +116,7 @@ class Chart {
     this.pen.font = "12px system-ui, sans-serif";
     for (const panel of this.panels) {
       if (panel.kind === "memory") this.drawMemory(panel);
-      else this.drawLane(panel);
+      else this.streams.draw(this, panel);
     }
     this.drawTimes();
     this.drawMarks();
@@ -122,11 +140,6 @@ class Chart {
     this.pen.clip();
     draw();
     this.pen.restore();
-  }
-
-  visible() {
-    const last = this.timeline.instants.length - 1;
-    return [instantAt(this.timeline, this.view[0]), Math.min(last, instantAt(this.timeline, this.view[1]) + 1)];
   }
 
   drawMemory(panel) {
@@ -153,53 +166,52 @@ class Chart {
 
   drawStack(panel) {
     const { pen, ink } = this;
-    const [first, last] = this.visible();
-    const { instants } = this.timeline;
-    const below = new Float64Array(instants.length);
+    const columns = this.steps[panel.place].columns(...this.view, this.pixels);
+    const below = new Float64Array(columns.length);
     for (const band of this.bands) {
       const counts = band[panel.place];
       pen.beginPath();
-      for (let i = first; i <= last; i += 1) {
-        const y = this.y(panel, below[i] + counts[i]);
-        pen.lineTo(this.x(instants[i].start_s), y);
-        pen.lineTo(this.x(instants[i].end_s), y);
-      }
-      for (let i = last; i >= first; i -= 1) {
+      columns.forEach(({ from, until, row }, i) => {
+        const y = this.y(panel, below[i] + counts[row]);
+        pen.lineTo(this.x(from), y);
+        pen.lineTo(this.x(until), y);
+      });
+      for (let i = columns.length - 1; i >= 0; i -= 1) {
         const y = this.y(panel, below[i]);
-        pen.lineTo(this.x(instants[i].end_s), y);
-        pen.lineTo(this.x(instants[i].start_s), y);
-        below[i] += counts[i];
+        pen.lineTo(this.x(columns[i].until), y);
+        pen.lineTo(this.x(columns[i].from), y);
+        below[i] += counts[columns[i].row];
       }
       pen.closePath();
       pen.globalAlpha = this.picked && this.picked !== band.key ? 0.13 : 0.92;
       pen.fillStyle = band.color;
       pen.fill();
       pen.globalAlpha = 1;
-      if (last - first > this.width) continue; // edges would cover what they part
+      if (columns.length > this.pixels / 2) continue; // edges would cover what they part
       pen.lineWidth = 0.6;
       pen.strokeStyle = ink.panel;
       pen.stroke();
     }
     pen.lineWidth = 1.2;
     pen.strokeStyle = ink.ink;
-    this.outline(panel, instants.slice(first, last + 1).flatMap((one, i) => [[one.start_s, below[first + i]], [one.end_s, below[first + i]]]));
+    this.outline(panel, columns, (_, i) => below[i]);
     if (panel.place !== "device" || !this.showsLines) return;
-    this.report.lines.forEach((line, index) => {
+    this.lines.forEach((line, index) => {
       pen.setLineDash(LINE_STYLES[index % 2]);
       pen.lineWidth = 1.6;
       pen.strokeStyle = index ? ink.ink : ink.soft;
-      const points = line.starts_s.flatMap((start, i) => [
-        [start, line.device_bytes[i]],
-        [i + 1 < line.starts_s.length ? line.starts_s[i + 1] : line.end_s, line.device_bytes[i]],
-      ]);
-      this.outline(panel, points);
+      this.outline(panel, line.steps.columns(...this.view, this.pixels), ({ row }) => line.device_bytes[row]);
       pen.setLineDash([]);
     });
   }
 
-  outline(panel, points) {
+  outline(panel, columns, figure) {
     this.pen.beginPath();
-    for (const [time, count] of points) this.pen.lineTo(this.x(time), this.y(panel, count));
+    columns.forEach((column, i) => {
+      const y = this.y(panel, figure(column, i));
+      this.pen.lineTo(this.x(column.from), y);
+      this.pen.lineTo(this.x(column.until), y);
+    });
     this.pen.stroke();
   }
 
@@ -207,7 +219,7 @@ class Chart {
     const { budget_bytes: budget, floor_bytes: floor } = this.report;
     if (budget <= panel.top_bytes) this.limit(panel, budget, `budget ${bytes(budget)}`, this.ink.budget, [], 1.6);
     if (floor) this.limit(panel, floor, `floor ${bytes(floor)}`, this.ink.ink, [2, 3], 1);
-    const peak = this.timeline.instants[peakOf(this.timeline)];
+    const peak = this.timeline.instants[this.peak];
     const x = this.x((peak.start_s + peak.end_s) / 2);
     if (x < this.left || x > this.right) return;
     const y = this.y(panel, peak.device_bytes);
@@ -241,77 +253,6 @@ class Chart {
     pen.restore();
   }
 
-  drawLane(panel) {
-    const { pen, ink } = this;
-    pen.textAlign = "right";
-    pen.textBaseline = "middle";
-    pen.fillStyle = ink.soft;
-    pen.fillText(panel.name, this.left - 8, (panel.top + panel.bottom) / 2);
-    pen.fillStyle = ink.line;
-    pen.globalAlpha = 0.45;
-    pen.fillRect(this.left, panel.top, this.right - this.left, panel.bottom - panel.top);
-    pen.globalAlpha = 1;
-    this.within(panel, () => (panel.direction ? this.drawCopies(panel) : this.drawKernels(panel)));
-  }
-
-  drawKernels(panel) {
-    const [first, last] = this.visible();
-    for (let i = first; i <= last; i += 1) {
-      const one = this.timeline.instants[i];
-      const x = this.x(one.start_s);
-      const wide = this.x(one.end_s) - x;
-      if (wide <= 0) continue;
-      if (one.doing === "wait") {
-        this.hatch(x, panel.top, wide, panel.bottom - panel.top);
-        continue;
-      }
-      this.pen.fillStyle = this.colorOf(one);
-      this.pen.fillRect(x, panel.top, Math.max(wide - (wide > 3 ? 0.7 : 0), 0.4), panel.bottom - panel.top);
-      if (one.doing === "recompute") {
-        this.pen.fillStyle = this.ink.again;
-        this.pen.fillRect(x, panel.bottom - 6, wide, 6);
-      }
-    }
-  }
-
-  colorOf(instant) {
-    if (this.grouping === "decision") return instant.doing === "recompute" ? PALETTE[2] : GREYS.output;
-    return this.colors.get(`/${layerOf(instant, this.depth)}`) || GREYS.rest;
-  }
-
-  hatch(x, y, wide, high) {
-    const { pen } = this;
-    pen.save();
-    pen.beginPath();
-    pen.rect(x, y, wide, high);
-    pen.clip();
-    pen.strokeStyle = this.ink.wait;
-    pen.lineWidth = 1.6;
-    pen.beginPath();
-    for (let at = x - high - ((x - high) % 6); at < x + wide; at += 6) {
-      pen.moveTo(at, y + high);
-      pen.lineTo(at + high, y);
-    }
-    pen.stroke();
-    pen.strokeRect(x, y, wide, high);
-    pen.restore();
-  }
-
-  drawCopies(panel) {
-    const { pen } = this;
-    const copies = this.timeline.copies.filter((copy) => copy.direction === panel.direction);
-    for (const copy of copies) {
-      const x = this.x(copy.start_s);
-      const wide = Math.max(this.x(copy.end_s) - x, 0.6);
-      pen.fillStyle = panel.direction === "to host" ? PALETTE[1] : PALETTE[4];
-      pen.fillRect(x, panel.top + 3, wide > 3 ? wide - 0.8 : wide, panel.bottom - panel.top - 6);
-    }
-    if (copies.length) return;
-    pen.textAlign = "left";
-    pen.fillStyle = this.ink.soft;
-    pen.fillText("none", this.left + 6, (panel.top + panel.bottom) / 2);
-  }
-
   drawTimes() {
     const { pen } = this;
     const step = roundStep(this.view[1] - this.view[0], Math.max(3, (this.right - this.left) / 110));
@@ -328,6 +269,7 @@ class Chart {
   // ---- marks above it ----
 
   drawMarks() {
+    if (!this.bands) return;
     const pen = this.fit(this.over);
     const high = this.axis - 4;
     pen.fillStyle = this.ink.ink;

@@ -42,6 +42,11 @@ function shortSource(source) {
   return parts.length <= 3 ? source : `…/${parts.slice(-2).join("/")}`;
 }
 
+/** `1 graph`, `3 graphs`. */
+function counted(count, noun) {
+  return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
+}
+
 /** An element with attributes, properties (`on...`, `className`, `textContent`, ...) and children; text stays text. */
 function make(tag, settings = {}, ...children) {
   const element = document.createElement(tag);

@@ -1,10 +1,11 @@
-// The chart under a pointer or keys: look, pin a moment, zoom.
+// The chart under a pointer or keys: look, pin a moment, zoom, move.
 
 class Explorer extends Chart {
-  /** `onPin(instant)` is called whenever another moment is looked at. */
-  constructor(report, parent, onPin) {
-    super(report, parent);
+  /** `onPin(instant)` is called whenever another moment is looked at, `onView(view)` whenever another span of time is. */
+  constructor(report, parent, label, onPin, onView = () => {}) {
+    super(report, parent, label);
     this.onPin = onPin;
+    this.onView = onView;
     this.listen();
   }
 
@@ -21,7 +22,7 @@ class Explorer extends Chart {
     });
     this.over.addEventListener("pointerup", (event) => {
       if (this.drag) this.zoomTo(Math.min(...this.drag), Math.max(...this.drag));
-      else this.pinAt(instantAt(this.timeline, this.time(at(event))));
+      else this.pinAt(this.instantAt(this.time(at(event))));
       this.drag = this.from = undefined;
       this.drawMarks();
     });
@@ -32,7 +33,20 @@ class Explorer extends Chart {
       this.drawMarks();
     });
     this.over.addEventListener("dblclick", () => this.zoomTo(0, this.end));
+    this.over.addEventListener("wheel", (event) => this.roll(event, this.time(at(event))), { passive: false });
     this.over.addEventListener("keydown", (event) => this.press(event));
+  }
+
+  /** Pinching (or Ctrl and the wheel) zooms around the pointer, rolling sideways (or Shift) moves; else the page scrolls. */
+  roll(event, time) {
+    const [from, until] = this.view;
+    if (event.ctrlKey) {
+      const factor = 2 ** (event.deltaY / 200);
+      this.zoomTo(time - factor * (time - from), time + factor * (until - time));
+    } else if (event.deltaX || event.shiftKey) {
+      this.move((event.deltaX || event.deltaY) / this.pixels);
+    } else return;
+    event.preventDefault();
   }
 
   press(event) {
@@ -43,8 +57,11 @@ class Explorer extends Chart {
       ArrowRight: () => this.pinAt(this.pin + stride),
       Home: () => this.pinAt(0),
       End: () => this.pinAt(last),
-      p: () => this.pinAt(peakOf(this.timeline)),
+      PageUp: () => this.move(-0.8),
+      PageDown: () => this.move(0.8),
+      p: () => this.pinAt(this.peak),
       "+": () => this.zoom(0.5),
+      "=": () => this.zoom(0.5),
       "-": () => this.zoom(2),
       0: () => this.zoomTo(0, this.end),
     };
@@ -70,11 +87,22 @@ class Explorer extends Chart {
     this.zoomTo(middle - half, middle + half);
   }
 
+  /** By a share of what is seen. */
+  move(share) {
+    const wide = this.view[1] - this.view[0];
+    this.zoomTo(this.view[0] + share * wide, this.view[1] + share * wide);
+  }
+
   zoomTo(from, to) {
     const wide = Math.min(this.end, Math.max(to - from, this.end * 1e-5));
     const start = Math.min(Math.max(0, from), this.end - wide);
-    this.view = [start, start + wide];
-    this.draw();
+    this.show([start, start + wide]);
+    this.onView(this.view);
+  }
+
+  show(view) {
+    this.view = view;
+    this.redraw();
   }
 
   mark(stays) {
@@ -88,9 +116,8 @@ class Explorer extends Chart {
     const box = this.over.getBoundingClientRect();
     const [x, y] = [event.clientX - box.left, event.clientY - box.top];
     const time = this.time(x);
-    const index = instantAt(this.timeline, time);
     const panel = this.panels.find((one) => y >= one.top - GAP / 2 && y <= one.bottom + GAP / 2) || this.panels[0];
-    this.tip.replaceChildren(...this.told(time, index, panel, y));
+    this.tip.replaceChildren(...this.told(time, panel, y));
     this.tip.hidden = false;
     const wide = this.tip.offsetWidth;
     const high = this.tip.offsetHeight;
@@ -98,18 +125,15 @@ class Explorer extends Chart {
     this.tip.style.top = `${Math.max(0, Math.min(y + 14, this.height - high))}px`;
   }
 
-  told(time, index, panel, y) {
-    const one = this.timeline.instants[index];
-    const copy = panel.direction && this.timeline.copies.find(
-      (c) => c.direction === panel.direction && c.start_s <= time && time <= c.end_s,
-    );
+  told(time, panel, y) {
     const rows = [make("b", { textContent: seconds(time) })];
     const row = (text) => rows.push(make("div", { textContent: text }));
-    if (panel.direction) {
-      row(copy ? `${copy.name}, ${bytes(copy.nbytes)} ${copy.direction}` : `nothing goes ${panel.direction}`);
-      if (copy) row(`${seconds(copy.start_s)} to ${seconds(copy.end_s)}`);
+    if (panel.lane && panel.lane.spans) {
+      toldOfLane(panel.lane, time).forEach(row);
       return rows;
     }
+    const index = panel.lane ? this.instantAt(time) : this.drawnAt(panel, time);
+    const one = this.timeline.instants[index];
     if (time > this.timeline.instants.at(-1).end_s) row("the step is over");
     else if (one.doing === "wait") row(`waits for a copy, ${seconds(one.end_s - one.start_s)}`);
     else row(`${one.name}${one.doing === "recompute" ? ", again" : ""}, ${seconds(one.end_s - one.start_s)}`);
@@ -122,11 +146,19 @@ class Explorer extends Chart {
       swatch.style.background = band.color;
       rows.push(make("div", {}, swatch, `${band.name}: ${bytes(band[panel.place][index])}`));
     }
-    for (const line of this.showsLines && panel.place === "device" ? this.report.lines : []) {
-      const at = line.starts_s.findLastIndex((start) => start <= time);
-      if (at >= 0 && time <= line.end_s) row(`${line.name}: ${bytes(line.device_bytes[at])}`);
+    for (const line of this.showsLines && panel.place === "device" ? this.lines : []) {
+      if (time <= line.end_s) row(`${line.name}: ${bytes(line.device_bytes[line.steps.at(time)])}`);
     }
     return rows;
+  }
+
+  /** The instant that the picture shows at a time: the highest of a pixel. */
+  drawnAt(panel, time) {
+    const half = (this.view[1] - this.view[0]) / this.pixels / 2;
+    const steps = this.steps[panel.place];
+    const [first, last] = [steps.at(this.view[0]), steps.at(this.view[1])];
+    if (last - first < this.pixels) return steps.at(time);
+    return steps.highest.among(steps.at(time - half), steps.at(time + half));
   }
 
   bandAt(panel, index, y) {

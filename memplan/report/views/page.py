@@ -1,37 +1,72 @@
-"""A report as one self-contained page: its JSON, a style and a script, allowed by their hashes; it loads nothing."""
+"""Results as self-contained pages: their JSON, a style and a script, allowed by their hashes; they load nothing."""
 
 import base64
 import functools
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib import resources
+from typing import Any
 
+from memplan.report.views import packed
 from memplan.report.views.table import Table, html
 
-_SCRIPTS = ("format.js", "scale.js", "memory.js", "table.js", "chart.js", "pointer.js", "page.js")
+_SHARED = ("format", "packed", "scale", "levels", "memory", "streams", "table", "parts", "chart", "pointer", "explore")
 _BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
-def render(
+def of_report(
     title: str,
     status: str,
     is_good: bool,
     subtitle: str,
-    document: str,
+    entries: Mapping[str, Any],
     tables: Sequence[Table],
     fallbacks: Sequence[Table],
 ) -> str:
-    """The whole page.
+    """The page of a report.
 
     Args:
       title, status, subtitle: of the header; `is_good` selects the style of the status.
-      document: the report as JSON, which the page's script draws.
+      entries: what the page's script draws.
       tables: always shown; fallbacks: shown only without scripts.
     """
-    style, script = _asset("page.css"), "(() => {\n'use strict';\n" + "".join(map(_asset, _SCRIPTS)) + "})();"
+    sections = f"""<section id="memory"><h2>Memory over the step</h2></section>
+<section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
+<div id="live-table"></div></section>
+<section id="decisions"><h2>Decisions</h2></section>
+<section>{html(table for table in tables if table.rows)}</section>"""
+    return _page("page", (title, status, is_good, subtitle), entries, sections, fallbacks)
+
+
+def of_difference(
+    title: str,
+    status: str,
+    is_good: bool,
+    subtitle: str,
+    entries: Mapping[str, Any],
+    tables: Sequence[Table],
+    fallbacks: Sequence[Table],
+) -> str:
+    """The page of a difference, with the same arguments."""
+    sections = f"""<section id="memory"><h2>Memory over both steps</h2></section>
+<section id="buffers"><h2>Buffers at the peak that differ</h2></section>
+<section>{html(table for table in tables if table.rows)}</section>"""
+    return _page("difference", (title, status, is_good, subtitle), entries, sections, fallbacks)
+
+
+def _page(
+    script: str,
+    header: tuple[str, str, bool, str],
+    entries: Mapping[str, Any],
+    sections: str,
+    fallbacks: Sequence[Table],
+) -> str:
+    title, status, is_good, subtitle = header
+    style = _asset("page.css")
+    program = "(() => {\n'use strict';\n" + "".join(_asset(f"{name}.js") for name in (*_SHARED, script)) + "})();"
     policy = (
-        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; "
+        f"default-src 'none'; script-src '{_digest(program)}'; style-src '{_digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     return f"""<!doctype html>
@@ -49,15 +84,11 @@ def render(
 <button id="theme" type="button" hidden>theme: auto</button></header>
 <main>
 <div class="tiles" id="tiles"></div>
-<section id="memory"><h2>Memory over the step</h2></section>
-<section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
-<div id="live-table"></div></section>
-<section id="decisions"><h2>Decisions</h2></section>
-<section>{html(table for table in tables if table.rows)}</section>
+{sections}
 <section class="undrawn">{html(table for table in fallbacks if table.rows)}</section>
 </main>
-<script type="application/json" id="report">{document.translate(_BREAKS_OUT)}</script>
-<script>{script}</script>
+<script type="application/json" id="report">{packed.dumps(entries).translate(_BREAKS_OUT)}</script>
+<script>{program}</script>
 </body>
 </html>
 """

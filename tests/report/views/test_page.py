@@ -5,13 +5,19 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memplan.report.model import Report
+from memplan.report.difference import Difference
+from memplan.report.mesh import CollectiveRow, Mesh
+from memplan.report.model import LiveValue, Report
+from memplan.report.timeline import Block, Copy
 from tests.report.timelines import HOSTILE, random_timeline
+
+NOT_POSSIBLE = "\N{EN DASH}"
 
 
 class Shown:
@@ -30,6 +36,15 @@ class Shown:
     def texts(self, selector: str) -> list[str]:
         return self.page.locator(selector).all_inner_texts()
 
+    def rows(self, table: str) -> list[str]:
+        """The rows of a table that the page has now."""
+        return self.texts(f"{table} tbody tr:not(.gap)")
+
+    def column(self, heading: str) -> list[str]:
+        """The cells of the decisions below a heading."""
+        heads = [head.rstrip(" ↓↑") for head in self.texts("#decisions th")]
+        return self.texts(f"#decisions tbody tr:not(.gap) td:nth-child({heads.index(heading) + 1})")
+
     def over_chart(self, right: float, down: float) -> None:
         """Point at a place of the chart, in shares of its sides."""
         box = self.page.locator("canvas.over").bounding_box()
@@ -40,7 +55,7 @@ class Shown:
 def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
     contexts = []
 
-    def show(report: Report, **options: Any) -> Shown:
+    def show(report: Report | Difference, **options: Any) -> Shown:
         report.save_html(tmp_path / "report.html")
         contexts.append(browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options}))
         return Shown(contexts[-1], tmp_path / "report.html")
@@ -62,7 +77,7 @@ def shown(open_page: Any, drawn_report: Report) -> Iterator[Shown]:
 def test_it_draws_and_shows_a_script_as_text(shown: Shown) -> None:
     assert shown.page.locator(".tile").count() == 5
     assert HOSTILE in shown.texts("#decisions tbody td")
-    assert shown.page.locator("#decisions tbody tr").count() == 31
+    assert shown.texts("#decisions .told") == ["31 of 31, 1.40 GiB"]
     painted = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((value) => value)"
     assert shown.page.locator("canvas.base").evaluate(painted)
     assert not shown.page.locator(".undrawn").is_visible()
@@ -74,17 +89,17 @@ def test_pointing_tells_and_clicking_pins(shown: Shown, drawn_report: Report) ->
     shown.over_chart(0.5, 0.3)
     assert tip.is_visible() and "device" in tip.inner_text()
     assert shown.page.locator("#live-title").inner_text().startswith("At the peak")
-    before = shown.texts("#live-table tbody tr")
+    before = shown.rows("#live-table")
     timeline = drawn_report.timeline
     assert timeline is not None
     alive = [stay for stay in timeline.stays if stay.first <= timeline.peak < stay.last]
     other = bool(timeline.instants[timeline.peak].other_bytes)
-    assert len(before) == min(len(alive) + other, 40)
+    assert f"{len(alive) + other} arrays" in shown.page.locator("#live-told").inner_text()
     shown.over_chart(0.9, 0.3)
     shown.page.mouse.down()
     shown.page.mouse.up()
     assert shown.page.locator("#live-title").inner_text().startswith("At ")
-    assert shown.texts("#live-table tbody tr") != before
+    assert shown.rows("#live-table") != before
 
 
 def test_keys_move_the_moment(shown: Shown) -> None:
@@ -102,23 +117,54 @@ def test_keys_move_the_moment(shown: Shown) -> None:
 
 
 def test_decisions_sort_search_and_filter(shown: Shown, drawn_report: Report) -> None:
-    names = "#decisions tbody tr td:nth-child(2)"
     bytes_head = shown.page.locator("#decisions th").first
-    largest_first = [one.name for one in sorted(drawn_report.decisions, key=lambda one: -one.nbytes)]
-    bytes_head.get_by_role("button").click()
-    assert shown.texts(names)[0] == largest_first[0] == HOSTILE
     assert bytes_head.get_attribute("aria-sort") == "descending"
+    assert shown.column("value")[0] == HOSTILE
     bytes_head.get_by_role("button").press("Enter")
-    assert shown.texts(names)[-1] == HOSTILE
+    assert bytes_head.get_attribute("aria-sort") == "ascending"
+    assert shown.column("bytes")[:2] == ["0 B", "1.0 MiB"]
     shown.page.get_by_role("button", name="offload 10").click()
     assert set(shown.texts("#decisions tbody .pill")) == {"offloaded"}
-    assert len(shown.texts(names)) == 10
+    assert len(shown.column("value")) == 10
     shown.page.get_by_role("searchbox").fill("net.py:1")
     found = [one for one in drawn_report.decisions if one.decision == "offload" and "net.py:1" in one.source]
     assert 0 < len(found) < 10
-    assert set(shown.texts(names)) == {one.name for one in found}
+    assert set(shown.column("value")) == {one.name for one in found}
     total = sum(one.nbytes for one in found) / 2**20
     assert shown.texts("#decisions .told") == [f"{len(found)} of 31, {total:.1f} MiB"]
+
+
+def test_a_decision_says_what_the_other_choices_cost(shown: Shown) -> None:
+    shown.page.get_by_role("button", name="recompute 10").click()
+    assert set(shown.column("keep")) == {"+1.0 MiB"} and set(shown.column("recompute")) == {"+1 ms"}
+    assert set(shown.column("host")) == {NOT_POSSIBLE}
+    table = shown.page.get_by_role("region", name="Decisions")
+    table.focus()
+    table.press("ArrowDown")
+    said = shown.page.locator("#decisions .note").inner_text()
+    assert "keep: the peak rises by 1.0 MiB; recompute: kernels take 1 ms; host: not possible: no link" in said
+    assert shown.page.locator("#decisions tr[aria-selected=true]").count() == 1
+    shown.page.get_by_role("button", name="offload 10").click()
+    assert set(shown.column("host")) == {"hidden"}
+    shown.page.get_by_role("button", name="keep 11").click()
+    assert set(shown.column("recompute")) == {NOT_POSSIBLE} and set(shown.column("host")) == {"+500 µs"}
+
+
+def test_every_control_is_reached_by_keys_and_shows_it(shown: Shown) -> None:
+    """Tab visits all that can be clicked, and what has the focus has an outline."""
+    controls = "[...document.querySelectorAll('button, select, input, [tabindex]')]"
+    wanted = shown.page.evaluate(f"() => {controls}.filter((element) => element.checkVisibility()).length")
+    reached = []
+    for _ in range(wanted):
+        shown.page.keyboard.press("Tab")
+        reached.append(
+            shown.page.evaluate(
+                "() => { const all = [...document.querySelectorAll('*')], at = document.activeElement;"
+                " return [all.indexOf(at), getComputedStyle(at).outlineStyle]; }"
+            )
+        )
+    assert len({index for index, _ in reached}) == wanted
+    assert {style for _, style in reached} == {"solid"}
 
 
 def test_bands_group_by_layer_or_decision(shown: Shown) -> None:
@@ -151,7 +197,7 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Any, drawn_report: Repor
 def test_without_memory_over_time_it_says_why(open_page: Any, report: Report) -> None:
     shown = open_page(report)
     assert "tells no schedule" in shown.page.locator("#memory").inner_text()
-    assert shown.page.locator("#decisions tbody tr").count() == 30
+    assert shown.texts("#decisions .told") == ["30 of 30, 435.0 MiB"]
     assert not shown.errors
 
 
@@ -183,12 +229,136 @@ def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report
     context.close()
 
 
-def test_ten_thousand_values(open_page: Any, drawn_report: Report) -> None:
-    timeline = random_timeline(random.Random(3), 10_000, 10_000)
+def test_what_runs_is_drawn_where_it_is_known(open_page: Any, drawn_report: Report) -> None:
+    assert drawn_report.timeline is not None
+    quiet = open_page(drawn_report)
+    assert not {"CUDA graphs", "Pinned by XLA", "Between devices"} & set(quiet.texts(".tile h3"))
+    blocks = (Block("slabs", "Net/slabs_1", 16, 0.0, drawn_report.timeline.end_s / 2, "net.py:3"),)
+    copies = (
+        *drawn_report.timeline.copies,
+        Copy("Net", 7, "to devices", 0.0, drawn_report.timeline.end_s, "all-gather"),
+    )
+    timeline = replace(drawn_report.timeline, blocks=blocks, copies=copies)
+    regions = {
+        "cuda_graphs": 3,
+        "single_launches": 7,
+        "pinned_bytes": 3 << 30,
+        "pinned_regions_bytes": (2 << 30, 1 << 30),
+    }
+    mesh = Mesh((("data", 8),), "2x4", (), (CollectiveRow("all-gather", ("host",), 1, 5, 7, 0.1),), 0.1, 0.05)
+    shown = open_page(replace(drawn_report, timeline=timeline, mesh=mesh, **regions))
+    tiles = " ".join(shown.texts(".tile"))
+    assert "in 2 regions: 2.00 GiB, 1.00 GiB" in tiles and "and 7 kernels and copies outside of them" in tiles
+    assert "mesh data 8" in tiles and "50.0 % under computation" in tiles
+    assert "all-gather" in shown.texts(".legend span")
+    assert not shown.errors
+
+
+@pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_a_long_table_has_only_the_rows_that_are_seen(open_page: Any, drawn_report: Report, count: int) -> None:
+    timeline = random_timeline(random.Random(3), count, count)
     decisions = tuple(replace(drawn_report.decisions[1], name=value.name) for value in timeline.values)
     shown = open_page(replace(drawn_report, timeline=timeline, decisions=decisions))
+    most = 40  # some 15 are seen
     shown.over_chart(0.5, 0.2)
-    assert shown.page.locator("#decisions tbody tr").count() == 40
+    assert 10 < len(shown.rows("#decisions")) < most and len(shown.rows("#live-table")) < most
+    table = shown.page.get_by_role("region", name="Decisions")
+    assert table.locator("table").get_attribute("aria-rowcount") == str(count + 1)
+    before = shown.rows("#decisions")
+    table.evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
+    shown.page.wait_for_function("() => document.querySelectorAll('#decisions .gap').length === 2")
+    assert shown.rows("#decisions") != before and len(shown.rows("#decisions")) < most
+    table.focus()
+    table.press("End")
+    last = table.locator("tr[aria-selected=true]")
+    assert last.get_attribute("aria-rowindex") == str(count + 1) and last.is_visible()
+    assert len(shown.rows("#decisions")) < most
     shown.page.get_by_role("searchbox").fill("conv:7")
-    assert "of 10000" in shown.texts("#decisions .told")[0]
+    assert f"of {count}" in shown.texts("#decisions .told")[0]
     assert not shown.errors
+
+
+def test_a_chart_of_many_instants_draws_the_highest_of_each_pixel(browser: Any) -> None:
+    """Independently: the rows that a column covers, one by one."""
+    source = (resources.files("memplan.report") / "assets" / "levels.js").read_text(encoding="utf-8")
+    context = browser.new_context()
+    found = context.new_page().evaluate(
+        "() => {"
+        + source
+        + """
+          let state = 7;
+          const random = () => (state = (state * 16807) % 2147483647) / 2147483647;
+          for (const count of [1, 2, 3, 7, 64, 1000]) {
+            const figures = Array.from({ length: count }, () => Math.floor(random() * 9));
+            const steps = new Steps(figures.map((_, i) => i), count, figures);
+            for (let k = 0; k < 50; k += 1) {
+              const [a, b] = [random() * count, random() * count].sort((x, y) => x - y);
+              for (const { row, first, last } of steps.columns(a, b, 10)) {
+                const among = figures.slice(first, last + 1);
+                if (row !== first + among.indexOf(Math.max(...among))) return [count, first, last, row];
+              }
+              const alone = steps.columns(a, b, 10).every((one) => one.first === one.last);
+                  if (Math.floor(b) - Math.floor(a) < 10 !== alone) return [count, a, b];
+            }
+            const spans = new Spans(figures.map((figure, i) => ({ start_s: i, end_s: i + figure / 10 })));
+            const drawn = spans.columns(0, count, 20);
+            if (drawn.length > 41 || drawn[0].from !== 0) return ["spans", count, drawn.length];
+          }
+          return "as one by one";
+        }"""
+    )
+    context.close()
+    assert found == "as one by one"
+
+
+@pytest.fixture
+def grown(drawn_report: Report) -> Difference:
+    """The buffers of one report, of which one is larger, one gone and one new in the other."""
+    held = tuple(LiveValue(f"Net/{n}", n << 20, f"float32[{n}]", f"net.py:{n}", "") for n in range(1, 9))
+    new = (replace(held[0], nbytes=5 << 20, shape="float32[5]"), *held[2:], LiveValue(HOSTILE, 99 << 20, "", "", ""))
+    later = replace(drawn_report, timeline=random_timeline(random.Random(8), 30, 40), live_at_peak=new)
+    return Difference.of(replace(drawn_report, live_at_peak=held), later)
+
+
+def test_a_difference_shows_both_steps_and_what_differs(open_page: Any, grown: Difference) -> None:
+    shown = open_page(grown)
+    assert shown.page.get_by_role("slider").count() == 2
+    rows = [row.split("\t") for row in shown.rows("#buffers")]
+    assert [row[:4] for row in rows] == [
+        ["+99.0 MiB", "new", "0 B", "99.0 MiB"],
+        ["+4.0 MiB", "larger", "1.0 MiB", "5.0 MiB"],
+        ["\N{MINUS SIGN}2.0 MiB", "gone", "2.0 MiB", "0 B"],
+    ]
+    assert (
+        rows[0][-1] == HOSTILE and rows[1][-2:] == ["net.py:1", "Net/1"] and "float32[1] \u2192 float32[5]" in rows[1]
+    )
+    shown.page.get_by_role("button", name="gone 1").click()
+    assert len(shown.rows("#buffers")) == 1
+    first, second = shown.page.get_by_role("slider").all()
+    top, below = first.bounding_box(), second.bounding_box()
+    assert top["y"] + top["height"] <= below["y"] and top["x"] == below["x"] and top["width"] == below["width"]
+    assert len(shown.requests) == 1 and not shown.errors
+
+
+def test_both_steps_are_moved_together(open_page: Any, grown: Difference) -> None:
+    shown = open_page(grown)
+    pixels = "() => [...document.querySelectorAll('canvas.base')].map((canvas) => canvas.toDataURL())"
+    whole = shown.page.evaluate(pixels)
+    chart = shown.page.get_by_role("slider").nth(1)
+    chart.focus()
+    chart.press("+")
+    shown.page.evaluate("() => new Promise(requestAnimationFrame)")
+    near = shown.page.evaluate(pixels)
+    assert near[0] != whole[0] and near[1] != whole[1]
+    chart.press("0")
+    shown.page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert shown.page.evaluate(pixels) == whole
+
+
+def test_a_difference_without_memory_over_time_has_its_buffers(open_page: Any, grown: Difference) -> None:
+    shown = open_page(replace(grown, old=replace(grown.old, timeline=None)))
+    assert shown.page.get_by_role("slider").count() == 1
+    assert "as it was before has no memory over time" in shown.page.locator("#memory").inner_text()
+    bare = open_page(replace(grown, old=replace(grown.old, timeline=None), new=replace(grown.new, timeline=None)))
+    assert "Neither report has memory over time" in bare.page.locator("#memory").inner_text()
+    assert len(bare.rows("#buffers")) == 3 and not (shown.errors or bare.errors)
