@@ -132,7 +132,7 @@ def test_a_huge_file_is_not_read_whole(asked: list[dict[str, Any]], workshop: Pa
     with (workshop / "saved.json").open("wb") as file:
         file.truncate(2**40)
     told = message(run("check", "workshop:make", "--against", "saved.json"), 2)
-    assert "saved.json holds no report" in told and "more than 64 MiB" in told and not asked
+    assert "saved.json holds no report" in told and "more than 256 MiB" in told and not asked
 
 
 def test_a_missing_file_is_told_with_what_writes_it(asked: list[dict[str, Any]]) -> None:
