@@ -262,7 +262,7 @@ class Chart {
       const x = this.x(tick);
       pen.fillRect(x, this.axis - 4, 1, 4);
       pen.textAlign = x > this.right - 24 ? "right" : x < this.left + 12 ? "left" : "center";
-      pen.fillText(timeTick(tick, step), x, this.axis + 3);
+      pen.fillText(timeTick(tick, this.view[1]), x, this.axis + 3);
     }
   }
 

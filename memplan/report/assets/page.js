@@ -77,7 +77,7 @@ class Held {
     this.stay = stay;
   }
 
-  get name() { return this.value.name; }
+  get name() { return this.value.buffer || this.value.name; }
 
   get nbytes() { return this.value.nbytes; }
 
@@ -127,7 +127,7 @@ function costOf(row, choice) {
   const made = CHOICES[choice] === row.decision;
   if (!row.choices) {
     const known = made && row.seconds;
-    return { text: known ? `+${seconds(row.seconds)}` : made ? "+0" : "", sentence: known ? `it takes ${seconds(row.seconds)}` : "", figure: row.seconds };
+    return { text: known ? `+${seconds(row.seconds)}` : made && choice === "keep" ? "+0 B" : "", sentence: known ? `it takes ${seconds(row.seconds)}` : "", figure: row.seconds };
   }
   const { keep_bytes: keep, recompute_s: again, host_s: host, host_wait_s: wait, no_recompute: noAgain, no_host: noHost } = row.choices;
   const no = (reason) => ({ text: "–", sentence: `not possible: ${reason}`, figure: Infinity });
@@ -150,7 +150,7 @@ function whyOf(row) {
 }
 
 const costColumn = (choice) => ({
-  title: choice, right: true, width: "6.6rem", key: (row) => costOf(row, choice).figure, tip: whyOf, text: (row) => costOf(row, choice).text,
+  title: choice, right: true, width: "6rem", key: (row) => costOf(row, choice).figure, tip: whyOf, text: (row) => costOf(row, choice).text,
   cell: (row) => make("span", { className: CHOICES[choice] === row.decision ? "made" : "unmade" }, costOf(row, choice).text),
 });
 
@@ -164,7 +164,8 @@ function drawDecisions(chart) {
     layers.set(buffer, layer);
   }
   const shapeOf = (row) => `${row.dtype}[${row.shape.join(",")}]`;
-  const layerNamed = (row) => layers.get(row.name) || "";
+  const root = timeline ? rootOf(layersOf(timeline)) : "";
+  const layerNamed = (row) => (layers.get(row.name) || "").replace(root, "");
   const costs = Object.keys(CHOICES).map(costColumn);
   const columns = [COLUMNS.bytes, COLUMNS.decision, ...costs, COLUMNS.value, { ...COLUMNS.shape, text: shapeOf, key: shapeOf },
     { ...COLUMNS.layer, text: layerNamed, key: layerNamed }, COLUMNS.source];

@@ -16,8 +16,9 @@ function ticks(low, high, step) {
   return found;
 }
 
-function timeTick(time, step) {
-  const unit = step >= 1 ? ["s", 1] : step >= 1e-3 ? ["ms", 1e-3] : step >= 1e-6 ? ["µs", 1e-6] : ["ns", 1e-9];
+/** In the unit of the last tick. */
+function timeTick(time, last) {
+  const unit = last >= 1 ? ["s", 1] : last >= 1e-3 ? ["ms", 1e-3] : last >= 1e-6 ? ["µs", 1e-6] : ["ns", 1e-9];
   return `${Number((time / unit[1]).toPrecision(6))} ${unit[0]}`;
 }
 

@@ -132,7 +132,7 @@ const COLUMNS = {
   decision: { title: "decision", cell: (row) => pill(row.decision), key: (row) => row.decision, width: "7.8rem" },
   shape: { title: "shape", text: (row) => row.shape, key: (row) => row.shape, wide: true, width: "12rem" },
   layer: { title: "layer", text: (row) => row.layer, key: (row) => row.layer, wide: true },
-  source: { title: "source", text: (row) => shortSource(row.source), tip: (row) => row.source, key: (row) => row.source, width: "11rem" },
+  source: { title: "source", text: (row) => shortSource(row.source), tip: (row) => row.source, key: (row) => row.source, width: "12.4rem" },
 };
 
 /** Buttons of which one is pressed; `choices`: [key, label]. */

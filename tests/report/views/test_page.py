@@ -216,14 +216,16 @@ def test_it_lets_no_other_script_run(shown: Shown) -> None:
 
 
 def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report: Report, tmp_path: Path) -> None:
-    frames = drawn_report._repr_html_() + "<p class='tile'>mine</p>" + report._repr_html_()
+    difference = Difference.of(report, drawn_report)._repr_html_()
+    frames = drawn_report._repr_html_() + "<p class='tile'>mine</p>" + report._repr_html_() + difference
     (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset=utf-8><body>{frames}", encoding="utf-8")
     context = browser.new_context()
     shown = Shown(context, tmp_path / "notebook.html")
     tiles = [frame.locator(".tile") for frame in shown.page.frames]
     tiles[1].first.wait_for()
     tiles[2].first.wait_for()
-    assert [tile.count() for tile in tiles] == [1, 5, 5]
+    tiles[3].first.wait_for()
+    assert [tile.count() for tile in tiles] == [1, 5, 5, 4]
     assert shown.page.locator(".tile").evaluate("e => getComputedStyle(e).borderTopWidth") == "0px"
     assert not shown.errors
     context.close()
