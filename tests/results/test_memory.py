@@ -36,6 +36,19 @@ def test_a_step_over_time(make: Callable[..., Any]) -> None:
     assert [line.name for line in report.lines] == ["unmodified step"]
 
 
+def test_loops_and_branches_are_spans_of_the_step() -> None:
+    step, args = scanned(64, 4)
+    looped = memplan.jit(step, donate_argnums=0).plan(*args).report.timeline
+    assert looped is not None
+    assert [(block.kind, block.count) for block in looped.blocks] == [("loop", 4)] * 2
+    ends = [end for block in looped.blocks for end in (block.start_s, block.end_s)]
+    assert ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= looped.end_s
+    assert all("steps.py:" in block.source for block in looped.blocks)
+    step, args = branching(64, 4)
+    branched = memplan.jit(step, donate_argnums=0).plan(*args).report.timeline
+    assert branched is not None and ("branches", 2) in [(block.kind, block.count) for block in branched.blocks]
+
+
 def of(timeline: Timeline | None, doing: str) -> int:
     assert timeline is not None
     return sum(instant.doing == doing for instant in timeline.instants)

@@ -99,6 +99,13 @@ def check_written_and_read(report: Report) -> None:
     assert report.timeline is not None
     drawn = {one.layer.partition("/")[0] for one in report.timeline.instants}
     assert drawn >= {f"slabs_{loop.number}" for loop in report.slab_loops}
+    spans = {block.name: block for block in report.timeline.blocks if block.kind == "slabs"}
+    assert {name.rpartition("/")[2]: span.count for name, span in spans.items()} == {
+        f"slabs_{loop.number}": loop.trips for loop in report.slab_loops
+    }
+    for loop in report.slab_loops:
+        (span,) = (one for name, one in spans.items() if name.endswith(f"slabs_{loop.number}"))
+        assert span.end_s - span.start_s == pytest.approx(loop.seconds)
 
 
 def test_loops_are_in_every_view(tokens: Planned) -> None:

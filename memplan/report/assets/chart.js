@@ -2,6 +2,7 @@
 
 const LINE_STYLES = [[6, 3], [2, 3]];
 const GAP = 10;
+const MOST_ABOVE = 8; // a line that goes higher, in multiples of the step itself, is not shown at first: it would be flat
 
 class Chart {
   /** `report`: with a timeline, lines of other programs, budget_bytes and floor_bytes (or null). `label`: of the picture. */
@@ -24,7 +25,7 @@ class Chart {
     this.streams = new Streams(this.timeline);
     this.view = [0, this.end];
     this.least_top_bytes = 0; // of the panel of device memory, to compare two charts
-    this.showsLines = true;
+    this.showsLines = this.lines.every((line) => line.steps.top <= MOST_ABOVE * this.steps.device.top);
     this.picked = null; // a band's key
     this.marked = []; // stays of a value
     this.pin = this.peak;
@@ -69,10 +70,9 @@ class Chart {
 
   /** Bytes at the top of a panel. */
   highest(place) {
-    const { highest, starts } = this.steps[place];
-    let top = Math.max(1, highest.figures[highest.among(0, starts.length - 1)]);
+    let top = Math.max(1, this.steps[place].top);
     if (place === "device") {
-      if (this.showsLines) for (const { steps } of this.lines) top = Math.max(top, steps.highest.figures[steps.highest.among(0, steps.starts.length - 1)]);
+      if (this.showsLines) for (const { steps } of this.lines) top = Math.max(top, steps.top);
       if (this.report.budget_bytes <= 2 * top) top = Math.max(top, this.report.budget_bytes);
       top = Math.max(top, this.least_top_bytes);
     }
@@ -122,14 +122,17 @@ class Chart {
     this.drawMarks();
   }
 
+  /** The pen of an empty canvas of the chart's size. */
   fit(canvas) {
     const dots = window.devicePixelRatio || 1;
-    canvas.width = Math.round(this.width * dots);
-    canvas.height = Math.round(this.height * dots);
-    canvas.style.height = `${this.height}px`;
-    this.frame.style.height = `${this.height}px`;
+    const [wide, high] = [Math.round(this.width * dots), Math.round(this.height * dots)];
     const pen = canvas.getContext("2d");
-    pen.scale(dots, dots);
+    if (canvas.width !== wide || canvas.height !== high) {
+      Object.assign(canvas, { width: wide, height: high });
+      canvas.style.height = this.frame.style.height = `${this.height}px`;
+    }
+    pen.setTransform(dots, 0, 0, dots, 0, 0);
+    pen.clearRect(0, 0, this.width, this.height);
     return pen;
   }
 
@@ -197,10 +200,17 @@ class Chart {
     this.outline(panel, columns, (_, i) => below[i]);
     if (panel.place !== "device" || !this.showsLines) return;
     this.lines.forEach((line, index) => {
+      const columns = line.steps.columns(...this.view, this.pixels);
+      const figure = ({ row }) => line.device_bytes[row];
+      pen.lineWidth = 4; // so that the dashes stand out on all bands
+      pen.globalAlpha = 0.55;
+      pen.strokeStyle = ink.panel;
+      this.outline(panel, columns, figure);
+      pen.globalAlpha = 1;
       pen.setLineDash(LINE_STYLES[index % 2]);
       pen.lineWidth = 1.6;
-      pen.strokeStyle = index ? ink.ink : ink.soft;
-      this.outline(panel, line.steps.columns(...this.view, this.pixels), ({ row }) => line.device_bytes[row]);
+      pen.strokeStyle = ink.ink;
+      this.outline(panel, columns, figure);
       pen.setLineDash([]);
     });
   }
@@ -218,7 +228,8 @@ class Chart {
   drawLimits(panel) {
     const { budget_bytes: budget, floor_bytes: floor } = this.report;
     if (budget <= panel.top_bytes) this.limit(panel, budget, `budget ${bytes(budget)}`, this.ink.budget, [], 1.6);
-    if (floor) this.limit(panel, floor, `floor ${bytes(floor)}`, this.ink.ink, [2, 3], 1);
+    const isNear = Math.abs(this.y(panel, budget) - this.y(panel, floor)) < 18; // their names stand side by side
+    if (floor) this.limit(panel, floor, `floor ${bytes(floor)}`, this.ink.ink, [2, 3], 1, isNear ? 150 : 0);
     const peak = this.timeline.instants[this.peak];
     const x = this.x((peak.start_s + peak.end_s) / 2);
     if (x < this.left || x > this.right) return;
@@ -231,7 +242,7 @@ class Chart {
     this.pen.fill();
   }
 
-  limit(panel, count, label, color, dash, width) {
+  limit(panel, count, label, color, dash, width, aside = 0) {
     const { pen } = this;
     const y = Math.round(this.y(panel, count)) + 0.5;
     pen.save();
@@ -245,11 +256,11 @@ class Chart {
     const wide = pen.measureText(label).width + 8;
     pen.fillStyle = this.ink.panel;
     pen.globalAlpha = 0.85;
-    pen.fillRect(this.right - wide, y - 17, wide, 15);
+    pen.fillRect(this.right - wide - aside, y - 17, wide, 15);
     pen.globalAlpha = 1;
     pen.fillStyle = color;
     pen.textAlign = "right";
-    pen.fillText(label, this.right - 4, y - 9);
+    pen.fillText(label, this.right - 4 - aside, y - 9);
     pen.restore();
   }
 

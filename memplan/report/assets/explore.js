@@ -24,7 +24,7 @@ function explore(section, reports, titles, onPin) {
   if (charts.length > 1) {
     const end = Math.max(...charts.map((chart) => chart.end));
     const top = Math.max(...charts.map((chart) => chart.highest("device") / 1.07));
-    for (const chart of charts) Object.assign(chart, { end, view: [0, end], least_top_bytes: top });
+    for (const chart of charts) Object.assign(chart, { end, view: [0, end], least_top_bytes: top, showsLines: true });
   }
   section.append(legend);
   drawControls(controls, legend, charts);
@@ -50,13 +50,13 @@ function drawControls(parent, legend, charts) {
   const decided = (value) => DECISIONS.some(([key]) => key && key === value.decision);
   choice.hidden = !timelines.some((timeline) => timeline.values.some(decided));
   const button = (text, label, action) => make("button", { type: "button", textContent: text, title: label, ariaLabel: label, onclick: action });
-  const lines = make("input", { type: "checkbox", checked: true });
+  const lines = make("input", { type: "checkbox", checked: charts[0].showsLines });
   lines.onchange = () => charts.forEach((chart) => {
     chart.showsLines = lines.checked;
     chart.redraw();
   });
   parent.append(choice, depth);
-  if (charts.some((chart) => chart.lines.length)) parent.append(make("label", {}, lines, " other programs"));
+  if (charts.some((chart) => chart.lines.length)) parent.append(make("label", {}, lines, charts.length > 1 ? " the other step" : " other programs"));
   const [first] = charts; // the others follow its view
   const all = (action) => () => charts.forEach(action);
   parent.append(make("span", { className: "spring" }),

@@ -40,6 +40,7 @@ class Steps {
     this.starts = new Float64Array(starts);
     this.end = end;
     this.highest = new Highest(new Float64Array(figures));
+    this.top = figures[this.highest.among(0, figures.length - 1)];
   }
 
   /** The row at a time; of several that take none, the last. */

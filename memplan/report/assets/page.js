@@ -29,13 +29,14 @@ function drawTiles() {
 
 /** What XLA's runtime launches and pins in a step, where that is known. */
 function runTiles() {
-  const { cuda_graphs: graphs, single_launches: singles, pinned_bytes: pinned, pinned_regions_bytes: regions } = report;
+  const { cuda_graphs: graphs, single_launches: singles, pinned_bytes: pinned, pinned_regions_bytes: regions, exports } = report;
   const tiles = [];
   if (graphs !== null) tiles.push(tile("CUDA graphs", graphs.toLocaleString("en"), `launched in a step, and ${counted(singles, "kernel")} and copies outside of them`));
   if (pinned) {
     tiles.push(tile("Pinned by XLA", bytes(pinned), `for ${bytes(report.host_peak_bytes)} on the host`,
       regions.length ? `in ${counted(regions.length, "region")}: ${regions.map(bytes).join(", ")}` : ""));
   }
+  if (exports.length) tiles.push(tile("It runs only after", counted(exports.length, "export"), ...exports));
   return tiles;
 }
 
@@ -63,6 +64,7 @@ function drawMemory() {
   const notes = [`Filled: ${ORIGINS[timeline.origin]}. Its peak is ${bytes(timeline.instants[chart.peak].device_bytes)}.`];
   const drawn = ["Dashed", "Dotted"];
   report.lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
+  if (!chart.showsLines) notes.push("That goes far above the picture: tick other programs to see it.");
   if (report.budget_bytes > chart.highest("device")) notes.push(`The budget of ${bytes(report.budget_bytes)} lies above the picture.`);
   section.append(make("p", { className: "note", textContent: [...notes, ...timeline.notes].join(" ") }));
   section.append(make("p", { className: "note", textContent: KEYS }));
@@ -94,7 +96,7 @@ class Held {
 
 /** The table of what is in memory at the pinned moment; answers a function that fills it. */
 function drawLive() {
-  const place = { title: "place", text: (row) => row.place, key: (row) => row.place, width: "4.5rem" };
+  const place = { title: "place", text: (row) => row.place, key: (row) => row.place, width: "4.2rem" };
   const columns = [COLUMNS.bytes, COLUMNS.value, COLUMNS.decision, COLUMNS.shape, COLUMNS.layer, COLUMNS.source];
   if (timeline.stays.some((stay) => stay.place === "host")) columns.splice(3, 0, place);
   const rows = timeline.stays.map((stay) => new Held(timeline.values[stay.value], stay)).sort((a, b) => b.value.nbytes - a.value.nbytes);
@@ -121,13 +123,15 @@ function drawLive() {
 // ---- decisions ----
 
 const CHOICES = { keep: "keep", recompute: "recompute", host: "offload" }; // column -> the decision
+const WIDTHS = { keep: "7.2rem", recompute: "6.9rem", host: "6rem" };
 
 /** What a choice costs: {text, sentence, figure to sort by}. */
 function costOf(row, choice) {
   const made = CHOICES[choice] === row.decision;
   if (!row.choices) {
-    const known = made && row.seconds;
-    return { text: known ? `+${seconds(row.seconds)}` : made && choice === "keep" ? "+0 B" : "", sentence: known ? `it takes ${seconds(row.seconds)}` : "", figure: row.seconds };
+    const kept = made && choice === "keep" ? "+0 B" : "";
+    const taken = made && row.seconds ? seconds(row.seconds) : "";
+    return { text: taken ? `+${taken}` : kept, sentence: taken ? `it takes ${taken}` : "", figure: row.seconds };
   }
   const { keep_bytes: keep, recompute_s: again, host_s: host, host_wait_s: wait, no_recompute: noAgain, no_host: noHost } = row.choices;
   const no = (reason) => ({ text: "–", sentence: `not possible: ${reason}`, figure: Infinity });
@@ -150,7 +154,7 @@ function whyOf(row) {
 }
 
 const costColumn = (choice) => ({
-  title: choice, right: true, width: "6rem", key: (row) => costOf(row, choice).figure, tip: whyOf, text: (row) => costOf(row, choice).text,
+  title: choice, right: true, width: WIDTHS[choice], key: (row) => costOf(row, choice).figure, tip: whyOf, text: (row) => costOf(row, choice).text,
   cell: (row) => make("span", { className: CHOICES[choice] === row.decision ? "made" : "unmade" }, costOf(row, choice).text),
 });
 
@@ -167,8 +171,8 @@ function drawDecisions(chart) {
   const root = timeline ? rootOf(layersOf(timeline)) : "";
   const layerNamed = (row) => (layers.get(row.name) || "").replace(root, "");
   const costs = Object.keys(CHOICES).map(costColumn);
-  const columns = [COLUMNS.bytes, COLUMNS.decision, ...costs, COLUMNS.value, { ...COLUMNS.shape, text: shapeOf, key: shapeOf },
-    { ...COLUMNS.layer, text: layerNamed, key: layerNamed }, COLUMNS.source];
+  const value = { ...COLUMNS.value, cell: (row) => make("span", {}, row.name, make("span", { className: "unmade" }, ` ${layerNamed(row)}`)) };
+  const columns = [COLUMNS.bytes, COLUMNS.decision, ...costs, value, { ...COLUMNS.shape, text: shapeOf, key: shapeOf }, COLUMNS.source];
   const told = make("p", { className: "note", role: "status" });
   const rest = "keep, recompute, host: what each choice adds to the device's peak or to the step, while all others stay. " +
     "Point at a row, or choose one by the arrow keys, to read why.";

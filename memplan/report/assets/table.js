@@ -128,9 +128,9 @@ function pill(word) {
 /** Columns that several tables have. */
 const COLUMNS = {
   value: { title: "value", text: (row) => row.name, key: (row) => row.name },
-  bytes: { title: "bytes", text: (row) => bytes(row.nbytes), key: (row) => row.nbytes, right: true, first: true, width: "6.4rem" },
-  decision: { title: "decision", cell: (row) => pill(row.decision), key: (row) => row.decision, width: "7.8rem" },
-  shape: { title: "shape", text: (row) => row.shape, key: (row) => row.shape, wide: true, width: "12rem" },
+  bytes: { title: "bytes", text: (row) => bytes(row.nbytes), key: (row) => row.nbytes, right: true, first: true, width: "6.2rem" },
+  decision: { title: "decision", cell: (row) => pill(row.decision), key: (row) => row.decision, width: "7.9rem" },
+  shape: { title: "shape", text: (row) => row.shape, key: (row) => row.shape, wide: true, width: "11.8rem" },
   layer: { title: "layer", text: (row) => row.layer, key: (row) => row.layer, wide: true },
   source: { title: "source", text: (row) => shortSource(row.source), tip: (row) => row.source, key: (row) => row.source, width: "12.4rem" },
 };
