@@ -6,6 +6,7 @@ does not have is placed as the planner places one: out as early, and back as lat
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -139,9 +140,27 @@ class Prices:
         each_s = self._copy_s(one.nbytes) * one.times
         if level != _ENTRY:
             return 2 * each_s, None, ""
-        out = _first_room(self._clock.busy[Kind.OFFLOAD], self._end(self._uses[value][0]), each_s)
-        back = _last_room(self._clock.busy[Kind.PREFETCH], self._start(after), each_s)
-        return 2 * each_s, min(2 * each_s, max(0.0, out + each_s - back)), ""
+        return 2 * each_s, self._wait(self._uses[value][0], after, each_s), ""
+
+    def _wait(self, made: Use, after: Use, each_s: float) -> float:
+        """Seconds that kernels wait for a copy out after one use and a copy back for another.
+
+        A copy begins and ends where a kernel does, but for those that wait for their turn on the link.
+        """
+        back, start = self._clock.busy[Kind.PREFETCH], self._start(after)
+        moments = self._clock.ends[made.time : after.time]
+        out_end = _first_room(self._clock.busy[Kind.OFFLOAD], self._end(made), each_s) + each_s
+        latest = _last_room(back, start, each_s)
+        gone = bisect_left(moments, out_end)  # the first moment with the copy on the host
+        if gone < len(moments) and moments[gone] <= latest:
+            return 0.0
+        # Kernels wait for the copy out at the last moment before its end, then for the copy back, or for that alone.
+        moment = moments[gone - 1]
+        late_s = _first_room(back, out_end, each_s) + each_s - out_end - (start - moment)
+        waits = [2 * each_s, out_end - moment + max(0.0, late_s)]
+        if gone < len(moments):
+            waits.append(_first_room(back, moments[gone], each_s) + each_s - start)
+        return max(0.0, min(waits))
 
     def _end(self, use: Use) -> float:
         return self._clock.ends[use.time]

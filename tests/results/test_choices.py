@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations_with_replacement
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import memplan
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.problem import Buffer, Kernel, Pin, Problem, Role, Where
+from memplan.planning.schedule import seconds
 from memplan.report.decisions import Choices
 from memplan.results.choices import Prices
 from tests.planning.small import actions
@@ -54,10 +58,62 @@ def test_links_that_are_busy_hide_less() -> None:
         Prices(there_and_back(3), plan, lambda nbytes: nbytes / 80, 1000).of(1, "keep", 0.0)
         for plan in (PLAIN, travels)
     )
-    # out from 2 to 3.25, back from 2.75 to 4: half a second is missing
+    # out from 2 to 3.25, for which 3 waits, and back from then to 4.5, while the kernel in between ends at 4.25
     assert alone == Choices(0, 1.0, 2.5, 0.5)
-    # buffer 0 goes out from 1 to 2.25: half a second and a quarter of one
-    assert beside == Choices(0, 1.0, 2.5, 0.75)
+    # buffer 0 goes out from 1 to 2.25, so 1 from then to 3.5; the link back is taken from 4 on
+    assert beside == Choices(0, 1.0, 2.5, 2.5)
+
+
+@given(
+    st.lists(st.integers(1, 6), min_size=8, max_size=8),
+    st.integers(1, 9),
+    st.sampled_from(["", "offload 0 run 1", "offload 0 run 3"]),
+)
+def test_a_plan_with_the_copies_waits_no_longer(took_s: list[int], copy_s: int, busy: str) -> None:
+    """Independently: the copies at all places of the schedule, of which the best is taken."""
+    problem = there_and_back(4)
+    kernels = tuple(replace(one, seconds=float(s)) for one, s in zip(problem.kernels, took_s, strict=True))
+    problem = replace(problem, kernels=kernels)
+    runs = [f"run {number}" for number in range(8)]
+    if busy:  # buffer 0 is on the host
+        runs.insert(1, "offload 0")
+        at = runs.index(busy.removeprefix("offload 0 ")) + 1
+        runs[at:at] = ["offloaded 0"]
+        runs[-1:-1] = ["prefetch 0"]
+        runs[-1:-1] = ["prefetched 0"]
+    prices = Prices(problem, actions(*runs), lambda _: float(copy_s), 1000)
+    plain_s = seconds(problem, actions(*runs), lambda _: float(copy_s))
+    for value, reader in ((1, "run 6"), (2, "run 5")):
+        made, read = runs.index(f"run {value}") + 1, runs.index(reader)
+        best_s = min(
+            seconds(problem, actions(*_with_copies(runs, value, places)), lambda _: float(copy_s))
+            for places in combinations_with_replacement(range(made, read + 1), 3)
+        )
+        found = prices.of(value, "keep", 0.0)
+        assert found is not None and found.host_wait_s is not None
+        assert best_s <= plain_s + found.host_wait_s + 1e-9
+
+
+def _with_copies(runs: list[str], value: int, places: tuple[int, ...]) -> list[str]:
+    """Out, out at last and back at these places, and there again before the value is read."""
+    out, gone, back = places
+    reader = runs.index(f"run {7 - value}")
+    found = list[str]()
+    for at, run in enumerate(runs):
+        found += [f"offload {value}"] * (at == out) + [f"offloaded {value}"] * (at == gone)
+        found += [f"prefetch {value}"] * (at == back) + [f"prefetched {value}"] * (at == reader)
+        found.append(run)
+    return found
+
+
+def test_one_long_kernel_hides_one_copy() -> None:
+    """The copy back begins when the kernel ends, beside which the copy out was."""
+    problem = there_and_back(2)
+    kernels = tuple(replace(one, seconds=s) for one, s in zip(problem.kernels, (1.0, 9.0, 1.0, 1.0), strict=True))
+    long = Prices(replace(problem, kernels=kernels), PLAIN[:4], slow_copy, 1000).of(0, "keep", 0.0)
+    assert long is not None and long.host_wait_s == 0.0  # back beside kernel 2
+    short = Prices(there_and_back(2), PLAIN[:4], lambda _: 1.5, 1000).of(0, "keep", 0.0)
+    assert short is not None and short.host_wait_s == 1.5 + 1.5 - 2.0
 
 
 def test_waits_are_the_plans_own() -> None:
