@@ -31,7 +31,8 @@ function drawTiles() {
 function runTiles() {
   const { cuda_graphs: graphs, single_launches: singles, pinned_bytes: pinned, pinned_regions_bytes: regions, exports } = report;
   const tiles = [];
-  if (graphs !== null) tiles.push(tile("CUDA graphs", graphs.toLocaleString("en"), `launched in a step, and ${counted(singles, "kernel")} and copies outside of them`));
+  const others = `launched in a step, and ${counted(singles ?? 0, "kernel")} and copies outside of them`;
+  if (graphs !== null) tiles.push(tile("CUDA graphs", graphs.toLocaleString("en"), others));
   if (pinned) {
     tiles.push(tile("Pinned by XLA", bytes(pinned), `for ${bytes(report.host_peak_bytes)} on the host`,
       regions.length ? `in ${counted(regions.length, "region")}: ${regions.map(bytes).join(", ")}` : ""));
@@ -60,10 +61,11 @@ function drawMemory() {
     return null;
   }
   const live = drawLive();
-  const [chart] = explore(section, [report], [""], live);
+  const lines = report.planner === "none" ? [] : report.lines; // the step as it is would be drawn over itself
+  const [chart] = explore(section, [{ ...report, lines }], [""], live);
   const notes = [`Filled: ${ORIGINS[timeline.origin]}. Its peak is ${bytes(timeline.instants[chart.peak].device_bytes)}.`];
   const drawn = ["Dashed", "Dotted"];
-  report.lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
+  lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
   if (!chart.showsLines) notes.push("That goes far above the picture: tick other programs to see it.");
   if (report.budget_bytes > chart.highest("device")) notes.push(`The budget of ${bytes(report.budget_bytes)} lies above the picture.`);
   section.append(make("p", { className: "note", textContent: [...notes, ...timeline.notes].join(" ") }));
@@ -101,7 +103,7 @@ function drawLive() {
   if (timeline.stays.some((stay) => stay.place === "host")) columns.splice(3, 0, place);
   const rows = timeline.stays.map((stay) => new Held(timeline.values[stay.value], stay)).sort((a, b) => b.value.nbytes - a.value.nbytes);
   let marking = () => {};
-  const table = new Table(byId("live-table"), "In memory at the chosen moment", columns, (row) => marking(row));
+  const table = new Table(byId("live-table"), "In memory at the chosen moment", filled(columns, rows), (row) => marking(row));
   return (chart, index) => {
     const one = timeline.instants[index];
     const there = rows.filter(({ stay }) => stay.first <= index && index < stay.last);

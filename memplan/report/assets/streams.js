@@ -104,12 +104,13 @@ class Streams {
 
 const BLOCKS = { slabs: "#cc79a7", loop: "#f0c987", branches: "#9bb8d3" };
 
-/** `slabs_3: 16 slabs`, `16 x`; or what is copied. The longest that fits is shown. */
+/** `slabs_3: 16 slabs`, `16 ×`; or what is copied. The longest that fits is shown. */
 function labelsOf(one) {
   if (!("count" in one)) return [one.kind || one.name];
   const unit = { slabs: "slabs", loop: "trips", branches: "branches" }[one.kind];
   const name = one.name.split("/").at(-1);
-  return one.count === null ? [name] : [`${name}: ${one.count} ${unit}`, `${one.count} ${unit}`, `${one.count} ×`];
+  if (one.count === null) return [name];
+  return [`${name}: ${one.count} ${unit}`, `${one.count} ${unit}`, ...(one.kind === "branches" ? [] : [`${one.count} ×`])];
 }
 
 /** What the pointer is on in a lane, as lines of text. */

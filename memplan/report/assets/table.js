@@ -135,6 +135,9 @@ const COLUMNS = {
   source: { title: "source", text: (row) => shortSource(row.source), tip: (row) => row.source, key: (row) => row.source, width: "12.4rem" },
 };
 
+/** The columns that are not empty in all rows. */
+const filled = (columns, rows) => columns.filter((column) => !column.text || rows.some(column.text));
+
 /** Buttons of which one is pressed; `choices`: [key, label]. */
 function choiceOf(label, choices, onChoice) {
   const group = make("div", { className: "choice", role: "group", ariaLabel: label });
@@ -163,7 +166,7 @@ function searched(section, caption, columns, rows, { kinds, kindOf, textOf, sum,
     refill();
   });
   section.append(make("div", { className: "controls" }, choice, search, told));
-  const table = new Table(section, caption, columns.filter((column) => !column.text || rows.some(column.text)), onRow);
+  const table = new Table(section, caption, filled(columns, rows), onRow);
   let texts = null; // of all rows, made at the first search
   const refill = () => {
     const words = search.value.toLowerCase().split(/\s+/).filter(Boolean);
