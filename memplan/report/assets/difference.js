@@ -32,12 +32,21 @@ function drawMemory() {
   const shown = known.map((one) => ({ timeline: one[1].timeline, budget_bytes: one[1].budget_bytes, floor_bytes: null,
     lines: known.filter((other) => other !== one).map(lineOf) }));
   const titles = known.map(([name, side]) => `${name}: ${bytes(side.compiled_bytes)}${side.peak_kernel ? ` while ${side.peak_kernel} runs` : ""}`);
-  const charts = explore(section, shown, titles, () => {});
+  const told = make("p", { className: "note", role: "status" });
+  const tell = () => {
+    told.textContent = charts.map((chart, index) => {
+      const { start_s: start, device_bytes: device, layer, name } = chart.timeline.instants[chart.pin];
+      return `${known[index][0]}, at ${seconds(start)}: ${bytes(device)}, ${layer || name || "waiting"}`;
+    }).join("; ");
+  };
+  const charts = explore(section, shown, titles, tell);
+  section.append(told);
+  tell();
   const notes = known.length > 1 ? "Both have the same scales, and the dashed line is the other step."
     : `The report of the step as it was ${known[0][0] === "now" ? "before" : "now"} has no memory over time.`;
   section.append(make("p", { className: "note", textContent: `${notes} Filled: ${ORIGINS.compiled}.` }));
   section.append(make("p", { className: "note", textContent: KEYS }));
-  return known.map((_, index) => charts[index]);
+  return charts;
 }
 
 function drawBuffers(charts) {

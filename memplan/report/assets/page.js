@@ -31,8 +31,9 @@ function drawTiles() {
 function runTiles() {
   const { cuda_graphs: graphs, single_launches: singles, pinned_bytes: pinned, pinned_regions_bytes: regions, exports } = report;
   const tiles = [];
-  const others = `launched in a step, and ${counted(singles ?? 0, "kernel")} and copies outside of them`;
-  if (graphs !== null) tiles.push(tile("CUDA graphs", graphs.toLocaleString("en"), others));
+  if (graphs !== null) {
+    tiles.push(tile("CUDA graphs", graphs.toLocaleString("en"), `launched in a step, and ${counted(singles, "kernel")} and copies outside of them`));
+  }
   if (pinned) {
     tiles.push(tile("Pinned by XLA", bytes(pinned), `for ${bytes(report.host_peak_bytes)} on the host`,
       regions.length ? `in ${counted(regions.length, "region")}: ${regions.map(bytes).join(", ")}` : ""));

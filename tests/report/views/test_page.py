@@ -355,6 +355,14 @@ def test_both_steps_are_moved_together(open_page: Any, grown: Difference) -> Non
     chart.press("0")
     shown.page.evaluate("() => new Promise(requestAnimationFrame)")
     assert shown.page.evaluate(pixels) == whole
+    chart.press("Home")
+    assert "now, at 0 s: " in shown.page.locator("#memory [role=status]").last.inner_text()
+
+
+def test_where_nothing_differs_the_page_says_so(open_page: Any, drawn_report: Report) -> None:
+    shown = open_page(Difference.of(drawn_report, drawn_report))
+    assert "both hold the same" in shown.page.locator("#buffers").inner_text()
+    assert shown.texts(".status") == ["as before"] and not shown.errors
 
 
 def test_a_difference_without_memory_over_time_has_its_buffers(open_page: Any, grown: Difference) -> None:
