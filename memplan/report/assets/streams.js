@@ -50,7 +50,7 @@ class Streams {
         pen.fillStyle = this.colorOf(chart, one);
         pen.fillRect(x, panel.top, Math.max(wide - (wide > 3 ? 0.7 : 0), 0.4), high);
       }
-      if (this.again[last + 1] === this.again[first]) continue;
+      if (one.doing !== "recompute" && this.again[last + 1] === this.again[first + 1]) continue; // nor one that begins here
       pen.fillStyle = ink.again;
       pen.fillRect(x, panel.bottom - 6, wide, 6);
     }
