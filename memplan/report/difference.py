@@ -173,12 +173,12 @@ class Difference(Result):
     def to_html(self) -> str:
         """A self-contained page: memory over both steps, the buffers that differ, figures. Loads nothing."""
         more = self.new.compiled_bytes - self.old.compiled_bytes
-        status = (
-            f"{_signed(more)} ({_share(self.old.compiled_bytes, self.new.compiled_bytes)})" if more else "as before"
-        )
+        share = _share(self.old.compiled_bytes, self.new.compiled_bytes)
+        status = f"{_signed(more)} {share}".rstrip() if more else "as before"
         subtitle = ", ".join(f"{name} {version}" for name, version in self.new.versions)
         drawn, fallbacks = self._drawn(), self._changes(_FALLBACK_ROWS)
-        return page.of_difference(self.title, status, more <= 0, subtitle, drawn, tuple(_figures(self)), fallbacks)
+        header = page.Header(self.title, status, more <= 0, subtitle)
+        return page.of_difference(header, drawn, tuple(_figures(self)), fallbacks)
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)

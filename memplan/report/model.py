@@ -223,9 +223,9 @@ class Report(Record):
         tables = self._first_tables(_FALLBACK_ROWS)
         fallbacks = _live(self, _FALLBACK_ROWS), decisions_table(self.decisions, _FALLBACK_ROWS)
         subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
-        is_good = self.status == "fits"
+        header = page.Header(self.title, self.status, self.status == "fits", subtitle)
         drawn = {name: one for name, one in self.entries().items() if name != "live_at_peak"}  # as the timeline has it
-        return page.of_report(self.title, self.status, is_good, subtitle, drawn, tables, fallbacks)
+        return page.of_report(header, drawn, tables, fallbacks)
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)

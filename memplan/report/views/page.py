@@ -4,6 +4,7 @@ import base64
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib import resources
 from typing import Any
@@ -15,19 +16,20 @@ _SHARED = ("format", "packed", "scale", "levels", "memory", "streams", "table", 
 _BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
-def of_report(
-    title: str,
-    status: str,
-    is_good: bool,
-    subtitle: str,
-    entries: Mapping[str, Any],
-    tables: Sequence[Table],
-    fallbacks: Sequence[Table],
-) -> str:
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The head of a page."""
+
+    title: str
+    status: str
+    is_good: bool  # selects the style of the status
+    subtitle: str
+
+
+def of_report(header: Header, entries: Mapping[str, Any], tables: Sequence[Table], fallbacks: Sequence[Table]) -> str:
     """The page of a report.
 
     Args:
-      title, status, subtitle: of the header; `is_good` selects the style of the status.
       entries: what the page's script draws.
       tables: always shown; fallbacks: shown only without scripts.
     """
@@ -36,33 +38,20 @@ def of_report(
 <div id="live-table"></div></section>
 <section id="decisions"><h2>Decisions</h2></section>
 <section>{html(table for table in tables if table.rows)}</section>"""
-    return _page("page", (title, status, is_good, subtitle), entries, sections, fallbacks)
+    return _page("page", header, entries, sections, fallbacks)
 
 
 def of_difference(
-    title: str,
-    status: str,
-    is_good: bool,
-    subtitle: str,
-    entries: Mapping[str, Any],
-    tables: Sequence[Table],
-    fallbacks: Sequence[Table],
+    header: Header, entries: Mapping[str, Any], tables: Sequence[Table], fallbacks: Sequence[Table]
 ) -> str:
     """The page of a difference, with the same arguments."""
     sections = f"""<section id="memory"><h2>Memory over both steps</h2></section>
 <section id="buffers"><h2>Buffers at the peak that differ</h2></section>
 <section>{html(table for table in tables if table.rows)}</section>"""
-    return _page("difference", (title, status, is_good, subtitle), entries, sections, fallbacks)
+    return _page("difference", header, entries, sections, fallbacks)
 
 
-def _page(
-    script: str,
-    header: tuple[str, str, bool, str],
-    entries: Mapping[str, Any],
-    sections: str,
-    fallbacks: Sequence[Table],
-) -> str:
-    title, status, is_good, subtitle = header
+def _page(script: str, header: Header, entries: Mapping[str, Any], sections: str, fallbacks: Sequence[Table]) -> str:
     style = _asset("page.css")
     program = "(() => {\n'use strict';\n" + "".join(_asset(f"{name}.js") for name in (*_SHARED, script)) + "})();"
     policy = (
@@ -75,12 +64,13 @@ def _page(
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(title)}</title>
+<title>{escape(header.title)}</title>
 <style>{style}</style>
 </head>
 <body>
-<header><h1>{escape(title)}</h1><span class="status {"good" if is_good else ""}">{escape(status)}</span>
-<span class="subtitle">{escape(subtitle)}</span><span class="spring"></span>
+<header><h1>{escape(header.title)}</h1>
+<span class="status {"good" if header.is_good else ""}">{escape(header.status)}</span>
+<span class="subtitle">{escape(header.subtitle)}</span><span class="spring"></span>
 <button id="theme" type="button" hidden>theme: auto</button></header>
 <main>
 <div class="tiles" id="tiles"></div>
