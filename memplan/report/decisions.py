@@ -76,16 +76,17 @@ def decisions_table(decisions: Sequence[Decision], limit: int) -> Table:
 
 
 def _costs(decision: Decision) -> tuple[str, str, str]:
-    """To keep, to recompute, on the host: `+196.0 MiB`, `+419 us`, `hidden`; `-` where a choice is not possible."""
+    """To keep, to recompute, on the host: `196.0 MiB`, `419 us`, `hidden`; `-` where a choice is not possible."""
     known = decision.choices
     if known is None:
-        taken = f"+{format_seconds(decision.seconds)}" if decision.seconds else "-"
-        return ("-", taken, "-") if decision.decision == "recompute" else ("-", "-", taken)
-    recompute = "-" if known.recompute_s is None else f"+{format_seconds(known.recompute_s)}"
+        taken = format_seconds(decision.seconds) if decision.seconds else "-"
+        kept = "0 B" if decision.decision == "keep" else "-"
+        return (kept, taken, "-") if decision.decision == "recompute" else (kept, "-", taken)
+    recompute = "-" if known.recompute_s is None else format_seconds(known.recompute_s)
     if known.host_s is None:
         host = "-"
-    elif known.host_wait_s is None:
-        host = format_seconds(known.host_s)
+    elif known.host_wait_s == 0:
+        host = "hidden"
     else:
-        host = f"+{format_seconds(known.host_wait_s)}" if known.host_wait_s else "hidden"
-    return f"+{format_bytes(known.keep_bytes)}" if known.keep_bytes else "0 B", recompute, host
+        host = format_seconds(known.host_s if known.host_wait_s is None else known.host_wait_s)
+    return format_bytes(known.keep_bytes), recompute, host
