@@ -5,8 +5,10 @@ python -m sphinx -W --keep-going -q -b html docs build/docs    # warnings are er
 
 from __future__ import annotations
 
+import datetime
 import importlib.metadata
 import os
+import platform
 import re
 from pathlib import Path
 from typing import Any
@@ -51,5 +53,14 @@ def code_spans(app: Any, what: str, name: str, obj: Any, options: Any, lines: li
     lines[:] = text.split("\n")
 
 
+def stamp(app: Any, page: str, source: list[str]) -> None:
+    """End a page with the day and the versions of this build, which has just run its code."""
+    told = "The code of this page ran" if "{code-cell}" in source[0] else "This page was built"
+    with_versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("memplan", "jax", "jaxlib"))
+    day = datetime.datetime.now(datetime.UTC).date()
+    source[0] += f"\n\n---\n\n*{told} on {day}, with {with_versions} and Python {platform.python_version()}.*\n"
+
+
 def setup(app: Any) -> None:
+    app.connect("source-read", stamp)
     app.connect("autodoc-process-docstring", code_spans, priority=400)  # before napoleon

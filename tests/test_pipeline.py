@@ -288,7 +288,7 @@ class TestPinnedPool:
 
     @pytest.mark.parametrize(("budget", "line"), [("70GiB", 70), ("100%", 800), ((64 << 30) + 1, 65)])
     def test_more_is_refused_with_the_line_that_raises_it(self, budget: Any, line: int) -> None:
-        with pytest.raises(BudgetError, match=f"export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={line}$"):
+        with pytest.raises(BudgetError, match=f"export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={line}\n"):
             pipeline.limits_of(Request(host_budget=budget), self.HERE)
 
     def test_as_much_is_not(self) -> None:

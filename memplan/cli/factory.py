@@ -25,6 +25,8 @@ _FORM = "Write MODULE:FACTORY, or MODULE:FACTORY(size=64, batch=2) with literal 
 class FactoryError(MemplanError):
     """The reference is malformed, does not import, or does not give `(step, args)`."""
 
+    guide = "errors#factory"
+
 
 @dataclass(frozen=True)
 class Reference:

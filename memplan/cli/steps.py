@@ -205,7 +205,7 @@ def _saved(path: Path) -> Report:
     try:
         return Report.load_json(path)
     except ReportError as error:
-        raise ReportError(f"{error} --save writes a report where there is no file.") from error
+        raise ReportError(f"{error.message} --save writes a report where there is no file.") from error
 
 
 def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:

@@ -31,6 +31,8 @@ _UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 class NotThePlainModuleError(MemplanError):
     """A planned module is not the plain one, or reads a lost value. Always a bug in memplan."""
 
+    guide = "trust#judge"
+
 
 def require(holds: bool, what: str) -> None:
     if not holds:
