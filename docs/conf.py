@@ -36,9 +36,10 @@ html_title = "memplan"
 
 nb_execution_mode = "force"
 nb_execution_raise_on_error = True
-nb_execution_timeout = 300  # seconds for a cell
+nb_execution_timeout = 900  # seconds for a cell
 nb_output_stderr = "remove"  # jax's CUDA plugin complains there where no driver is
 nb_merge_streams = True
+nb_render_markdown_format = "myst"  # tables in what a cell shows
 
 myst_enable_extensions = ["colon_fence"]
 autodoc_member_order = "bysource"

@@ -1,6 +1,5 @@
 """In the style of MaxText: a jitted step with shardings, static arguments and donation, compiled ahead of the loop."""
 
-import functools
 from dataclasses import dataclass
 
 import flax.linen as nn
@@ -69,13 +68,12 @@ p_train_step = memplan.jit(budget="16MiB")(  # was: p_train_step = jax.jit(
     donate_argnums=1,
 )
 shaped_batch = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
-compiled = p_train_step.lower(config, state, shaped_batch, jax.random.key(1)).compile()
-print(compiled.memory_analysis())
+print(p_train_step.lower(config, state, shaped_batch, jax.random.key(1)).compile().memory_analysis())
 
 losses = []
-batches = functools.partial(jax.random.randint, shape=shaped_batch.shape, minval=0, maxval=config.vocabulary)
 for step in range(5):
     rng = jax.random.fold_in(jax.random.key(1), step)
-    batch = jax.device_put(batches(jax.random.key(step)), data_sharding)
+    tokens = jax.random.randint(jax.random.key(step), shaped_batch.shape, 0, config.vocabulary)
+    batch = jax.device_put(tokens, data_sharding)
     state, metrics = p_train_step(config, state, batch, rng)
     losses.append(float(metrics["loss"]))
