@@ -33,11 +33,13 @@ class Run:
     Attributes:
       losses: of its steps.
       report: of its planned step; None without memplan.
+      printed: what `print(report)` prints; '' without memplan.
       seconds: measured, of the whole script: imports, compilation, planning, steps.
     """
 
     losses: list[float]
     report: Report | None
+    printed: str
     seconds: float
 
 
@@ -65,7 +67,7 @@ def run(name: str, *, plain: bool = False) -> Run:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     report = found["report"] and Report.from_json(found["report"])
-    return Run([float.fromhex(loss) for loss in found["losses"]], report, found["seconds"])
+    return Run([float.fromhex(loss) for loss in found["losses"]], report, found["printed"], found["seconds"])
 
 
 def main(name: str, *options: str) -> None:
@@ -75,7 +77,8 @@ def main(name: str, *options: str) -> None:
     seconds = time.perf_counter() - began
     report = next((step.report for one in _STEPS if hasattr(step := namespace.get(one), "report")), None)
     losses = [loss.hex() for loss in namespace["losses"]]
-    print(json.dumps({"losses": losses, "report": report and report.to_json(), "seconds": seconds}))
+    printed = str(report or "")
+    print(json.dumps({"losses": losses, "report": report and report.to_json(), "printed": printed, "seconds": seconds}))
 
 
 def overview() -> str:
@@ -89,7 +92,7 @@ def shown(name: str) -> str:
     source, docstring = source_of(name), source_of(name).split('"""')[1]
     lines = difflib.unified_diff(without(source)[0].splitlines(), source.splitlines(), n=0, lineterm="")
     changed = "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
-    screen = str(run(name).report).partition("\n\nOn the device at the peak")[0].strip()
+    screen = run(name).printed.partition("\n\nOn the device at the peak")[0].strip()
     took = f"The script took {run(name, plain=True).seconds:.1f} s without and {run(name).seconds:.1f} s with memplan."
     return f"{docstring.strip()}\n\n```diff\n{changed}\n```\n\n{took}\n\n```text\n{screen}\n```"
 

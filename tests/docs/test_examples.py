@@ -34,3 +34,4 @@ def test_a_script_trains_as_without_a_budget(name: str) -> None:
     assert report.compiled_peak_bytes <= report.budget_bytes < 0.82 * report.baseline_peak_bytes
     assert planned.losses == plain.losses  # to the last bit
     assert planned.losses[-1] < planned.losses[0]
+    assert "+import memplan" in gallery.shown(name) and "Compiled plans" in gallery.shown(name)
