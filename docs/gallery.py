@@ -83,8 +83,9 @@ def main(name: str, *options: str) -> None:
 
 def overview() -> str:
     """A row of Markdown for each script."""
-    head = "| script | bytes without | with | predicted step without | with | losses |\n|---|---|---|---|---|---|\n"
-    return head + "\n".join(f"| {name} | {' | '.join(_figures(name))} |" for name in NAMES)
+    head = "| script | bytes | planned | step | planned | losses |\n|---|---:|---:|---:|---:|---|\n"
+    rows = "\n".join(f"| {name} | {' | '.join(_figures(name))} |" for name in NAMES)
+    return head + rows.replace(" MiB", "\N{NO-BREAK SPACE}MiB").replace(" ms", "\N{NO-BREAK SPACE}ms")
 
 
 def shown(name: str) -> str:
@@ -104,7 +105,7 @@ def _figures(name: str) -> tuple[str, ...]:
     worst = max(abs(a - b) for a, b in zip(planned.losses, plain.losses, strict=True))
     sizes = format_bytes(report.baseline_peak_bytes), format_bytes(report.compiled_peak_bytes)
     times = format_seconds(report.baseline_step_s), format_seconds(report.predicted_step_s)
-    return *sizes, *times, f"off by {worst:.1e}" if worst else "the same to the last bit"
+    return *sizes, *times, f"off by {worst:.1e}" if worst else "same bits"
 
 
 if __name__ == "__main__":
