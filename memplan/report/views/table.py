@@ -73,7 +73,9 @@ def printable(text: str) -> str:
 def plain(tables: Iterable[Table]) -> str:
     """The tables below each other, without colour, `WIDTH` columns wide."""
     out = io.StringIO()
-    console = Console(file=out, width=WIDTH, color_system=None, legacy_windows=False, emoji=False, highlight=False)
+    console = Console(
+        file=out, width=WIDTH, color_system=None, legacy_windows=False, emoji=False, highlight=False, force_jupyter=False
+    )
     for table in tables:
         console.print(rich(table))
     return "\n".join(line.rstrip() for line in out.getvalue().strip("\n").splitlines())

@@ -35,6 +35,13 @@ def test_text_is_plain_and_takes_names_literally(report: Report) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_in_a_notebook_text_is_text(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
+    """There, rich displays what it prints."""
+    told = str(report)
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    assert str(report) == told != ""
+
+
 def test_rich_draws_the_report(report: Report) -> None:
     console = Console(width=80, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
     with console.file:
