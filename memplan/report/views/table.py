@@ -74,7 +74,13 @@ def plain(tables: Iterable[Table]) -> str:
     """The tables below each other, without colour, `WIDTH` columns wide."""
     out = io.StringIO()
     console = Console(
-        file=out, width=WIDTH, color_system=None, legacy_windows=False, emoji=False, highlight=False, force_jupyter=False
+        file=out,
+        width=WIDTH,
+        color_system=None,
+        legacy_windows=False,
+        emoji=False,
+        highlight=False,
+        force_jupyter=False,
     )
     for table in tables:
         console.print(rich(table))
