@@ -15,6 +15,7 @@ from memplan.compilation.scheduled import Agree, Plans, ScheduledModule
 from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
+from memplan.planning.legal import fault
 from memplan.planning.packing import Packing, pack
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin
@@ -182,13 +183,13 @@ class Callback:
         """
         plain, module = ways[0], ways[0].module
         if plan.fingerprint == module.fingerprint:
-            return _laid_out(plan, plain)
+            return _laid_out(plan, plain, is_saved=True)
         if not plan.program or (plan.program, plan.device) != (self.program, self.device.name):
             plan.check(module.fingerprint)
         found = None
         if plan.structure == module.structure:
             with suppress(PlanMismatchError):  # rewritten for a room, it has other kernels
-                found = _laid_out(replace(plan, fingerprint=module.fingerprint), plain)
+                found = _laid_out(replace(plan, fingerprint=module.fingerprint), plain, is_saved=True)
         if found is not None and plain.resident_bytes + found.packing.nbytes > budget:
             found = None
         warnings.warn(
@@ -247,11 +248,13 @@ def _best(tried: Sequence[_CarriedOut], budget: int) -> _CarriedOut:
     return min(fitting or tried, key=lambda one: one.module.replay.step_s if fitting else one.device_bytes)
 
 
-def _laid_out(plan: Plan, plain: ScheduledModule) -> _LaidOut:
-    """Raises PlanMismatchError where the plan is for another module."""
+def _laid_out(plan: Plan, plain: ScheduledModule, is_saved: bool = False) -> _LaidOut:
+    """Raises PlanMismatchError where the plan is for another module, or was edited and computes something else."""
     plan.check(plain.module.fingerprint)
     base = plain.rewrite(plan.rewritten_for_nbytes, plan.extra_outputs)
     schedule = plan.schedule(base.problem)
+    if is_saved and (told := fault(base.problem, schedule)):
+        raise PlanMismatchError(f"the plan does not compute this program: {told}. It was edited; plan again.")
     return _LaidOut(plain, plan, base, schedule, pack(base.problem, schedule))
 
 

@@ -8,7 +8,7 @@ copies.
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 
-from memplan.planning.problem import Kernel, Problem, Role
+from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Action, Kind, Schedule
 
 
@@ -35,11 +35,6 @@ def has_own_place(problem: Problem, buffer: int) -> bool:
     return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
 
 
-def is_boundary(kernel: Kernel) -> bool:
-    """Does a kernel begin or end a computation?"""
-    return not kernel.recomputable and kernel.started_by is None and (not kernel.reads or not kernel.writes)
-
-
 def pair_ends(problem: Problem) -> Mapping[int, int]:
     """Start of an asynchronous pair -> the kernel that ends it; its results are incomplete before."""
     kernels = enumerate(problem.kernels)
@@ -52,7 +47,7 @@ def _boundaries_passed(problem: Problem) -> list[int]:
     found = []
     for kernel in problem.kernels:
         found.append(passed[kernel.block])
-        passed[kernel.block] += is_boundary(kernel)
+        passed[kernel.block] += kernel.is_boundary
     return found
 
 
@@ -74,7 +69,7 @@ def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
             here = kernels[action.number].block
             if here is not None and passed[here] != plain[action.number]:
                 return f"{kernels[action.number].name} has left its computation"
-            passed[here] += is_boundary(kernels[action.number])
+            passed[here] += kernels[action.number].is_boundary
         elif (maker := problem.buffers[action.number].maker) is not None:
             home = kernels[maker].block
             if home != here or (home is not None and passed[home] != plain[maker]):

@@ -8,8 +8,8 @@ as before, unless pairs are to be moved.
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
-from memplan.planning.legal import is_boundary, pair_ends
-from memplan.planning.problem import Problem
+from memplan.planning.legal import pair_ends
+from memplan.planning.problem import Kernel, Problem
 
 
 def precedence(
@@ -27,9 +27,14 @@ def precedence(
     pairs = {*ends, *ends.values()} if free is None else set[int]()
     found = dict[int, set[int]]()
     for block, units in inside.items():
-        fences = pairs.union(unit for unit in units if block is not None and is_boundary(kernels[unit]))
+        fences = pairs.union(unit for unit in units if block is not None and _is_fence(kernels[unit]))
         found |= _within(problem, units, contents, fences, free or ())
     return found
+
+
+def _is_fence(kernel: Kernel) -> bool:
+    """Does it begin or end a computation, or call one? What a call only passes on is read by the call's name."""
+    return kernel.is_boundary or not (kernel.recomputable or kernel.writes or kernel.started_by is not None)
 
 
 def by_block(

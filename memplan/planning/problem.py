@@ -76,6 +76,7 @@ class Kernel:
       trips: of a loop: how often its body runs.
       started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
         runs again is the whole pair.
+      is_boundary: it begins or ends a computation, and is no kernel. Nothing crosses it.
     """
 
     name: str
@@ -88,6 +89,7 @@ class Kernel:
     recomputable: bool = True
     trips: int = 1
     started_by: int | None = None
+    is_boundary: bool = False
 
 
 @dataclass(frozen=True)

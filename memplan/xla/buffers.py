@@ -130,6 +130,11 @@ def leaf_of(buffer: str) -> int:
     return int(index.rstrip("}").rpartition(",")[2]) if index else 0
 
 
+def _boundary(name: str, reads: tuple[int, ...], writes: tuple[int, ...], block: int | None) -> Kernel:
+    """The begin or the end of a computation."""
+    return Kernel(name, reads, writes, block=block, recomputable=False, is_boundary=True)
+
+
 class _ProblemBuilder:
     """Collects kernels in order, and values, each of which becomes a buffer."""
 
@@ -341,7 +346,7 @@ class _ProblemBuilder:
     def _end(self, name: str, result: Tree, block: int | None) -> None:
         """The end of a computation, which reads all its results."""
         reads = tuple(dict.fromkeys(leaves_of(result)))
-        self._kernels.append(Kernel(f"{name}:end", reads, (), block=block, recomputable=False))
+        self._kernels.append(_boundary(f"{name}:end", reads, (), block))
 
     def _put_within(self, first: int, around: int | None) -> None:
         """Put the kernels from the first on inside the last one."""
@@ -358,7 +363,7 @@ class _ProblemBuilder:
         ends = {}
         for name in (condition, body):
             tree = carried[name]
-            self._kernels.append(Kernel(f"{name}:begin", (), tuple(leaves_of(tree)), block=block, recomputable=False))
+            self._kernels.append(_boundary(f"{name}:begin", (), tuple(leaves_of(tree)), block))
             for value in leaves_of(tree):
                 self._values[value].maker = len(self._kernels) - 1
             ends[name] = self._computation(self._module[name], [tree], block)

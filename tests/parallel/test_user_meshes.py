@@ -30,7 +30,10 @@ def test_on_any_mesh_the_budget_is_kept_and_nothing_else_changes(name: str, on_e
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", [name for name in CASES if name != "constrained"])
+@pytest.mark.parametrize(
+    "name",
+    ["fsdp", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one not in ("constrained", "fsdp"))],
+)
 def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     case = CASES[name](ABSTRACT)
     options = {"device": "a100", "topology": "2x4", **case.options}

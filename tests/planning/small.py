@@ -67,10 +67,10 @@ def looping() -> Problem:
     )
     kernels = (
         Kernel("before", (), (0,)),
-        Kernel("body:begin", (), (1,), block=5, recomputable=False),
+        Kernel("body:begin", (), (1,), block=5, recomputable=False, is_boundary=True),
         Kernel("inner", (1,), (2,), block=5),
         Kernel("next", (1, 2), (3,), block=5),
-        Kernel("body:end", (3,), (), block=5, recomputable=False),
+        Kernel("body:end", (3,), (), block=5, recomputable=False, is_boundary=True),
         Kernel("loop", (0,), (4,), recomputable=False, trips=3),
         Kernel("after", (0, 4), (5,)),
     )

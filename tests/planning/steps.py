@@ -121,6 +121,7 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     step = training(layers, seed)
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
     (state,) = b.kernel((), MIB, block=loop, recomputable=False, place=zero)
+    b.kernels[-1] = replace(b.kernels[-1], is_boundary=True)
     shift, inner = len(b.buffers), len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
@@ -133,6 +134,7 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     updates = tuple(output + shift for output in sorted(step.outputs))
     b.kernel((state, *updates), MIB, block=loop, recomputable=False, place=zero)
     b.kernel((len(b.buffers) - 1,), (), block=loop, recomputable=False)
+    b.kernels[-1] = replace(b.kernels[-1], is_boundary=True)
     (after,) = b.kernel((zero, before), MIB, 0.0, recomputable=False, place=zero)
     b.kernels[-1] = replace(b.kernels[-1], trips=trips)
     b.kernel((after, before), 8, output=True)
@@ -150,8 +152,8 @@ def in_a_loop(problem: Problem, trips: int) -> Problem:
         )
         for one in problem.kernels
     ]
-    begin = Kernel("body:begin", (), (), block=last, recomputable=False)
-    end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False)
+    begin = Kernel("body:begin", (), (), block=last, recomputable=False, is_boundary=True)
+    end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False, is_boundary=True)
     loop = Kernel("loop", (), (), recomputable=False, trips=trips)
     buffers = (replace(one, maker=None if one.maker is None else one.maker + 1) for one in problem.buffers)
     return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

@@ -129,9 +129,6 @@ def test_names_stand_for_numbers() -> None:
     plan = replace(SMALL, actions=name_actions(problem, schedule))
     assert name_actions(problem, [Action(Kind.OFFLOAD, 1)]) == ((Kind.OFFLOAD, "b{1}"),)
     assert plan.schedule(problem) == schedule
-    for edited in (plan.actions[:1], plan.actions[1:], plan.actions[::-1]):
-        with pytest.raises(PlanMismatchError, match=r"does not compute this program: .* It was edited; plan again"):
-            replace(plan, actions=edited).schedule(problem)
     with pytest.raises(PlanMismatchError, match=r"fusion\.3.*Plan again"):
         SMALL.schedule(problem)
 

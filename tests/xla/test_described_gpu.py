@@ -96,7 +96,7 @@ def test_a_step_that_calls_python_is_planned_and_calls_as_often() -> None:
     args = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 5, jax.ShapeDtypeStruct((65536, 512), jnp.float32)
 
     def planned(budget: int | None) -> Outcome:
-        return pipeline.best(step, args, {}, {"donate_argnums": 0}, Request(budget, device="v100"))
+        return pipeline.best(step, args, {}, {"donate_argnums": 0}, Request(budget, device="v100", split=False))
 
     def calls(found: Outcome) -> int:
         return found.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
