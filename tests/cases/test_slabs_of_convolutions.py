@@ -124,6 +124,7 @@ SHARES: dict[Callable[[], Made], float] = {
     pulled_apart_volumes: 0.5,
     pooled_to_a_row: 0.5,
 }
+ABOVE_TEN_SECONDS = (penalized_sound, kernels_larger_than_images)
 
 
 def check(make: Callable[[], Made]) -> int:
@@ -141,6 +142,8 @@ def process() -> Iterator[ProcessPoolExecutor]:
         yield process
 
 
-@pytest.mark.parametrize("make", SHARES)
+@pytest.mark.parametrize(
+    "make", [pytest.param(one, marks=pytest.mark.slow) if one in ABOVE_TEN_SECONDS else one for one in SHARES]
+)
 def test_xla_compiles_what_slabs_write(make: Callable[[], Made], process: ProcessPoolExecutor) -> None:
     assert process.submit(check, make).result()
