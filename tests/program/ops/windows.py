@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 from hypothesis import strategies as st
 from jax import lax
@@ -75,6 +76,8 @@ class Convolution(NamedTuple):
 
 
 def convolutions(**limits: Any) -> st.SearchStrategy[Convolution]:
+    # XLA:CPU of jax 0.11 reads past an operand of 2 rows that is cropped to one, and gives other numbers each time.
+    limits = {"negative": jax.__version_info__ >= (0, 12), **limits}
     spaces = st.lists(dims(**limits), min_size=1, max_size=3)
     return st.builds(Convolution, spaces, st.sampled_from([1, 2]), st.sampled_from([0, 1]), SEEDS)
 
