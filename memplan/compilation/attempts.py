@@ -67,7 +67,7 @@ class Attempts:
     # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes fewer, or else the one
     # whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
-    # (program, factor) -> programs in slabs that are expected to take at most so many times as long, the fastest first
+    # (program, factor) -> programs in slabs, the fastest first, none estimated to take more than factor times as long
     in_slabs: Callable[[Program, float], Iterator[Candidate]]
     notify: Notify
     follow: Plan | None = None  # a plan to carry out; nothing is tried beside it

@@ -7,7 +7,7 @@ import math
 import re
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self
 
 from memplan import io
@@ -19,7 +19,6 @@ from memplan.report.views import page
 from memplan.report.views.table import Table, largest, short_source
 from memplan.units import format_bytes, format_seconds
 
-_FALLBACK_ROWS = 200  # of long tables without scripts
 _NUMBER = re.compile(r"\.[a-z]*\d+\b|\{[\d,]*\}")  # of an instruction, and the leaf of a tuple
 
 
@@ -149,14 +148,11 @@ class Difference(Result):
                 )
 
     def entries(self) -> dict[str, Any]:
-        drawn = self._drawn()
-        for side in ("old", "new"):
-            del drawn[side]["timeline"]
-        return drawn
-
-    def _drawn(self) -> dict[str, Any]:
-        """What the page draws: the entries, and memory over both steps."""
-        return io.encode(self)
+        sides = {name: replace(side, timeline=None) for name, side in (("old", self.old), ("new", self.new))}
+        found = io.encode(replace(self, **sides))
+        for name in sides:
+            del found[name]["timeline"]
+        return found
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """Figures, what grew, what shrank; at most `rows` rows of the latter."""
@@ -175,10 +171,8 @@ class Difference(Result):
         more = self.new.compiled_bytes - self.old.compiled_bytes
         share = _share(self.old.compiled_bytes, self.new.compiled_bytes)
         status = f"{_signed(more)} {share}".rstrip() if more else "as before"
-        subtitle = ", ".join(f"{name} {version}" for name, version in self.new.versions)
-        drawn, fallbacks = self._drawn(), self._changes(_FALLBACK_ROWS)
-        header = page.Header(self.title, status, more <= 0, subtitle)
-        return page.of_difference(header, drawn, tuple(_figures(self)), fallbacks)
+        header = page.Header(self.title, status, more <= 0, self.new.versions)
+        return page.of_difference(header, io.encode(self), tuple(_figures(self)), self._changes(page.FALLBACK_ROWS))
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)

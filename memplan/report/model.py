@@ -20,8 +20,6 @@ from memplan.report.views import page, perfetto, pictures
 from memplan.report.views.table import Table, largest, short_source
 from memplan.units import format_bytes, format_flops, format_seconds
 
-_FALLBACK_ROWS = 200  # rows of long tables without scripts
-
 
 @dataclass(frozen=True, slots=True)
 class LiveValue:
@@ -220,10 +218,9 @@ class Report(Record):
 
     def to_html(self) -> str:
         """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains the report."""
-        tables = self._first_tables(_FALLBACK_ROWS)
-        fallbacks = _live(self, _FALLBACK_ROWS), decisions_table(self.decisions, _FALLBACK_ROWS)
-        subtitle = ", ".join(f"{name} {version}" for name, version in self.versions)
-        header = page.Header(self.title, self.status, self.status == "fits", subtitle)
+        tables = self._first_tables(page.FALLBACK_ROWS)
+        fallbacks = _live(self, page.FALLBACK_ROWS), decisions_table(self.decisions, page.FALLBACK_ROWS)
+        header = page.Header(self.title, self.status, self.status == "fits", self.versions)
         drawn = {name: one for name, one in self.entries().items() if name != "live_at_peak"}  # as the timeline has it
         return page.of_report(header, drawn, tables, fallbacks)
 

@@ -101,9 +101,8 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
 
     def value(one: Lifetime) -> Value:
         buffer = buffers[one.buffer].name
-        layer = layer_of(origins.scope(buffer))
-        decision = decisions.get(buffer) or decided.get(original(instruction_of(buffer)), "")
-        made = original(instruction_of(buffer))
+        layer, made = layer_of(origins.scope(buffer)), original(instruction_of(buffer))
+        decision = decisions.get(buffer) or decided.get(made, "")
         planned = buffer.replace(instruction_of(buffer), made)  # where it is repeated; a copy does not name its leaf
         home = planned if planned in decisions else moved.get(made, planned)
         return Value(layer or buffer, one.nbytes, origins.shape(buffer), layer, origins.source(buffer), decision, home)

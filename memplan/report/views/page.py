@@ -16,6 +16,10 @@ _SHARED = ("format", "packed", "scale", "levels", "memory", "streams", "table", 
 _BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
+FALLBACK_ROWS = 200
+"""Rows of long tables where no script runs."""
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """The head of a page."""
@@ -23,7 +27,7 @@ class Header:
     title: str
     status: str
     is_good: bool  # selects the style of the status
-    subtitle: str
+    versions: Sequence[tuple[str, str]]  # of all software, by name
 
 
 def of_report(header: Header, entries: Mapping[str, Any], tables: Sequence[Table], fallbacks: Sequence[Table]) -> str:
@@ -70,7 +74,7 @@ def _page(script: str, header: Header, entries: Mapping[str, Any], sections: str
 <body>
 <header><h1>{escape(header.title)}</h1>
 <span class="status {"good" if header.is_good else ""}">{escape(header.status)}</span>
-<span class="subtitle">{escape(header.subtitle)}</span><span class="spring"></span>
+<span class="subtitle">{escape(", ".join(map(" ".join, header.versions)))}</span><span class="spring"></span>
 <button id="theme" type="button" hidden>theme: auto</button></header>
 <main>
 <div class="tiles" id="tiles"></div>
