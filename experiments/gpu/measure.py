@@ -30,7 +30,9 @@ import numpy as np
 
 import memplan
 from experiments.compiled import device_bytes
+from experiments.gpu import kernels as kernel_times
 from experiments.gpu.card import this_card
+from experiments.gpu.operations import GROUPS, placed
 from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
 from memplan import pipeline
@@ -238,9 +240,61 @@ def restart(row: Row, folder: Path, found: Found) -> None:
     found.facts["the next start, by the saved plan"] = printed
 
 
+def operations(row: Row, folder: Path, found: Found) -> None:
+    """Every kernel of groups of operations."""
+    for name, group in GROUPS.items():
+        if not name.startswith(tuple(row.groups)):
+            continue
+        try:
+            with card_alone():
+                function, args = placed(group)
+                compiled = jax.jit(function).lower(*args).compile()
+                result = kernel_times.record(f"{row.name} {name}", compiled, lambda: compiled(*args), folder)  # noqa: B023
+        except (jax.errors.JaxRuntimeError, ValueError, TypeError) as error:
+            found.facts[name] = f"fails: {str(error)[:300]}"
+            continue
+        known_s = sum(seconds for op, (seconds, *_) in result["seconds"].items() if op)
+        found.facts |= {
+            f"{name}, clock_s": result["clock_s"], f"{name}, kernels_s": result["busy_s"],
+            f"{name}, known by instruction_s": known_s, f"{name}, launches": result["launches"],
+        }  # fmt: skip
+        found.tell()
+
+
+def step_kernels(row: Row, folder: Path, found: Found) -> None:
+    """Every kernel of a plain step; of a planned one where the row has a budget."""
+    start = Start.of(row.model)
+    plan = start.planned(row) if row.share or row.budget else None
+    compiled = plan.compile() if plan else start.plain
+    with card_alone():
+        held = [start.placed(plan)]
+
+        def run() -> Any:  # the state is donated: the next step begins with what this one returns
+            state, metrics = compiled(*held[0])
+            held[0] = state, held[0][1]
+            return metrics
+
+        result = kernel_times.record(row.name, compiled._run.executable.compiled if plan else compiled, run, folder)
+    known_s = sum(seconds for op, (seconds, *_) in result["seconds"].items() if op)
+    predicted = replay(read_module(compiled.as_text()), local_device())
+    found.pairs["step_s"] = result["clock_s"], predicted.step_s
+    found.pairs["kernels_s"] = result["busy_s"], predicted.compute_s
+    found.facts |= {"known by instruction_s": known_s, "launches": result["launches"]}
+
+
+def link(row: Row, folder: Path, found: Found) -> None:
+    """The link by size of copies, and under load."""
+    with card_alone():
+        result = kernel_times.link()
+    (folder / kernel_times.FOLDER).mkdir(parents=True, exist_ok=True)
+    memplan.io.write_atomic(folder / kernel_times.FOLDER / "link.json", json.dumps(result) + "\n")
+    found.facts["alone"] = result["alone"]
+
+
 MEASURES: Mapping[str, Callable[[Row, Path, Found], None]] = {
     "card": lambda row, folder, found: None,
     **{one.__name__: one for one in (rates, planned, checkpoint, gate, attempt, restart)},
+    **{one.__name__: one for one in (operations, step_kernels, link)},
 }
 
 
@@ -253,9 +307,9 @@ def _begin_again_where_autotuning_took_more(compiled_bytes: int, found: Found) -
 
 
 def _timed(run: Run, state: Any, batch: Any, least: int = 6, enough_s: float = 6.0) -> list[float]:
-    """Of each of up to 30 steps, waited for."""
+    """Of each of up to 30 steps, waited for; of fewer than six if they take more than half a minute."""
     seconds: list[float] = []
-    while len(seconds) < least or (len(seconds) < 30 and sum(seconds) < enough_s):
+    while (len(seconds) < least and sum(seconds) < 5 * enough_s) or (len(seconds) < 30 and sum(seconds) < enough_s):
         began = time.perf_counter()
         state, _ = jax.block_until_ready(run(state, batch))
         seconds.append(time.perf_counter() - began)

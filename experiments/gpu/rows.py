@@ -1,12 +1,21 @@
 """What is measured on a card, the most telling first; and the same at toy size, to try the script without one."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 import jax.numpy as jnp
 
-from models.train import Built, decoder_step, resnet_step, unet3d_step
+from models.train import (
+    Built,
+    decoder_step,
+    deeplab_step,
+    googlenet_step,
+    nnunet2d_step,
+    resnet_step,
+    unet2d_step,
+    unet3d_step,
+)
 from models.transformer import DecoderConfig
 from models.unet3d import UNet3DConfig
 
@@ -17,6 +26,10 @@ MODELS: Mapping[str, Callable[..., Built]] = {
     **{f"unet3d-{size}": partial(unet3d_step, size) for size in (64, 128, 256, 384, 512)},
     "decoder-8-bf16": partial(decoder_step, config=DecoderConfig(layers=8, dtype=jnp.bfloat16)),
     "decoder-8-scan": partial(decoder_step, config=DecoderConfig(layers=8, scan=True)),
+    "unet2d-512": partial(unet2d_step, 512, batch=4),
+    "deeplab-b16": partial(deeplab_step, batch=16),
+    "googlenet-bf16": partial(googlenet_step, batch=128, dtype="bfloat16"),
+    "nnunet2d": partial(nnunet2d_step),
     "toy-unet3d": partial(unet3d_step, 16, config=UNet3DConfig(levels=1, filters=4)),
     "toy-decoder": partial(decoder_step, batch=4, tokens=64, config=_TOY_DECODER),
     "toy-decoder-scan": partial(decoder_step, batch=4, tokens=64, config=_TOY_DECODER, layers=4, scan=True),
@@ -37,6 +50,7 @@ class Row:
     host_state: bool = False  # the state lives in host memory
     plain: bool = True  # the plain step runs, too, and numbers are compared, from states and batches of so many `seeds`
     seeds: int = 1
+    groups: Sequence[str] = ()  # of `operations.GROUPS`, by how their names begin
     fresh_kernels: bool = False  # XLA's choices of kernels are not shared with the other rows' processes
     environment: Mapping[str, str] = field(default_factory=dict)
     limit_s: float = 240  # longest time that it may take, waiting for the card included
@@ -51,6 +65,10 @@ _SMALL_POOL = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "1"}
 _UNTIMED = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 _LARGEST = {**_UNTIMED, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "100"}
 
+# Outside of CUDA graphs the profiler knows each kernel's instruction.
+_Kernels = partial(Row, measure="step_kernels", environment=_WITHOUT_GRAPHS)
+_Operations = partial(Row, measure="operations", environment=_WITHOUT_GRAPHS)
+_CALLS = "launches", "trips", "arguments"
 _Slabs = partial(Row, measure="planned", smallest=True)
 
 ROWS = (
@@ -76,6 +94,21 @@ ROWS = (
     _Slabs("3D U-Net 384^3, slabs", model="unet3d-384", budget="16GiB", plain=False, limit_s=400, environment=_UNTIMED),
     _Slabs("3D U-Net 512^3, slabs", model="unet3d-512", budget="68GiB", plain=False, limit_s=400, environment=_LARGEST),
     Row("ResNet-50, preallocated", "planned", "resnet50-b64", 0.5, plain=False, environment=_PREALLOCATED),
+    _Operations("convolutions", groups=("images", "volumes")),
+    _Operations("products and memory", groups=("products", "bandwidth", "reductions", "movements", "library")),
+    _Operations("calls", groups=_CALLS),
+    Row("calls, CUDA graphs", "operations", groups=_CALLS),
+    Row("link", "link"),
+    _Kernels("kernels of ResNet-50", model="resnet50-b64"),
+    _Kernels("kernels of 3D U-Net 128^3", model="unet3d-128"),
+    _Kernels("kernels of decoder, bfloat16", model="decoder-8-bf16"),
+    _Kernels("kernels of decoder, scanned, loops", model="decoder-8-scan", share=0.6),
+    _Kernels("kernels of 3D U-Net 128^3, half", model="unet3d-128", share=0.5),
+    _Kernels("kernels of ResNet-50, half", model="resnet50-b64", share=0.5),
+    _Kernels("kernels of 2D U-Net", model="unet2d-512"),
+    _Kernels("kernels of DeepLabV3+", model="deeplab-b16"),
+    _Kernels("kernels of GoogLeNet, bfloat16", model="googlenet-bf16"),
+    _Kernels("kernels of nnU-Net 2D", model="nnunet2d"),
 )
 
 # Kernels are interpreted. On an H100 a decoder's bytes are cuBLAS's workspace of 32 MiB: the smallest budget will do.
@@ -90,5 +123,7 @@ TOY_ROWS = (
     _Toy("3D U-Net, next start", "restart", "toy-unet3d", 0.75, fresh_kernels=True),
     _Toy("3D U-Net, slabs, gate", "gate", "toy-unet3d", 0.5),
     _Toy("3D U-Net, preallocated", "planned", "toy-unet3d", 0.75, plain=False, environment=_PREALLOCATED),
+    _Toy("kernels of 3D U-Net", "step_kernels", "toy-unet3d"),
+    _Toy("calls", "operations", groups=("trips", "arguments, 10")),
     _Toy("3D U-Net, a pinned pool of 1 GiB", "attempt", "toy-unet3d", 0.5, environment=_SMALL_POOL),
 )

@@ -13,12 +13,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 import memplan
 from experiments.gpu import __main__ as script
 from experiments.gpu import measure
 from experiments.gpu.card import STAND_IN
+from experiments.gpu.operations import GROUPS
 from experiments.gpu.rows import MODELS, ROWS, TOY_ROWS, Row
 from tests.gpu_runtime import stand_in
 from tests.gpu_runtime.toys import mlp
@@ -135,6 +137,21 @@ def test_names_are_unique_and_models_known() -> None:
     for rows in (ROWS, TOY_ROWS):
         assert len({row.name for row in rows}) == len(rows)
         assert all(row.model in MODELS for row in rows if row.model)
+        prefixes = [prefix for row in rows for prefix in row.groups]
+        assert all(any(name.startswith(prefix) for name in GROUPS) for prefix in prefixes)
+
+
+@pytest.mark.parametrize("name", GROUPS)
+def test_groups_of_operations_can_be_traced(name: str) -> None:
+    functions = []
+
+    def make() -> Any:
+        function, args = GROUPS[name]()
+        functions.append(function)
+        return args
+
+    args = jax.eval_shape(make)
+    assert jax.tree.leaves(jax.eval_shape(functions[0], *args))
 
 
 # A process that has found something, starts another and hangs, whatever it is told; `place` has the ids of both.

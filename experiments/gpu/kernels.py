@@ -1,0 +1,122 @@
+"""Seconds of each kernel of a compiled function, by instruction, kept beside the module that they are of."""
+
+import gzip
+import json
+import re
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from experiments.gpu.trace import copies, kernels, length, traced
+from memplan.io import write_atomic
+
+Run = Callable[..., Any]
+
+_RUNS = 10  # runs by the clock, whose median is kept
+FOLDER = "kernels"
+
+
+def record(name: str, compiled: Any, run: Run, folder: Path) -> dict[str, Any]:
+    """Times a function, and writes `folder/kernels/NAME.json` with `NAME.hlo.gz`, the module that was compiled.
+
+    The file has `seconds`: by instruction, the seconds of its kernels in one run (the median of three), how many they
+    are and the name of the first; `launches`: how many kernels there are in all; `clock_s`: a run as the host sees it.
+    The profiler knows the instruction only of kernels outside of CUDA graphs; those within are counted under "".
+    """
+    jax.block_until_ready(run())
+    clock = [_clock_s(run) for _ in range(_RUNS)]
+    runs = [kernels(events := traced(run)) for _ in range(3)]
+    seconds, names = defaultdict[str, list[float]](list), {}
+    for events_of_run in runs:
+        spent = defaultdict[str, list[float]](list)
+        for event in events_of_run:
+            spent[event.op].append(event.span[1] - event.span[0])
+            names.setdefault(event.op, event.name)
+        for op, spans in spent.items():
+            seconds[op].append(sum(spans))
+    counts = defaultdict[str, int](int)
+    for event in runs[-1]:
+        counts[event.op] += 1
+    result = {
+        "name": name,
+        "clock_s": statistics.median(clock),
+        "first_clocks_s": clock[:3],
+        "busy_s": length([event.span for event in runs[-1]]),
+        "launches": len(runs[-1]),
+        "host_copies": [[event.name, event.nbytes, event.span[1] - event.span[0]] for event in copies(events, "")],
+        "seconds": {op: [statistics.median(each), counts[op], names[op]] for op, each in sorted(seconds.items())},
+    }
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    (folder / FOLDER / f"{stem}.hlo.gz").write_bytes(gzip.compress(_module(compiled), 9))
+    write_atomic(folder / FOLDER / f"{stem}.json", json.dumps(result) + "\n")
+    return result
+
+
+def _module(compiled: Any) -> bytes:
+    """The serialized HloModuleProto of what runs."""
+    return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+
+
+def link(sizes: Sequence[int] = (2**12, 2**16, 2**20, 2**24, 2**28, 2**31)) -> dict[str, Any]:
+    """Copies to the host and back: seconds on the card and by the clock, by size; and what they and kernels cost each
+    other that run at the same time."""
+    device = jax.devices()[0]
+    near, far = (jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for kind in ("device", "pinned_host"))
+    results: dict[str, Any] = {"alone": [], "together": []}
+    for nbytes in sizes:
+        array = jax.device_put(jax.numpy.ones(nbytes, "uint8"), near)
+        there = jax.device_put(array, far)
+        for way, source, target in (("D2H", array, far), ("H2D", there, near)):
+            run = partial(jax.device_put, source, target)
+            jax.block_until_ready(run())
+            clock = statistics.median(_clock_s(run) for _ in range(5))
+            spans = [event.span for event in copies(traced(run), way)]
+            results["alone"].append([way, nbytes, length(spans), clock])
+    heavy = jax.device_put(jax.numpy.ones(2**31, "uint8"), near)
+    waiting = jax.device_put(heavy, far)
+    for name, (compiled, args) in _loads().items():
+        jax.block_until_ready(compiled(*args))
+        out, back = (heavy, far), (waiting, near)
+        for way, moves in (("D2H", [out]), ("H2D", [back]), ("both", [out, back]), ("none", [])):
+            events = traced(partial(_run_beside, compiled, args, moves))
+            moved = [event.span for event in copies(events, "")]
+            busy = [event.span for event in kernels(events) if event.op]
+            results["together"].append([name, way, [list(span) for span in moved], [list(span) for span in busy]])
+    return results
+
+
+def _run_beside(compiled: Run, args: Sequence[Any], moves: Sequence[tuple[Any, Any]]) -> Any:
+    """Begins copies, then kernels; returns what to wait for."""
+    return [jax.device_put(source, target) for source, target in moves], compiled(*args)
+
+
+def _loads() -> dict[str, Any]:
+    """Kernels bound by memory and by arithmetic that together outlast a copy of 2 GiB."""
+    memory = jax.numpy.ones(2**28, "float32")
+    square = jax.random.uniform(jax.random.key(0), (8192, 8192), "bfloat16", -1, 1)
+
+    def stream(x: jax.Array) -> jax.Array:
+        for _ in range(48):
+            x = jax.lax.optimization_barrier(x * 0.9 + 0.1)
+        return x
+
+    def multiply(x: jax.Array) -> jax.Array:
+        for _ in range(40):
+            x = jax.lax.optimization_barrier(x @ square)
+        return x
+
+    loads = {"memory": (stream, memory), "arithmetic": (multiply, square)}
+    return {name: (jax.jit(function).lower(x).compile(), (x,)) for name, (function, x) in loads.items()}
+
+
+def _clock_s(run: Run) -> float:
+    began = time.perf_counter()
+    jax.block_until_ready(run())
+    return time.perf_counter() - began
