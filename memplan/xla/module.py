@@ -10,7 +10,7 @@ from functools import cached_property
 
 from memplan.errors import MemplanError
 from memplan.xla.large_literals import LARGE_NBYTES
-from memplan.xla.shapes import Array, Shape, leaves, read_shape, shape_text
+from memplan.xla.shapes import Array, Shape, bare, leaves, read_shape, shape_text
 
 BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
 
@@ -19,6 +19,31 @@ _LINE = re.compile(r"\s*(ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)")  # ro
 _CLOSED = re.compile(r"\)(?:, |$)")
 METADATA = re.compile(r'\bmetadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 NAME = re.compile(r"%([\w.\-]+)")
+_CONFIG = "backend_config={"
+_BRACES = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"')
+_TARGET = re.compile(r'custom_call_target="([^"]*)')
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_FRONTEND = re.compile(r"\bfrontend_attributes=\{((?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
+_FRONTEND_PAIR = re.compile(r'([\w.\-]+)="((?:[^"\\]|\\.)*)"')
+_EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
+_ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
+_PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
+_OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
+_FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_INDEX = re.compile(r"\bindex=\d+")
+_AFTER = re.compile(r",? ?control-predecessors=\{[^}]*\}")
+_DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
+_RANGES = re.compile(r"\bslice=\{([^}]*)\}")
+_RANGE = re.compile(r"\[([\d:]+)\]")
+_SLICE_SIZES = re.compile(r"\bdynamic_slice_sizes=\{([\d,]*)\}")
+_PADDING = re.compile(r"\bpadding=([\d_x\-]+)")
+_CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
+_FILTER_LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
+_DILATION = re.compile(r"\blhs_dilate=([\dx]+)")
+_BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
+_FEATURE_GROUPS = re.compile(r"\bfeature_group_count=(\d+)")
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_SOURCES = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 _CONSTANT = re.compile(r"^.* = [a-z]\w*\[\d[^=]* constant\(.*$", re.MULTILINE)  # of an array
 _CALLED = re.compile(
@@ -45,15 +70,68 @@ class UnreadableModuleError(MemplanError, ValueError):
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation."""
+    """An instruction of a computation. What XLA says of it is read once, when it is asked for."""
 
     name: str
     opcode: str
     shape: Shape  # of the result
     operands: tuple[str, ...]  # names, in order
     attributes: str  # what follows the operands; of a parameter its number, of a constant its value
-    root: bool
-    line: str = field(default="", repr=False, compare=False)  # as it stands
+    root: bool = False
+    text: str = field(default="", repr=False, compare=False)  # the line that was read; "" of a new one
+
+    @cached_property
+    def line(self) -> str:
+        """The instruction as HLO writes it."""
+        return self.text or self._written()
+
+    def _written(self) -> str:
+        literal = self.opcode in ("parameter", "constant")
+        operands = self.attributes if literal else ", ".join(f"%{operand}" for operand in self.operands)
+        attributes = "" if literal or not self.attributes else f", {self.attributes}"
+        root = "ROOT " if self.root else ""
+        return f"  {root}%{self.name} = {shape_text(self.shape)} {self.opcode}({operands}){attributes}"
+
+    def changed(
+        self,
+        *,
+        name: str | None = None,
+        operands: Sequence[str] | None = None,
+        shape: Shape | None = None,
+        root: bool | None = None,
+        called: Mapping[str, str] | None = None,
+        index: int | None = None,
+        ordered: bool = True,
+    ) -> Instruction:
+        """A copy with another name, other operands, another shape, ...
+
+        Args:
+          root: is it the root of its computation?
+          called: computations that it calls -> those that it calls instead.
+          index: of a get-tuple-element.
+          ordered: False drops the instructions that must run before it without being read.
+        """
+        attributes = self.attributes
+        for old, new in (called or {}).items():
+            attributes = re.sub(rf"%{re.escape(old)}(?![\w.\-])", f"%{new}", attributes)
+        if index is not None:
+            attributes = _INDEX.sub(f"index={index}", attributes, count=1)
+        if not ordered:
+            attributes = _AFTER.sub("", attributes).lstrip(", ")
+        return Instruction(
+            self.name if name is None else name,
+            self.opcode,
+            self.shape if shape is None else shape,
+            self.operands if operands is None else tuple(operands),
+            attributes,
+            self.root if root is None else root,
+        )
+
+    def with_operands(self, now: Mapping[str, str]) -> Instruction:
+        """The instruction with operands renamed; itself if it reads none of them."""
+        if now.keys().isdisjoint(self.operands):
+            return self
+        return self.changed(operands=[now.get(name, name) for name in self.operands])
 
     @cached_property
     def result(self) -> tuple[Array, ...]:
@@ -61,20 +139,193 @@ class Instruction:
         return tuple(leaves(self.shape))
 
     @cached_property
-    def called(self) -> tuple[str, ...]:
-        """Names of the computations it calls."""
-        return tuple(name for found in _CALLED.findall(self.attributes) for name in NAME.findall(found))
-
-    @cached_property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self.result)
 
-    def attribute(self, name: str) -> str:
-        """The text of an attribute up to the next comma or blank; "" if there is none."""
-        found = re.search(rf"\b{re.escape(name)}=([^,\s]*)", self.attributes)
-        return found[1] if found else ""
+    @cached_property
+    def called(self) -> tuple[str, ...]:
+        """Names of the computations it calls."""
+        return tuple(name for names in _CALLED.findall(self.attributes) for name in NAME.findall(names))
 
-    def line_with(self, name: str, operands: Sequence[str]) -> str:
+    @property
+    def body(self) -> str:
+        """The computation that a loop runs in each trip."""
+        return self._attribute("body").lstrip("%")
+
+    @property
+    def condition(self) -> str:
+        """The computation that says whether a loop makes another trip."""
+        return self._attribute("condition").lstrip("%")
+
+    @property
+    def to_apply(self) -> str:
+        """The computation that combines two elements, of a reduction, a scatter or a sum over devices."""
+        return self._attribute("to_apply").lstrip("%")
+
+    @property
+    def index(self) -> int:
+        """The index of a get-tuple-element."""
+        return int(self._attribute("index"))
+
+    @property
+    def parameter_number(self) -> int:
+        return int(self.attributes)
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of a fusion, which names its emitter: kLoop, kInput, kCustom; "" of other instructions."""
+        return self._attribute("kind")
+
+    @cached_property
+    def target(self) -> str:
+        """What a custom call calls; "" of other instructions."""
+        target = _TARGET.search(self.attributes)
+        return target[1] if target and self.opcode.startswith("custom-call") else ""
+
+    @property
+    def is_allocation(self) -> bool:
+        """Does it only allocate its result?"""
+        return self.target == "AllocateBuffer"
+
+    @cached_property
+    def trip_count(self) -> int | None:
+        """Trips of a loop; None if XLA does not know."""
+        trips = _TRIPS.search(self.attributes)
+        return int(trips[1]) if trips else None
+
+    @cached_property
+    def backend_config(self) -> str:
+        """JSON text of the back end's configuration; "" if there is none."""
+        begin = self.attributes.find(_CONFIG)
+        if begin < 0:
+            return ""
+        begin += len(_CONFIG) - 1
+        return self.attributes[begin : _end_of_braces(self.attributes, begin)]
+
+    @cached_property
+    def frontend_attributes(self) -> Mapping[str, str]:
+        attributes = _FRONTEND.search(self.attributes)
+        return dict(_FRONTEND_PAIR.findall(attributes[1])) if attributes else {}
+
+    @cached_property
+    def predecessors(self) -> tuple[str, ...]:
+        """Names of instructions that must run before it although it does not read them."""
+        names = _PREDECESSORS.search(self.attributes)
+        return tuple(NAME.findall(names[1])) if names else ()
+
+    @cached_property
+    def has_side_effect(self) -> bool:
+        return bool(_EFFECT.search(self.attributes))
+
+    @cached_property
+    def aliased_outputs(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """(index of a part of the result, position of an operand) pairs that the instruction says are one buffer."""
+        pairs = _ALIASED.search(self.attributes)
+        return tuple((_ints(index), int(position)) for index, position in _PAIR.findall(pairs[1] if pairs else ""))
+
+    @cached_property
+    def op_name(self) -> str:
+        """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA lost it."""
+        metadata = _OP_NAME.search(self.attributes)
+        return metadata[1] if metadata else ""
+
+    @cached_property
+    def frame(self) -> int:
+        """Number of the stack frame of the user's code, in `Module.frames`; 0 if there is none."""
+        frame = _FRAME.search(self.attributes)
+        return int(frame[1]) if frame else 0
+
+    @cached_property
+    def dimensions(self) -> tuple[int, ...]:
+        """Of a reduction, a transpose, a concatenation, a broadcast, a gather over devices."""
+        dimensions = _DIMENSIONS.search(self.attributes)
+        return _ints(dimensions[1]) if dimensions else ()
+
+    @cached_property
+    def slices(self) -> tuple[tuple[int, int, int], ...]:
+        """(start, limit, stride) of a slice along each dimension."""
+        ranges = _RANGES.search(self.attributes)
+        starts_limits = ([*map(int, text.split(":"))] for text in _RANGE.findall(ranges[1] if ranges else ""))
+        return tuple((start, limit, *(stride or [1])) for start, limit, *stride in starts_limits)
+
+    @cached_property
+    def slice_sizes(self) -> tuple[int, ...]:
+        """Sizes of a dynamic slice."""
+        sizes = _SLICE_SIZES.search(self.attributes)
+        return _ints(sizes[1]) if sizes else ()
+
+    @cached_property
+    def padding(self) -> tuple[tuple[int, int, int], ...]:
+        """(low, high, interior) of a pad along each dimension."""
+        padding = _PADDING.search(self.attributes)
+        sides = ([*map(int, side.split("_"))] for side in padding[1].split("x")) if padding else ()
+        return tuple((low, high, *(interior or [0])) for low, high, *interior in sides)
+
+    @cached_property
+    def contracted(self) -> tuple[int, ...]:
+        """Dimensions of the left operand that a matrix product sums over; a library's product says so, too."""
+        dimensions = _CONTRACTED.search(self.attributes)
+        return tuple(map(int, re.findall(r"\d+", dimensions[1]))) if dimensions else ()
+
+    @cached_property
+    def filter_labels(self) -> str:
+        """Of a convolution: for each dimension of the filter `i`, `o` or the number of a spatial dimension."""
+        labels = _FILTER_LABELS.search(self.attributes)
+        return labels[1] if labels else ""
+
+    @cached_property
+    def base_dilation(self) -> tuple[int, ...]:
+        """Dilation of a convolution's image; () if there is none."""
+        dilation = _DILATION.search(self.attributes)
+        return tuple(map(int, dilation[1].split("x"))) if dilation else ()
+
+    @cached_property
+    def batch_groups(self) -> int:
+        return int(groups[1]) if (groups := _BATCH_GROUPS.search(self.attributes)) else 1
+
+    @cached_property
+    def feature_groups(self) -> int:
+        return int(groups[1]) if (groups := _FEATURE_GROUPS.search(self.attributes)) else 1
+
+    @cached_property
+    def channel(self) -> int | None:
+        """Channel of a collective."""
+        return int(channel[1]) if (channel := _CHANNEL.search(self.attributes)) else None
+
+    @cached_property
+    def counts_devices(self) -> bool:
+        """Are the numbers in a collective's groups those of devices, over replicas and partitions?"""
+        return "use_global_device_ids=true" in self.attributes
+
+    @cached_property
+    def source_target_pairs(self) -> tuple[tuple[int, int], ...]:
+        """Of a collective-permute: who sends, and to whom."""
+        pairs = _SOURCES.search(self.attributes)
+        return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])) if pairs else ()
+
+    @cached_property
+    def integers(self) -> tuple[int, ...] | None:
+        """Elements of a constant of integers, in order; None of other constants, and of a large one."""
+        literal = self.attributes.partition("metadata=")[0]
+        if self.opcode != "constant" or "..." in literal or not re.fullmatch(r"[{}\s,\-\d]*", literal):
+            return None
+        return tuple(map(int, re.findall(r"-?\d+", literal)))
+
+    @cached_property
+    def is_zero(self) -> bool:
+        """Is it a constant whose elements are all zero?"""
+        literal = self.attributes.partition("metadata=")[0]
+        return self.opcode == "constant" and "0" in literal and not set(literal) - set("{}(), -.0")
+
+    def _attribute(self, name: str) -> str:
+        """The text of an attribute up to the next comma or blank; "" if there is none."""
+        value = re.search(rf"\b{re.escape(name)}=([^,\s]*)", self.attributes)
+        return value[1] if value else ""
+
+    def attribute(self, name: str) -> str:  # until every reader asks for a fact by its name
+        return self._attribute(name)
+
+    def line_with(self, name: str, operands: Sequence[str]) -> str:  # until every rewrite makes instructions
         """The line under another name, with other operands, as many as before or not."""
         line = self.line.replace(f"%{self.name} = ", f"%{name} = ", 1)
         if list(operands) == list(self.operands):
@@ -82,11 +333,6 @@ class Instruction:
         before, opened, rest = line.partition(f" {self.opcode}(")
         _, closed, after = rest.partition(")")
         return before + opened + ", ".join(f"%{operand}" for operand in operands) + closed + after
-
-    @property
-    def index(self) -> int:
-        """The index of a get-tuple-element."""
-        return int(self.attribute("index"))
 
 
 @dataclass(frozen=True)
@@ -122,7 +368,7 @@ class Computation:
 
     @cached_property
     def parameters(self) -> Mapping[int, Instruction]:
-        return {int(op.attributes): op for op in self.ops.values() if op.opcode == "parameter"}
+        return {op.parameter_number: op for op in self.ops.values() if op.opcode == "parameter"}
 
     @cached_property
     def results(self) -> tuple[Instruction, ...]:
@@ -135,15 +381,45 @@ class Computation:
         """For every leaf of the root's results: its element, which may itself be a tuple."""
         return tuple(op for op in self.results for _ in op.result)
 
-    def text_with(self, lines: Iterable[str]) -> str:
+    def text_with(self, lines: Iterable[str]) -> str:  # until every rewrite makes instructions
         """The text with other instructions."""
         first, *_, last = self.text.split("\n")
         return "\n".join([first, *lines, last])
+
+    def with_ops(self, ops: Iterable[Instruction]) -> Computation:
+        """The computation with other instructions, in this order."""
+        ops = list(ops)
+        return _with_ops(self.name, self.text_with(op.line for op in ops), ops)
+
+    @staticmethod
+    def fused(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence[Instruction]) -> Computation:
+        """A new computation for a fusion.
+
+        Args:
+          parameters: names and shapes, in order.
+          ops: its instructions without parameters; one is the root.
+        """
+        given = [
+            Instruction(parameter, "parameter", shape, (), str(number))
+            for number, (parameter, shape) in enumerate(parameters)
+        ]
+        arguments = ", ".join(f"{parameter}: {shape_text(bare(shape))}" for parameter, shape in parameters)
+        root = next(op for op in ops if op.root)
+        head = f"%{name} ({arguments}) -> {shape_text(bare(root.shape))} {{"
+        both = [*given, *ops]
+        return _with_ops(name, "\n".join([head, *(op.line for op in both), "}"]), both)
 
     def behind_bitcasts(self, op: Instruction) -> Instruction:
         while op.opcode == "bitcast":
             op = self.ops[op.operands[0]]
         return op
+
+
+def _with_ops(name: str, text: str, ops: Sequence[Instruction]) -> Computation:
+    """A computation whose instructions need not be read."""
+    computation = Computation(name, text)
+    computation.__dict__["ops"] = {op.name: op for op in ops}
+    return computation
 
 
 @dataclass(frozen=True)
@@ -180,6 +456,13 @@ class Module(Mapping[str, Computation]):
     def with_texts(self, texts: Mapping[str, str]) -> Module:
         """The module with other computations, itself with its own; what stays is not read again."""
         return self if texts is self.texts else Module(self.head, texts, self.entry_name, self)
+
+    def with_computations(self, computations: Mapping[str, Computation]) -> Module:
+        """The module with other computations; callees come before their callers."""
+        texts = {name: body.text for name, body in computations.items()}
+        module = Module(self.head, texts, self.entry_name, self)
+        module._parsed.update(computations)
+        return module
 
     @property
     def name(self) -> str:
@@ -239,10 +522,22 @@ class Module(Mapping[str, Computation]):
         return found
 
 
-def predecessors(op: Instruction) -> list[str]:
-    """Names of instructions that must run before it although it does not read them."""
-    found = _PREDECESSORS.search(op.attributes)
-    return NAME.findall(found[1]) if found else []
+def predecessors(op: Instruction) -> list[str]:  # until every reader asks for `op.predecessors`
+    return list(op.predecessors)
+
+
+def _ints(text: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in text.split(",") if number.strip())
+
+
+def _end_of_braces(text: str, begin: int) -> int:
+    """Where the brace that opens at `begin` is closed; braces in quotes do not count."""
+    depth = 0
+    for at in _BRACES.finditer(text, begin):
+        depth += (at[0] == "{") - (at[0] == "}")
+        if not depth:
+            return at.end()
+    return len(text)
 
 
 def without_metadata(attributes: str) -> str:
@@ -262,6 +557,56 @@ class Names:
             number += 1
         self._taken.add(found)
         return found
+
+
+class Edit:
+    """Changes a module: the one way to do so.
+
+    Instructions and computations are values: an edit replaces computations by others (`Computation.with_ops`) and adds
+    new ones (`Computation.fused`, `clone`); what it does not touch stays the same object.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module, self._names = module, Names(module)
+        self._changed: dict[str, Computation] = {}
+        self._new: dict[str, list[Computation]] = {}  # by the computation that they stand before
+
+    def fresh(self, name: str, mark: str, number: int = 1) -> str:
+        """A new name: the old one, a mark and the first number from this one on that is not taken."""
+        return self._names.fresh(name, mark, number)
+
+    def __getitem__(self, name: str) -> Computation:
+        """The computation as it is by now."""
+        return self._changed.get(name) or self._module[name]
+
+    def replace(self, body: Computation, new: Iterable[Computation] = ()) -> None:
+        """Put another computation in the place of the one with its name, and new ones that it calls before it."""
+        self._changed[body.name] = body
+        self._new.setdefault(body.name, []).extend(new)
+
+    @property
+    def module(self) -> Module:
+        """The module with all changes; the module itself if there are none."""
+        if not self._changed:
+            return self._module
+        computations: dict[str, Computation] = {}
+        for name in self._module:
+            computations.update((body.name, body) for body in self._new.get(name, ()))
+            computations[name] = self[name]
+        return self._module.with_computations(computations)
+
+
+def bitcast(name: str, shape: Shape, operand: str) -> Instruction:
+    """The operand's bytes under another shape."""
+    return Instruction(name, "bitcast", shape, (operand,), "")
+
+
+def tuple_element(name: str, shape: Shape, operand: str, index: int) -> Instruction:
+    return Instruction(name, "get-tuple-element", shape, (operand,), f"index={index}")
+
+
+def tuple_of(name: str, shapes: Sequence[Shape], operands: Sequence[str], root: bool = False) -> Instruction:
+    return Instruction(name, "tuple", tuple(shapes), tuple(operands), "", root)
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -314,7 +659,8 @@ def read_instruction(line: str) -> Instruction:
         raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
     root, name, shape, opcode, rest = found.groups()
     operands, attributes = _operands_and_attributes(rest, opcode in ("parameter", "constant"))
-    return Instruction(name, opcode, read_shape(shape), tuple(NAME.findall(operands)), attributes, bool(root), line)
+    names = tuple(NAME.findall(operands))
+    return Instruction(name, opcode, read_shape(shape), names, attributes, bool(root), line)
 
 
 def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:

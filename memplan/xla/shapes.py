@@ -1,5 +1,7 @@
 """Shapes as HLO writes them: arrays with a layout, and tuples of them."""
 
+from __future__ import annotations
+
 import functools
 import math
 import re
@@ -9,6 +11,7 @@ from dataclasses import dataclass
 HOST_SPACE = 5  # of a layout: memory of the host
 
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^}]*\})?|(?P<open>\()|(?P<close>\))")
+_SPACE = re.compile(r"S\(\d+\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
@@ -54,6 +57,22 @@ class Array:
         """Text such as `float32[64,112]`."""
         return f"{self.numpy_name}[{','.join(map(str, self.dims))}]"
 
+    @property
+    def in_host_memory(self) -> Array:
+        """The same in the host's memory; tiles and the width of elements come before the space (`Layout::ToString`)."""
+        space = f"S({HOST_SPACE})"
+        order, _, rest = self.layout.strip("{}").partition(":")
+        rest = _SPACE.sub(space, rest) if _SPACE.search(rest) else rest + space
+        return Array(self.dtype, self.dims, f"{{{order}:{rest}}}")
+
+    @property
+    def is_row_major(self) -> bool:
+        """Do its elements lie in the order of its indices, untiled and in the device's memory? Before XLA assigns
+        layouts, every array's do.
+        """
+        order = [int(dim) for dim in re.findall(r"\d+", self.layout)]
+        return ":" not in self.layout and order == sorted(order, reverse=True)
+
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
 
@@ -86,6 +105,11 @@ def read_shape(text: str) -> Shape:
 def shape_text(shape: Shape) -> str:
     """The shape's text."""
     return str(shape) if isinstance(shape, Array) else f"({', '.join(map(shape_text, shape))})"
+
+
+def bare(shape: Shape) -> Shape:
+    """The shape without layouts, as in a computation's first line."""
+    return Array(shape.dtype, shape.dims) if isinstance(shape, Array) else tuple(map(bare, shape))
 
 
 def leaves(shape: Shape) -> Iterator[Array]:
