@@ -245,8 +245,8 @@ class Instruction:
     def slices(self) -> tuple[tuple[int, int, int], ...]:
         """(start, limit, stride) of a slice along each dimension."""
         ranges = _RANGES.search(self.attributes)
-        starts_limits = ([*map(int, text.split(":"))] for text in _RANGE.findall(ranges[1] if ranges else ""))
-        return tuple((start, limit, *(stride or [1])) for start, limit, *stride in starts_limits)
+        numbers = ([*map(int, text.split(":")), 1] for text in _RANGE.findall(ranges[1] if ranges else ""))
+        return tuple((start, limit, stride) for start, limit, stride, *_ in numbers)
 
     @cached_property
     def slice_sizes(self) -> tuple[int, ...]:
@@ -258,8 +258,8 @@ class Instruction:
     def padding(self) -> tuple[tuple[int, int, int], ...]:
         """(low, high, interior) of a pad along each dimension."""
         padding = _PADDING.search(self.attributes)
-        sides = ([*map(int, side.split("_"))] for side in padding[1].split("x")) if padding else ()
-        return tuple((low, high, *(interior or [0])) for low, high, *interior in sides)
+        numbers = ([*map(int, side.split("_")), 0] for side in padding[1].split("x")) if padding else ()
+        return tuple((low, high, interior) for low, high, interior, *_ in numbers)
 
     @cached_property
     def contracted(self) -> tuple[int, ...]:
