@@ -7,14 +7,14 @@ instructions). Here each pair gets its computation back.
 
 from collections.abc import Iterator
 
-from memplan.xla.module import Instruction, read_instruction
-from memplan.xla.rewrites.fusion import fused_text
+from memplan.xla.module import Computation, Instruction, read_instruction
 from memplan.xla.shapes import Array, shape_text
 
-# XLA of jax 0.11 assigns copies to four streams in turn, so that a prefetch may wait for an offload: with these
-# attributes each direction has its own stream. XLA of jax 0.12 does so by itself, except for `host_copies`.
-OUT_STREAM = 'frontend_attributes={_xla_stream_annotation="0"}'
-IN_STREAM = 'frontend_attributes={_xla_stream_annotation="1"}'
+# Frontend attributes that give the copies of each direction their own stream. XLA of jax 0.11 assigns copies to four
+# streams in turn, so that a prefetch may wait for an offload. XLA of jax 0.12 does so by itself, except for
+# `host_copies`.
+OUT_STREAM = {"_xla_stream_annotation": "0"}
+IN_STREAM = {"_xla_stream_annotation": "1"}
 _PAIR_ATTRIBUTES = (
     "output_to_operand_aliasing", "metadata", "backend_config", "control-predecessors", "frontend_attributes"
 )  # fmt: skip
@@ -54,7 +54,7 @@ def _computation(op: Instruction) -> str:
     made = f"{op.opcode.removesuffix('-start')}({', '.join(f'%{name}' for name, _ in given)})"
     attributes = (one for one in _split(op.attributes) if not _is_of_pair(one))
     root = f"  ROOT %{op.name}.result = {shape_text(result)} {', '.join([made, *attributes])}"
-    return fused_text(f"{op.name}.computation", given, [read_instruction(root)])
+    return Computation.fused(f"{op.name}.computation", given, [read_instruction(root)]).text
 
 
 def _is_of_pair(attribute: str) -> bool:
