@@ -1,9 +1,9 @@
-"""A scheduled module -> one whose loops copy slices of host memory by DMA, even if XLA would use kernels.
+"""A scheduled module -> one whose loops copy slices of host memory by DMA, not by kernels of XLA.
 
-XLA:GPU annotates a slice whose offset is linear in a loop's counter (`dynamic_slice_config`), and makes a memcpy of a
-fusion that only slices. In jax 0.12 this pass, FusionDynamicMemcpyRewriter, is in a pipeline that runs from compute
-capability 8.0 on, because of Triton; the memcpy itself needs no capability. For older GPUs the fusion is written here
-as that pass would write it.
+XLA:GPU annotates a slice whose offset is linear in a loop's counter (`dynamic_slice_config`), and
+makes a memcpy of a fusion that only slices. In jax 0.12 this pass, FusionDynamicMemcpyRewriter, is
+in a pipeline that runs from compute capability 8.0 on, because of Triton; the memcpy itself needs
+no capability. For older GPUs the fusion is written here as that pass would write it.
 """
 
 import json
@@ -22,7 +22,11 @@ _COPY_FUSION = {
 
 
 def copy_slices(module: Module, device: Device) -> Module:
-    """The module with annotated slices of host memory as copies, one stream per direction; itself if it has none."""
+    """The module with annotated slices of host memory as copies, one stream per direction.
+
+    Returns:
+      The module itself if it has none.
+    """
     if device.target is None:
         return module
     is_custom = device.target.compute_capability < _XLA_COPIES
@@ -39,7 +43,7 @@ def copy_slices(module: Module, device: Device) -> Module:
 
 
 def is_copy(module: Module, op: Instruction, device: Device) -> bool:
-    """Is a transfer between device and host a copy, rather than a kernel of XLA that accesses host memory?"""
+    """Is a transfer between device and host a copy, not a kernel that accesses host memory?"""
     if op.opcode in ("copy", "copy-start"):
         return True
     if not is_annotated(module, op):
@@ -81,7 +85,11 @@ _MOVES = {"parameter", "constant", "bitcast", "copy"} | _SLICES
 
 
 def _as_copy(op: Instruction, is_custom: bool) -> Instruction:
-    """A fusion on the stream of its direction; a custom one XLA's emitter of dynamic slices accepts."""
+    """A fusion on the stream of its direction.
+
+    Args:
+      is_custom: make it one that XLA's emitter of dynamic slices accepts.
+    """
     target = op.result[-2 if op.opcode.endswith("-start") else 0]
     stream = OUT_STREAM if target.on_host else IN_STREAM
     streamed = op if op.frontend_attributes else op.changed(frontend_attributes=stream)
@@ -93,7 +101,7 @@ def _as_copy(op: Instruction, is_custom: bool) -> Instruction:
 
 
 def _with_copy(fused: Computation) -> Iterator[Instruction]:
-    """Instructions of a fusion with a copy of the slice's result, or of the update slice's update."""
+    """A fusion's instructions with a copy of the slice's result, or of an update slice's update."""
     for op in fused.ops.values():
         if op.opcode == "dynamic-update-slice":
             target, update_name, *offsets = op.operands

@@ -1,9 +1,9 @@
-"""A module and a schedule -> the module that carries it out: clones, copies to the host and back, another order.
+"""A module and a schedule -> the module that carries it out: clones, host copies, another order.
 
-Instructions that only name a value are written where it is first read. A clone has the name of its instruction and a
-number, and computations of its own: XLA wants one for every fusion, reduction and loop. A copy is a `copy-start` and a
-`copy-done`; host memory is a memory space of the layout. XLA moves, merges and deletes nothing after this: the order
-needs no control dependences.
+Instructions that only name a value are written where it is first read. A clone has the name of its
+instruction and a number, and computations of its own: XLA wants one for every fusion, reduction and
+loop. A copy is a `copy-start` and a `copy-done`; host memory is a memory space of the layout. XLA
+moves, merges and deletes nothing after this: the order needs no control dependences.
 """
 
 from collections import defaultdict, deque
@@ -26,11 +26,12 @@ from memplan.xla.module import (
     tuple_of,
     with_blocks,
 )
+from memplan.xla.rewrites.fusion import NAMING
 from memplan.xla.shapes import Array, Shape
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
-_NAMING = frozenset({"bitcast", "get-tuple-element", "tuple", "opt-barrier", "add-dependency", "after-all"})
+_NAMING = NAMING | {"tuple", "opt-barrier", "add-dependency", "after-all"}
 _STREAM = {Kind.OFFLOAD: OUT_STREAM, Kind.PREFETCH: IN_STREAM}
 _MARKS = ("run", "offload", "offloaded", "prefetch", "prefetched")
 
@@ -54,16 +55,19 @@ class _BodyStep:
 def write(module: Module, problem: Problem, schedule: Schedule) -> str:
     """Text of the module that does what the schedule says, in the entry and in the bodies of loops.
 
-    Every read is served by the latest run or copy before it. An asynchronous pair runs again as a whole. Tables of
-    stack frames are left out: XLA does not read them back.
+    Every read is served by the latest run or copy before it. An asynchronous pair runs again as a
+    whole. Tables of stack frames are left out: XLA does not read them back.
 
     Args:
       problem: the module's, by `problem_of`.
 
     Raises:
-      ValueError: a copy of what a loop carries or a fixed kernel makes, or one outside of the loop that makes it.
+      ValueError: a copy of what a loop carries or a fixed kernel makes, or one outside of the loop
+      that makes it.
     """
-    bodies = {op.name: body for body in with_blocks(module, module.entry) for op in body.ops.values()}
+    bodies: dict[str, Computation] = {}
+    for body in with_blocks(module, module.entry):
+        bodies.update(dict.fromkeys(body.ops, body))
     plain_steps = _steps_by_body(bodies, problem, runs(range(len(problem.kernels))))
     planned_steps = _steps_by_body(bodies, problem, schedule)
     edit = Edit(module)
@@ -101,12 +105,18 @@ def _steps_by_body(
     return steps
 
 
-def _copy_step(bodies: Mapping[str, Computation], problem: Problem, action: Action, block: int | None) -> _BodyStep:
+def _copy_step(
+    bodies: Mapping[str, Computation],
+    problem: Problem,
+    action: Action,
+    block: int | None,
+) -> _BodyStep:
     """The step of a copy, in the block of the kernel before it."""
     buffer = problem.buffers[action.number]
     name = instruction_of(buffer.name)
     if ":" in buffer.name or name not in bodies:
-        raise ValueError(f"{buffer.name} is a loop carry, or is made in a computation that is not planned")
+        reason = "is a loop carry, or is made in a computation that is not planned"
+        raise ValueError(f"{buffer.name} {reason}")
     if block != (None if buffer.maker is None else problem.kernels[buffer.maker].block):
         raise ValueError(f"{buffer.name} is copied outside of the loop that makes it")
     op = bodies[name].ops[name]
@@ -195,7 +205,7 @@ class _BodyWriter:
             self._prefetched[self._latest[op.name]][step.index] = name
 
     def _value(self, op: Instruction) -> Value:
-        """The instructions that give the latest value of an instruction; tuples are looked through."""
+        """The instructions that give the latest value of an instruction, behind tuples."""
         operands = [self._body.ops[name] for name in op.operands]
         match op.opcode:
             case "opt-barrier" | "add-dependency":
@@ -266,7 +276,13 @@ class _BodyWriter:
                 clones = self._edit.clone(callee, "run", 2)
                 self.clones += clones
                 called[callee] = clones[-1].name
-        self._ops[name] = op.changed(name=name, operands=operands, root=False, called=called, ordered=False)
+        self._ops[name] = op.changed(
+            name=name,
+            operands=operands,
+            root=False,
+            called=called,
+            ordered=False,
+        )
         return name
 
 

@@ -1,11 +1,11 @@
-"""A scheduled module -> one whose loops copy during the whole trip: copies start early and are awaited late.
+"""A scheduled module -> one whose loops start copies early and wait for them late, during the trip.
 
-XLA's scheduler guesses the seconds of kernels, and by that guess starts a copy from host memory as late as possible. If
-a trip has one long convolution, the copy starts after it, and the loop waits.
+XLA's scheduler guesses the seconds of kernels, and by that guess starts a copy from host memory as
+late as possible. If a trip has one long convolution, the copy starts after it, and the loop waits.
 
-XLA also computes the next trip's number and the offset of the slab to fetch in one fusion. The number overwrites this
-trip's, so the fusion, and with it the copy, would run after all readers of this number: the offset is computed
-separately.
+XLA also computes the next trip's number and the offset of the slab to fetch in one fusion. The
+number overwrites this trip's, so the fusion, and with it the copy, would run after all readers of
+this number: the offset is computed separately.
 """
 
 import heapq
@@ -22,7 +22,8 @@ def copy_early(module: Module) -> Module:
     """The module with the host copies in its loops moved, and nothing else changed."""
     edit = Edit(module)
     loops = (op for op in module.instructions.values() if op.opcode == "while")
-    for name in dict.fromkeys(name for op in loops for name in op.called):  # in order, and so are new names
+    # in the order of the loops, on which new names depend
+    for name in dict.fromkeys(name for op in loops for name in op.called):
         changes = _Offsets(module, module[name], edit).changes()
         body = module[name].with_ops(changes.ops(module[name]))
         edit.replace(body.with_ops(_ordered(body)), changes.callees)
@@ -30,7 +31,7 @@ def copy_early(module: Module) -> Module:
 
 
 def _ordered(body: Computation) -> Iterator[Instruction]:
-    """Start copies as early as possible, wait for them as late as possible, and keep the order of other kernels."""
+    """Start copies as early and wait for them as late as possible; keep the order of kernels."""
     ops = list(body.ops.values())
     starts = {op.name for op in ops if op.opcode.endswith("-start") and _touches_host(op)}
     early = _with_producers(body, starts)
@@ -64,7 +65,7 @@ def _rank(op: Instruction, starts: Collection[str], early: Collection[str]) -> i
 
 
 class _Offsets:
-    """Offsets at which a loop's copies read or write: computed separately where the copy would have to wait."""
+    """Computes the offset of a loop's copy separately, if the copy would have to wait for it."""
 
     def __init__(self, module: Module, body: Computation, edit: Edit) -> None:
         self._module = module
@@ -73,14 +74,15 @@ class _Offsets:
         positions = {op.name: position for position, op in enumerate(body.ops.values())}
         ordered = {op.name for op in body.ops.values() if op.predecessors}
         self._waiting = ordered | set(_readers_before_writers(body, positions))
-        self._separate: dict[str, str] = {}  # a number -> the new instruction that computes it separately
+        self._separate: dict[str, str] = {}  # number -> the new instruction that computes it alone
         self._inserted: dict[str, list[Instruction]] = {}  # an instruction -> new ones before it
         self._callees: list[Computation] = []
 
     def changes(self) -> BodyChanges:
-        """What changes in the body. A new instruction precedes its original, which overwrites their common operand."""
-        starts = [op for op in self._body.ops.values() if op.opcode == "fusion-start" and _touches_host(op)]
-        offsets = {name: self._separately(name) for op in starts for name in op.operands}
+        """A new instruction precedes its original, which overwrites their common operand."""
+        starts = [op for op in self._body.ops.values() if op.opcode == "fusion-start"]
+        host_starts = [op for op in starts if _touches_host(op)]
+        offsets = {name: self._separately(name) for op in host_starts for name in op.operands}
         changes = BodyChanges(callees=self._callees)
         for op in self._body.ops.values():
             new_op = op.with_operands(offsets) if op.opcode == "fusion-start" else op
@@ -122,8 +124,11 @@ class _Offsets:
         return is_open(op) and not any(array.dims for array in (*op.result, *operands))
 
 
-def _readers_before_writers(body: Computation, positions: Mapping[str, int]) -> Mapping[str, Collection[str]]:
-    """For every element of the next carry, by its producer: the readers of the old element, which it overwrites."""
+def _readers_before_writers(
+    body: Computation,
+    positions: Mapping[str, int],
+) -> Mapping[str, Collection[str]]:
+    """Producer of an element of the next carry -> readers of the element that it overwrites."""
     readers = defaultdict[str, list[str]](list)
     for element in body.ops.values():
         if element.opcode != "get-tuple-element" or not _is_carry(body, element):

@@ -1,10 +1,10 @@
-"""A scheduled module -> one in which fusions recompute values as extra outputs, instead of keeping them.
+"""A scheduled module -> one in which fusions recompute values as extra outputs, not to keep them.
 
-A value that is cheap to compute would stay on the device from its forward to its backward readers. A separate kernel
-that recomputes it reads its operands and writes it. But the backward pass often has a fusion that reads the same
-operands: it recomputes the value as one more output, and the readers wait for it. An example is an activation, before
-the gradient of the next convolution's filter. ResNet-50 at half its bytes on a V100: 136.7 ms become 135.5, as fast as
-the plain step.
+A value that is cheap to compute would stay on the device from its forward to its backward readers.
+A separate kernel that recomputes it reads its operands and writes it. But the backward pass often
+has a fusion that reads the same operands: it recomputes the value as one more output, and the
+readers wait for it. An example is an activation, before the gradient of the next convolution's
+filter. ResNet-50 at half its bytes on a V100: 136.7 ms become 135.5, as fast as the plain step.
 """
 
 import itertools
@@ -20,6 +20,7 @@ from memplan.xla.rewrites.fusion import (
     BodyChanges,
     buffer_of,
     is_open,
+    operand_nbytes,
     readers_of,
     result_buffers,
     slice_fusion,
@@ -40,7 +41,7 @@ class _FusionResult:
 
 
 def add_outputs(module: Module, names: Collection[str], room_nbytes: int) -> Module:
-    """The module with these values recomputed, for their late readers, by fusions that read the same operands.
+    """The module in which fusions with the same operands recompute these values for late readers.
 
     Args:
       names: of the values' buffers.
@@ -52,15 +53,22 @@ def add_outputs(module: Module, names: Collection[str], room_nbytes: int) -> Mod
     return _merge(cloned, clones, room_nbytes).module
 
 
-def output_costs(module: Module, problem: Problem, room_nbytes: int, live_nbytes: Sequence[int]) -> Mapping[str, float]:
-    """Values that can be extra outputs -> bytes moved for that, as a share of their producers' bytes.
+def output_costs(
+    module: Module,
+    problem: Problem,
+    room_nbytes: int,
+    live_nbytes: Sequence[int],
+) -> Mapping[str, float]:
+    """Values that can be extra outputs -> bytes moved for that, as a share of their producers'.
 
     Args:
-      room_nbytes: budget of temporaries; values that are not live while temporaries exceed it are left out.
+      room_nbytes: budget of temporaries; values that are not live while temporaries exceed it are
+        left out.
       live_nbytes: bytes of temporaries at each of the problem's kernels.
     """
-    is_crowded = (nbytes > room_nbytes for nbytes in live_nbytes)
-    crowded = list(itertools.accumulate(is_crowded, initial=0))  # crowded kernels before each kernel
+    # the number of kernels before each at which temporaries exceed the budget
+    is_crowded = [nbytes > room_nbytes for nbytes in live_nbytes]
+    crowded = list(itertools.accumulate(is_crowded, initial=0))
     slots = {kernel.name: slot for slot, kernel in enumerate(problem.kernels)}
     results: list[_FusionResult] = []
     for result in _results(module):
@@ -119,15 +127,22 @@ def _is_elementwise(fused: Computation, op: Instruction) -> bool:
     return all(inner_op.opcode in _INSIDE for inner_op in fused.ops.values())
 
 
-def _late_readers(fusion: str, readers: Collection[str], positions: Mapping[str, int]) -> tuple[str, ...]:
+def _late_readers(
+    fusion: str,
+    readers: Collection[str],
+    positions: Mapping[str, int],
+) -> tuple[str, ...]:
     ordered = sorted(readers, key=positions.__getitem__)
     times = [positions[fusion], *(positions[reader] for reader in ordered)]
     _, first = max((later - earlier, later) for earlier, later in itertools.pairwise(times))
     return tuple(reader for reader in ordered if positions[reader] >= first)
 
 
-def _with_clones(module: Module, results: Sequence[_FusionResult]) -> tuple[Module, Mapping[str, _FusionResult]]:
-    """The module with a clone for each result before its first late reader, and the clones' names."""
+def _with_clones(
+    module: Module,
+    results: Sequence[_FusionResult],
+) -> tuple[Module, Mapping[str, _FusionResult]]:
+    """The module with a clone for each result before its first late reader, and clone -> result."""
     edit = Edit(module)
     clones: dict[str, _FusionResult] = {}
     for body in with_blocks(module, module.entry):
@@ -141,8 +156,14 @@ def _with_clones(module: Module, results: Sequence[_FusionResult]) -> tuple[Modu
     return edit.module, clones
 
 
-def _add_clone(module: Module, body: Computation, result: _FusionResult, edit: Edit, changes: BodyChanges) -> str:
-    """Recompute a result before its first late reader, for all of them; the name of the new fusion."""
+def _add_clone(
+    module: Module,
+    body: Computation,
+    result: _FusionResult,
+    edit: Edit,
+    changes: BodyChanges,
+) -> str:
+    """Recompute a result for its late readers, before the first; the name of the new fusion."""
     op = body.ops[result.fusion]
     called = edit.fresh(op.called[0], "again")
     name = edit.fresh(op.name, "again")
@@ -157,7 +178,13 @@ def _add_clone(module: Module, body: Computation, result: _FusionResult, edit: E
     return name
 
 
-def _redirect(body: Computation, op: Instruction, buffer: str, clone: Instruction, edit: Edit) -> list[Instruction]:
+def _redirect(
+    body: Computation,
+    op: Instruction,
+    buffer: str,
+    clone: Instruction,
+    edit: Edit,
+) -> list[Instruction]:
     """An instruction that reads the clone instead of a buffer, after the views that it needs."""
     views: list[Instruction] = []
     operands: list[str] = []
@@ -175,9 +202,9 @@ def _redirect(body: Computation, op: Instruction, buffer: str, clone: Instructio
 
 
 def _cost(module: Module, clone: str, shared_reads: Collection[str]) -> float:
-    """Bytes that a clone writes, or reads for itself alone, as a share of all bytes that it moves."""
+    """Bytes that a clone writes or only it reads, as a share of all bytes that it moves."""
     body = next(body for body in with_blocks(module, module.entry) if clone in body.ops)
     op = body.ops[clone]
-    reads = {buffer_of(body, operand): body.behind_bitcasts(body.ops[operand]).nbytes for operand in op.operands}
-    own_reads = sum(nbytes for buffer, nbytes in reads.items() if buffer not in shared_reads)
-    return (op.nbytes + own_reads) / (op.nbytes + sum(reads.values()))
+    read_nbytes = operand_nbytes(body, op)
+    own_nbytes = sum(nbytes for buffer, nbytes in read_nbytes.items() if buffer not in shared_reads)
+    return (op.nbytes + own_nbytes) / (op.nbytes + sum(read_nbytes.values()))

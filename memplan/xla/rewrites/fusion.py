@@ -13,7 +13,9 @@ NAMING = frozenset({"bitcast", "get-tuple-element"})
 """Opcodes of aliases: their results name another instruction's buffer."""
 _UNKNOWN_READERS = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})
 LEAST_BYTES = 1 << 20
-"""Fusions are rewritten for values of at least so many bytes: a fast GPU reads them in a fifth of a launch's time."""
+"""Fusions are rewritten for values of at least so many bytes: a fast GPU reads them in a fifth of a
+launch's time.
+"""
 
 
 def is_open(op: Instruction) -> bool:
@@ -34,6 +36,12 @@ def result_buffers(op: Instruction) -> tuple[str, ...]:
     return tuple(f"{op.name}{{{leaf}}}" for leaf in range(len(op.shape)))
 
 
+def operand_nbytes(body: Computation, op: Instruction) -> dict[str, int]:
+    """Buffers that it reads, and their bytes."""
+    producers = [body.behind_bitcasts(body.ops[operand]) for operand in op.operands]
+    return {buffer_of(body, producer.name): producer.nbytes for producer in producers}
+
+
 def has_tuple_readers(body: Computation, op: Instruction) -> bool:
     """Is its tuple read as a whole?"""
     readers = (reader for reader, _ in body.uses[op.name])
@@ -45,9 +53,9 @@ def readers_of(body: Computation, producer: Instruction, buffer: str) -> set[str
     if has_tuple_readers(body, producer):
         return None
     kernels = set[str]()
-    users = [
-        user for user, _ in body.uses[producer.name] if buffer == producer.name or buffer_of(body, user.name) == buffer
-    ]
+    users = [user for user, _ in body.uses[producer.name]]
+    if buffer != producer.name:
+        users = [user for user in users if buffer_of(body, user.name) == buffer]
     while users:
         user = users.pop()
         if user.root or user.opcode in _UNKNOWN_READERS:
@@ -70,7 +78,11 @@ def backward_slice(
     return [op for op in ops.values() if op.name in needed]
 
 
-def with_root(ops: Sequence[Instruction], results: Sequence[Instruction], name: str) -> list[Instruction]:
+def with_root(
+    ops: Sequence[Instruction],
+    results: Sequence[Instruction],
+    name: str,
+) -> list[Instruction]:
     """The instructions with a root: the one result, or a tuple of several, with this name."""
     if len(results) == 1:
         root = results[0].changed(root=True)
@@ -126,7 +138,8 @@ def new_fusion(
       ops: instructions of the computation without parameters; one is the root.
     """
     fused = Computation.fused(called, parameters, ops)
-    fusion = op.changed(name=name, operands=operands, shape=fused.root.shape, called={op.called[0]: called})
+    shape = fused.root.shape
+    fusion = op.changed(name=name, operands=operands, shape=shape, called={op.called[0]: called})
     return fusion, fused
 
 
@@ -136,23 +149,33 @@ def slice_fusion(
     """A fusion that computes only these results of another one, and its computation."""
     results = [fused.results[leaf] for leaf in leaves]
     producers = backward_slice(fused.ops, (result.name for result in results))
-    inner = [producer for producer in producers if not (producer.opcode == "parameter" or producer.root)]
-    ops = with_root(inner, results, edit.fresh(fused.root.name, "in"))
+    inner = [producer for producer in producers if producer.opcode != "parameter"]
+    ops = with_root(
+        [producer for producer in inner if not producer.root],
+        results,
+        edit.fresh(fused.root.name, "in"),
+    )
     read = {operand for inner_op in ops for operand in inner_op.operands} | {ops[-1].name}
-    numbers = [number for number in range(len(op.operands)) if fused.parameters[number].name in read]
-    parameters = [(fused.parameters[number].name, fused.parameters[number].shape) for number in numbers]
-    return new_fusion(op, name, called, [op.operands[number] for number in numbers], parameters, ops)
+    operands: list[str] = []
+    parameters: list[tuple[str, Shape]] = []
+    for number, operand in enumerate(op.operands):
+        parameter = fused.parameters[number]
+        if parameter.name in read:
+            operands.append(operand)
+            parameters.append((parameter.name, parameter.shape))
+    return new_fusion(op, name, called, operands, parameters, ops)
 
 
 _NOT_VECTORIZED = frozenset({"sine", "cosine", "tan", "power", "atan2"})
 
 
 def keeps_bits(fused: Computation, result: Instruction) -> bool:
-    """Does a value of a fusion have the same bits inside of the fusion as after it is written and read again?
+    """Does a value have the same bits inside of a fusion as after it is written and read again?
 
-    XLA:GPU rounds every product, sum and conversion inside of a fusion as between two: its PTX says `mul.rn` and
-    `add.rn`, which are never contracted, and rounds to float16 and back. One pair becomes one operation: an integer
-    converted to a float and then to a narrower one (MLIR's `TruncFSIToFPToSIToFP`).
+    XLA:GPU rounds every product, sum and conversion inside of a fusion as between two: its PTX says
+    `mul.rn` and `add.rn`, which are never contracted, and rounds to float16 and back. One pair
+    becomes one operation: an integer converted to a float and then to a narrower one (MLIR's
+    `TruncFSIToFPToSIToFP`).
     """
     producer = fused.behind_bitcasts(result)
     if producer.opcode != "convert":
@@ -164,8 +187,9 @@ def keeps_bits(fused: Computation, result: Instruction) -> bool:
 def narrowest_bits(op: Instruction, operands: Iterable[Instruction]) -> tuple[int, int]:
     """Bits of an element of the narrowest array that a fusion reads, and that it writes.
 
-    A sum over many elements adds them in an order that follows from its shape, from this width, and from whether
-    something in the fusion `prevents_vectorization` (XLA's `ReductionFusion`, `MayPreventVectorization`).
+    A sum over many elements adds them in an order that follows from its shape, from this width, and
+    from whether something in the fusion `prevents_vectorization` (XLA's `ReductionFusion`,
+    `MayPreventVectorization`).
     """
     read = (array.bits for operand in operands for array in operand.result)
     return min(read, default=0), min(array.bits for array in op.result)

@@ -20,14 +20,15 @@ from memplan.xla.rewrites.fusion import (
     is_open,
     keeps_bits,
     narrowest_bits,
+    operand_nbytes,
     prevents_vectorization,
     result_buffers,
 )
 from memplan.xla.shapes import Array, Shape
 
 MOST_ARRAYS = 96  # most operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
-# Most bytes of shared memory in a block: every GPU has them; XLA accepts more, but its assembler then refuses the
-# kernel.
+# Most bytes of shared memory in a block: every GPU has them; XLA accepts more, but its assembler
+# then refuses the kernel.
 SHARED_NBYTES = 48 << 10
 
 Accesses = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
@@ -71,7 +72,12 @@ class FusionGroups:
         most_nbytes: int,
         originals: Mapping[str, str] | None,
     ) -> None:
-        """`originals`: clone -> the fusion that it recomputes; only clones are merged, see `merge`."""
+        """Every fusion alone.
+
+        Args:
+          most_nbytes: what operands and results of a group may take.
+          originals: clone -> the fusion that it recomputes; only clones are merged, see `merge`.
+        """
         self._body = body
         self._constraints = constraints
         self._most_nbytes = most_nbytes
@@ -127,9 +133,11 @@ class FusionGroups:
         if self._originals is None:
             return True
         clones = [name for name in (first, second) if name in self._originals]
-        return bool(clones) and all(
-            distance < self._position[clone] - self._position[self._originals[clone]] for clone in clones
-        )
+        return bool(clones) and all(distance < self._original_distance(clone) for clone in clones)
+
+    def _original_distance(self, clone: str) -> int:
+        assert self._originals is not None
+        return self._position[clone] - self._position[self._originals[clone]]
 
     def _may_merge(self, earlier: str, later: str) -> bool:
         if not self._keeps_originals_apart(earlier, later):
@@ -140,9 +148,10 @@ class FusionGroups:
         """Is no clone merged with its original through another fusion?"""
         if self._originals is None:
             return True
-        positions = {
-            fusion.op.name: self._position[group] for group in (earlier, later) for fusion in self._groups[group]
-        }
+        positions: dict[str, int] = {}
+        for group in (earlier, later):
+            members = self._groups[group]
+            positions.update((fusion.op.name, self._position[group]) for fusion in members)
         for name, position in positions.items():
             if name not in self._originals:
                 continue
@@ -152,7 +161,10 @@ class FusionGroups:
         return True
 
     def _are_compatible(self, first: Sequence[Mergeable], second: Sequence[Mergeable]) -> bool:
-        """Do they iterate over the same elements, does neither wait for the other's sums, and do all bits stay?"""
+        """May they be one kernel?
+
+        They iterate over the same elements, neither waits for the other's sums, and all bits stay.
+        """
         fusions = [*first, *second]
         sums = [fused_sum for fusion in fusions for fused_sum in fusion.sums]
         if len({fusion.space for fusion in fusions}) > 1 or len(set(sums)) > 1:
@@ -166,11 +178,16 @@ class FusionGroups:
         return not self._is_overwritten(first, second) and self._keeps_bits(fusions)
 
     def _keeps_bits(self, fusions: Sequence[Mergeable]) -> bool:
-        """Does every value that one of them reads from another have the same bits inside of one fusion?"""
-        results = {buffer: (fusion.fused, leaf) for fusion in fusions for leaf, buffer in enumerate(fusion.makes)}
-        operands = {buffer_of(self._body, operand) for fusion in fusions for operand in fusion.op.operands}
-        for fused, leaf in (results[buffer] for buffer in operands & results.keys()):
-            result = fused.results[leaf]
+        """Do values that one reads from another have the same bits inside of one fusion?"""
+        operands = {operand for fusion in fusions for operand in fusion.op.operands}
+        reads = {buffer_of(self._body, operand) for operand in operands}
+        results = [
+            (fusion.fused, result)
+            for fusion in fusions
+            for buffer, result in zip(fusion.makes, fusion.fused.results, strict=True)
+            if buffer in reads
+        ]
+        for fused, result in results:
             if fused.behind_bitcasts(result).opcode == "reduce" or not keeps_bits(fused, result):
                 return False
         return True
@@ -216,15 +233,20 @@ class FusionGroups:
 
     def _nbytes(self, group: Sequence[Mergeable]) -> int:
         """Bytes that are live while they run as one."""
-        results = {buffer for fusion in group for buffer in fusion.makes}
-        reads = {buffer: nbytes for fusion in group for buffer, nbytes in fusion.reads.items() if buffer not in results}
+        reads = {buffer: nbytes for fusion in group for buffer, nbytes in fusion.reads.items()}
+        for fusion in group:
+            for buffer in fusion.makes:
+                reads.pop(buffer, None)
         return sum(reads.values()) + sum(fusion.op.nbytes for fusion in group)
 
     def _narrowest_bits(self, fusion: Mergeable) -> tuple[int, int]:
         return narrowest_bits(fusion.op, (self._body.ops[name] for name in fusion.op.operands))
 
     def _merge(self, earlier: str, later: str) -> None:
-        """Merge two groups under the later one's name, unless a dependency of one depends on the other."""
+        """Merge two groups under the later's name.
+
+        They stay apart if a dependency of the later depends on the earlier.
+        """
         begin = self._position[earlier]
         end = self._position[later]
         ahead = self._needed_by(earlier, later)
@@ -241,13 +263,13 @@ class FusionGroups:
         self._order[begin : end + 1] = order
         self._position.update((name, position) for position, name in enumerate(order, begin))
         self._groups[later] = self._groups.pop(earlier) + self._groups[later]
-        dependencies = {name for name in self._dependencies[later] if not self._belongs_to(name, earlier)}
-        self._dependencies[later] = self._dependencies[earlier] | dependencies
+        outer = (name for name in self._dependencies[later] if not self._belongs_to(name, earlier))
+        self._dependencies[later] = self._dependencies[earlier].union(outer)
         for fusion in self._groups[later]:
             self._group_of[fusion.op.name] = later
 
     def _needed_by(self, earlier: str, later: str) -> list[str] | None:
-        """Dependencies of the later that run after the earlier; None if one of them needs the earlier."""
+        """Dependencies of the later that run after the earlier; None if one needs the earlier."""
         begin = self._position[earlier]
         needed = set[str]()
         stack = [later]
@@ -342,6 +364,6 @@ def mergeable(module: Module, body: Computation, op: Instruction) -> Mergeable |
         return None
     if bool(sums) != (op.kind == "kInput"):
         return None
-    reads = {buffer_of(body, name): body.behind_bitcasts(body.ops[name]).nbytes for name in op.operands}
+    reads = operand_nbytes(body, op)
     large_reads = {buffer: nbytes for buffer, nbytes in reads.items() if nbytes >= LEAST_BYTES}
     return Mergeable(op, fused, spaces.pop(), tuple(sums), columns, large_reads, result_buffers(op))

@@ -1,10 +1,11 @@
 """A scheduled module -> one in which large fills are computed right before their first read.
 
-A loop begins with zeros for its stacks. XLA of jax 0.11 fills the stacks of several loops in one fusion, so all are
-live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H100, takes 15 GiB.
+A loop begins with zeros for its stacks. XLA of jax 0.11 fills the stacks of several loops in one
+fusion, so all are live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an
+H100, takes 15 GiB.
 
-In the body of a loop, XLA fills once what several inner loops begin with, and copies it for each: a copy of a fill is
-another fill.
+In the body of a loop, XLA fills once what several inner loops begin with, and copies it for each: a
+copy of a fill is another fill.
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -12,8 +13,9 @@ from collections.abc import Collection, Iterator, Sequence
 from memplan.xla.module import Computation, Edit, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import LEAST_BYTES, has_tuple_readers, is_open, slice_fusion
 
-# An array above this share of a module's temporaries counts as large. A U-Net at 32^3 in slabs, on a V100 with jax
-# 0.11, takes 8.0 MiB without this rewrite, 6.0 with it; few of its arrays have a mebibyte.
+# An array above this share of a module's temporaries counts as large. A U-Net at 32^3 in slabs, on
+# a V100 with jax 0.11, takes 8.0 MiB without this rewrite, 6.0 with it; few of its arrays have a
+# mebibyte.
 _SHARE = 0.01
 
 
@@ -42,7 +44,12 @@ def _with_control_edges(body: Computation) -> set[str]:
     return {name for op in ordered for name in (op.name, *op.predecessors)}
 
 
-def _is_fill(body: Computation, op: Instruction, least_nbytes: int, ordered: Collection[str]) -> bool:
+def _is_fill(
+    body: Computation,
+    op: Instruction,
+    least_nbytes: int,
+    ordered: Collection[str],
+) -> bool:
     """Is it a fusion with no operands and a large result?
 
     Args:
@@ -74,7 +81,7 @@ class _LateFills:
         self.callees: list[Computation] = []
 
     def add(self, op: Instruction) -> None:
-        """Give every large result that is read a separate fusion; the others stay in one, at their position."""
+        """Give every large result that is read a separate fusion; small results stay in one."""
         self._removed.add(op.name)
         if not isinstance(op.shape, tuple):
             self._add_single(op)

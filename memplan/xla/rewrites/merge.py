@@ -1,13 +1,14 @@
-"""A scheduled module -> one in which sibling fusions, and producers with their consumers, are merged.
+"""A scheduled module -> one in which siblings, and producers with consumers, are merged fusions.
 
-This is XLA's multi-output fusion: it reads each element once for all of them, and does not write values that only they
-read. XLA merges some; others, such as a gradient after its mask and the sums over it, it runs as two kernels.
-ResNet-50 with 64 images: 3.3 % of a step on a V100, 4.6 % on an H200.
+This is XLA's multi-output fusion: it reads each element once for all of them, and does not write
+values that only they read. XLA merges some; others, such as a gradient after its mask and the sums
+over it, it runs as two kernels. ResNet-50 with 64 images: 3.3 % of a step on a V100, 4.6 % on an
+H200.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
@@ -33,8 +34,8 @@ from memplan.xla.rewrites.fusion_groups import FusionGroups, Mergeable, constrai
 from memplan.xla.shapes import Shape
 
 MERGED_SHARE = 0.7
-"""A merged fusion takes at most this share of the room. ResNet-50 at 30 % takes 141 ms so, 144 with 0.9, 145 with 0.5.
-It is below `split.WHOLE_SHARE`, so that a merged fusion is not split again.
+"""A merged fusion takes at most this share of the room. ResNet-50 at 30 % takes 141 ms so, 144 with
+0.9, 145 with 0.5. It is below `split.WHOLE_SHARE`, so that a merged fusion is not split again.
 """
 
 
@@ -55,8 +56,8 @@ def merge_fusions(
     Args:
       problem: the module's, by `problem_of`.
       room_nbytes: budget of temporaries; fusions that would crowd it are not merged.
-      originals: clone -> the fusion that it recomputes. Only clones are merged, and only with a fusion closer than
-        their original.
+      originals: clone -> the fusion that it recomputes. Only clones are merged, and only with a
+        fusion closer than their original.
     """
     constraints = constraints_of(problem)
     clones = originals or {}
@@ -68,14 +69,28 @@ def merge_fusions(
         if groups:
             _merge_groups(body, edit, groups, order)
         for group in groups:
-            for fusion in group:
-                siblings = [sibling for sibling in group if sibling is not fusion and sibling.op.name not in clones]
-                if siblings:
-                    reads[fusion.op.name] = frozenset(buffer for sibling in siblings for buffer in sibling.reads)
+            reads.update(_sibling_reads(group, clones))
     return Merged(edit.module, reads)
 
 
-def _merge_groups(body: Computation, edit: Edit, groups: Sequence[Sequence[Mergeable]], order: Sequence[str]) -> None:
+def _sibling_reads(
+    group: Sequence[Mergeable],
+    clones: Collection[str],
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Every fusion of a group that has siblings beside clones, and the large buffers they read."""
+    plain = [fusion for fusion in group if fusion.op.name not in clones]
+    for fusion in group:
+        siblings = [sibling for sibling in plain if sibling is not fusion]
+        if siblings:
+            yield fusion.op.name, frozenset[str]().union(*(sibling.reads for sibling in siblings))
+
+
+def _merge_groups(
+    body: Computation,
+    edit: Edit,
+    groups: Sequence[Sequence[Mergeable]],
+    order: Sequence[str],
+) -> None:
     """Merge groups of fusions of a computation, and put its instructions in this order."""
     changes = BodyChanges()
     for group in groups:
@@ -85,7 +100,12 @@ def _merge_groups(body: Computation, edit: Edit, groups: Sequence[Sequence[Merge
     edit.replace(body.with_ops(op.changed(ordered=False) for op in ops), changes.callees)
 
 
-def _merge_group(body: Computation, edit: Edit, group: Sequence[Mergeable], changes: BodyChanges) -> None:
+def _merge_group(
+    body: Computation,
+    edit: Edit,
+    group: Sequence[Mergeable],
+    changes: BodyChanges,
+) -> None:
     """One fusion, of the kind of the one that sums, at the position of the last."""
     base = next((fusion for fusion in reversed(group) if fusion.sums), group[-1]).op
     name = edit.fresh(base.name, "all")
@@ -94,9 +114,11 @@ def _merge_group(body: Computation, edit: Edit, group: Sequence[Mergeable], chan
     for member in group:
         merged.add(member)
     names = {member.op.name for member in group}
-    results = [
-        result for member in group for result in member.makes if _is_read_by_others(body, member.op, result, names)
-    ]
+    results: list[str] = []
+    for member in group:
+        for result in member.makes:
+            if _is_read_by_others(body, member.op, result, names):
+                results.append(result)
     values = [merged.values[result] for result in results]
     producers = backward_slice(merged.ops, [value.name for value in values])
     ops = with_root(producers, values, edit.fresh(f"{called}.tuple", "all"))
@@ -122,7 +144,11 @@ def _redirect(
     index: int,
     changes: BodyChanges,
 ) -> list[Instruction]:
-    """Let the readers of a result read the merged fusion's; an element that must be added for that, if any."""
+    """Let the readers of a result read the merged fusion.
+
+    Returns:
+      An element of its tuple, if none named the result.
+    """
     producer, is_element, _ = result.partition("{")
     elements = [user for user, _ in body.uses[producer] if buffer_of(body, user.name) == result]
     if not isinstance(fusion.shape, tuple):
@@ -130,9 +156,9 @@ def _redirect(
         changes.renamed.update((alias, fusion.name) for alias in aliases)
         return []
     if is_element:
-        changes.replaced.update(
-            (element.name, [tuple_element(element.name, element.shape, fusion.name, index)]) for element in elements
-        )
+        for element in elements:
+            moved = tuple_element(element.name, element.shape, fusion.name, index)
+            changes.replaced[element.name] = [moved]
         return []
     element = tuple_element(edit.fresh(result, "all"), fusion.shape[index], fusion.name, index)
     changes.renamed[result] = element.name
@@ -146,7 +172,8 @@ class _MergedBody:
     body: Computation  # in which the fusions are
     edit: Edit
     operands: list[str] = field(default_factory=list)  # of the merged fusion
-    parameters: list[tuple[str, Shape]] = field(default_factory=list)  # name and shape, of every operand
+    # name and shape, of every operand
+    parameters: list[tuple[str, Shape]] = field(default_factory=list)
     ops: dict[str, Instruction] = field(default_factory=dict)  # without parameters
     values: dict[str, Instruction] = field(default_factory=dict)  # result -> its instruction
     # buffer of an operand -> its parameter
@@ -168,7 +195,7 @@ class _MergedBody:
                 self.values[buffer] = self.ops[names[result.name]]
 
     def _parameter(self, operand: str, op: Instruction) -> str:
-        """The value of a parameter: an earlier fusion's result, an earlier parameter, or a new one."""
+        """A parameter's value: an earlier fusion's result, an earlier parameter, or a new one."""
         buffer = buffer_of(self.body, operand)
         if buffer in self.values:
             name, shape = self.values[buffer].name, self.values[buffer].shape

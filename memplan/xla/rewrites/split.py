@@ -1,19 +1,20 @@
 """A scheduled module -> one in which the fusions that crowd the device are split.
 
-A fusion's operands and results are live at the same time, and no plan goes below their bytes. If they nearly fill the
-budget, the fusion is split into several that run one after another: the first ones compute some of the results, or a
-value inside of it, usually a mask of one byte per element, that the next ones read. Operands of one piece are not live
-during the other. ResNet-50 at batch 1152 on a V100: five fusions in two pieces each; the floor falls from 13.8 to
-11.2 GiB, and the step takes 0.7 % longer.
+A fusion's operands and results are live at the same time, and no plan goes below their bytes. If
+they nearly fill the budget, the fusion is split into several that run one after another: the first
+ones compute some of the results, or a value inside of it, usually a mask of one byte per element,
+that the next ones read. Operands of one piece are not live during the other. ResNet-50 at batch
+1152 on a V100: five fusions in two pieces each; the floor falls from 13.8 to 11.2 GiB, and the step
+takes 0.7 % longer.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from memplan.planning.problem import Kernel, Problem, Role
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.xla.aliasing import ELEMENTWISE
 from memplan.xla.module import Computation, Edit, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
@@ -29,22 +30,25 @@ from memplan.xla.rewrites.fusion import (
 from memplan.xla.shapes import Shape
 
 WHOLE_SHARE = 0.9
-"""A fusion above this share of the budget is split: ResNet-50 in 1250 MiB has one kernel above it, whose pieces spare
-the smallest plan 23 MiB; with 0.7 ResNet-50 at 30 % and the 3D U-Net at 40 % take as long. It is not
-`merge.MERGED_SHARE`: what XLA made one fusion is split for room alone, at the price of reading twice; what it left
-apart is merged for time, as long as there is room."""
+"""A fusion above this share of the budget is split: ResNet-50 in 1250 MiB has one kernel above it,
+whose pieces spare the smallest plan 23 MiB; with 0.7 ResNet-50 at 30 % and the 3D U-Net at 40 %
+take as long. It is not `merge.MERGED_SHARE`: what XLA made one fusion is split for room alone, at
+the price of reading twice; what it left apart is merged for time, as long as there is room."""
 
 
 def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Module:
     """The module with those fusions in pieces; itself where there are none.
 
-    Nothing is split finer than the largest kernel that stays whole, so that a budget of 0 is the lowest one.
+    Nothing is split finer than the largest kernel that stays whole, so that a budget of 0 is the
+    lowest one.
 
     Args:
       problem: the module's, by `problem_of`.
       budget_nbytes: what temporaries may take.
     """
-    bodies = {op.name: body for body in with_blocks(module, module.entry) for op in body.ops.values()}
+    bodies: dict[str, Computation] = {}
+    for body in with_blocks(module, module.entry):
+        bodies.update(dict.fromkeys(body.ops, body))
     fusions, limit = _large_fusions(module, problem, bodies, int(WHOLE_SHARE * budget_nbytes))
     edit = Edit(module)
     changes: dict[str, BodyChanges] = {}  # by computation
@@ -61,11 +65,12 @@ def split_fusions(module: Module, problem: Problem, budget_nbytes: int) -> Modul
 def _large_fusions(
     module: Module, problem: Problem, bodies: Mapping[str, Computation], limit: int
 ) -> tuple[list[_SplittableFusion], int]:
-    """Fusions that can be split and take more bytes than the limit, largest first; and the limit of a piece.
+    """Fusions that can be split and take more bytes than the limit, and the limit of a piece.
 
     Args:
       bodies: instruction -> its computation.
-      limit: rises to the bytes of the largest kernel that cannot be split, and of the smallest pieces.
+      limit: rises to the bytes of the largest kernel that cannot be split, and of the smallest
+        pieces.
     """
     fusions: list[_SplittableFusion] = []
     kernel_nbytes = functools.partial(_nbytes, problem)
@@ -101,7 +106,7 @@ class _SplittableFusion:
     sources: Mapping[str, tuple[str, int]]
 
     def pieces(self, limit: int) -> list[_FusionPiece]:
-        """The fewest pieces of at most this size each, in order; if that is impossible, the smallest pieces."""
+        """The fewest pieces of at most this size each, in order; else the smallest pieces."""
         return list(self._split(_FusionPiece(self.results, frozenset()), limit))
 
     @functools.cached_property
@@ -119,8 +124,8 @@ class _SplittableFusion:
         """Bytes that are live while a piece runs: what it reads and writes."""
         names = self._names(piece)
         operands = {self.sources[name] for name in names if name in self.sources}
-        values = (*piece.results, *(piece.inputs & names))
-        return sum(nbytes for _, nbytes in operands) + sum(self.fused.ops[value].nbytes for value in values)
+        values = [self.fused.ops[name] for name in (*piece.results, *(piece.inputs & names))]
+        return sum(nbytes for _, nbytes in operands) + sum(value.nbytes for value in values)
 
     def _split(self, piece: _FusionPiece, limit: int) -> Iterator[_FusionPiece]:
         nbytes = self._nbytes(piece)
@@ -160,7 +165,12 @@ class _SplittableFusion:
         return op.opcode in ELEMENTWISE and keeps_bits(self.fused, op)
 
 
-def _splittable(module: Module, body: Computation, kernel: Kernel, problem: Problem) -> _SplittableFusion | None:
+def _splittable(
+    module: Module,
+    body: Computation,
+    kernel: Kernel,
+    problem: Problem,
+) -> _SplittableFusion | None:
     """A kernel that may be split: its results lie over nothing that it reads by necessity."""
     op = body.ops[kernel.name]
     if op.opcode != "fusion" or op.kind != "kLoop" or op.root or has_tuple_readers(body, op):
@@ -171,7 +181,8 @@ def _splittable(module: Module, body: Computation, kernel: Kernel, problem: Prob
         leaves = [element.index for element, _ in body.uses[op.name]]
     if not _has_separate_results(problem, kernel) or len(fused.results) != len(op.result):
         return None
-    nbytes = {buffer.name: buffer.nbytes if buffer.role is Role.TEMPORARY else 0 for buffer in problem.buffers}
+    nbytes = dict.fromkeys((buffer.name for buffer in problem.buffers), 0)
+    nbytes.update((buffer.name, buffer.nbytes) for buffer in _temporaries(problem.buffers))
     buffers = [buffer_of(body, operand) for operand in op.operands]
     sources = {
         parameter.name: (buffers[number], nbytes.get(buffers[number], parameter.nbytes))
@@ -186,12 +197,18 @@ def _splittable(module: Module, body: Computation, kernel: Kernel, problem: Prob
 def _has_separate_results(problem: Problem, kernel: Kernel) -> bool:
     """Are all results of a kernel temporaries that share no place with another buffer?"""
     results = [problem.buffers[number] for number in kernel.writes]
-    return all(buffer.role is Role.TEMPORARY and len(problem.places[buffer.place]) == 1 for buffer in results)
+    if any(len(problem.places[buffer.place]) > 1 for buffer in results):
+        return False
+    return len(_temporaries(results)) == len(results)
 
 
 def _nbytes(problem: Problem, kernel: Kernel) -> int:
     buffers = [problem.buffers[number] for number in {*kernel.reads, *kernel.writes}]
-    return sum(buffer.nbytes for buffer in buffers if buffer.role is Role.TEMPORARY)
+    return sum(buffer.nbytes for buffer in _temporaries(buffers))
+
+
+def _temporaries(buffers: Iterable[Buffer]) -> list[Buffer]:
+    return [buffer for buffer in buffers if buffer.role is Role.TEMPORARY]
 
 
 def _split(
@@ -201,7 +218,7 @@ def _split(
     edit: Edit,
     changes: BodyChanges,
 ) -> None:
-    """Replace a fusion by pieces of one result each, but for the last, which has the name of the whole."""
+    """Replace a fusion by its pieces; the last has the name of the whole, all others one result."""
     op = fusion.op
     last = pieces[-1]
     kernels: dict[str, str] = {}  # result -> the piece that returns it
@@ -225,7 +242,11 @@ def _split(
 
 
 def _part(
-    fusion: _SplittableFusion, piece: _FusionPiece, name: str, kernels: Mapping[str, str], edit: Edit
+    fusion: _SplittableFusion,
+    piece: _FusionPiece,
+    name: str,
+    kernels: Mapping[str, str],
+    edit: Edit,
 ) -> tuple[Instruction, Computation]:
     """The fusion that a piece becomes, and its computation.
 
