@@ -14,7 +14,9 @@ from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.module import Computation, Edit, Instruction, Module, copy, with_blocks
 
 _XLA_COPIES = (8, 0)  # XLA itself makes copies from this compute capability on
+# A slice is annotated if its back end's configuration contains this.
 _ANNOTATION = '"dynamic_slice_config":'
+# Configuration of a fusion that XLA's emitter of dynamic slices takes.
 _COPY_FUSION = {
     "kind": "__custom_fusion",
     "custom_fusion_config": {"name": "dynamic_slice_fusion"},
@@ -80,6 +82,7 @@ def is_annotated(module: Module, op: Instruction) -> bool:
     return _ANNOTATION in slices[0].backend_config
 
 
+# Opcodes of a fusion that moves a slice and computes nothing.
 _SLICES = {"dynamic-slice", "dynamic-update-slice"}
 _MOVES = {"parameter", "constant", "bitcast", "copy"} | _SLICES
 

@@ -31,8 +31,10 @@ from memplan.xla.shapes import Array, Shape
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
+# Clones of these opcodes call nothing.
 _NAMING = NAMING | {"tuple", "opt-barrier", "add-dependency", "after-all"}
 _STREAM = {Kind.OFFLOAD: OUT_STREAM, Kind.PREFETCH: IN_STREAM}
+# The name of a clone or a copy ends in a point, one of these and a number.
 _MARKS = ("run", "offload", "offloaded", "prefetch", "prefetched")
 
 
@@ -178,16 +180,16 @@ class _BodyWriter:
 
     def _start_copy(self, step: _BodyStep, op: Instruction) -> None:
         array = _array(op, step.index)
+        arrays = (array.in_host_memory, array)  # target and source
         if step.kind is Kind.PREFETCH:
             operand = self._on_host[op.name, step.index]
-            target, source = array, array.in_host_memory
-        else:
+            arrays = arrays[::-1]
+        elif step.index is None:
             operand = self._latest[op.name]
-            if step.index is not None:
-                operand = self._element(operand, step.index, array)
-            target, source = array.in_host_memory, array
+        else:
+            operand = self._element(self._latest[op.name], step.index, array)
         name = self._edit.fresh(op.name, step.kind.value)
-        self._ops[name] = copy_start(name, target, source, operand, _STREAM[step.kind])
+        self._ops[name] = copy_start(name, *arrays, operand, _STREAM[step.kind])
         self._started[step.kind, op.name, step.index].append(name)
 
     def _end_copy(self, step: _BodyStep, op: Instruction) -> None:

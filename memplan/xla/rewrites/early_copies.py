@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from memplan.xla.module import Computation, Edit, Instruction, Module
 from memplan.xla.rewrites.fusion import NAMING, BodyChanges, is_open, slice_fusion
 
+# Opcodes whose results are their operands' buffers.
 _ALIASES = NAMING | {"opt-barrier", "tuple"}
 
 

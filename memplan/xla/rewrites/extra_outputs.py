@@ -27,6 +27,7 @@ from memplan.xla.rewrites.fusion import (
 )
 from memplan.xla.rewrites.merge import Merged, merge_fusions
 
+# A fusion of these opcodes computes its results element by element.
 _INSIDE = CHEAP | {"tuple"}
 
 

@@ -11,6 +11,7 @@ CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
 """Opcodes that cost little beside the bytes that a fusion moves, and may be repeated."""
 NAMING = frozenset({"bitcast", "get-tuple-element"})
 """Opcodes of aliases: their results name another instruction's buffer."""
+# Opcodes that pass a value on to readers that `readers_of` does not follow.
 _UNKNOWN_READERS = frozenset({"tuple", "opt-barrier", "add-dependency", "after-all"})
 LEAST_BYTES = 1 << 20
 """Fusions are rewritten for values of at least so many bytes: a fast GPU reads them in a fifth of a
@@ -93,7 +94,8 @@ def with_root(
 
 def without_unread_aliases(ops: Sequence[Instruction]) -> list[Instruction]:
     """The instructions of a computation without aliases that none of them reads."""
-    read, kept = set[str](), list[Instruction]()
+    read: set[str] = set()
+    kept: list[Instruction] = []
     for op in reversed(ops):
         if op.opcode not in NAMING or op.root or op.name in read:
             read.update(op.operands)
@@ -166,6 +168,7 @@ def slice_fusion(
     return new_fusion(op, name, called, operands, parameters, ops)
 
 
+# Opcodes that XLA's emitter of reductions computes element by element.
 _NOT_VECTORIZED = frozenset({"sine", "cosine", "tan", "power", "atan2"})
 
 

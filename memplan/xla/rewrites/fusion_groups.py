@@ -31,6 +31,7 @@ MOST_ARRAYS = 96  # most operands and results of a fusion (`MaxOperandsAndOutput
 # then refuses the kernel.
 SHARED_NBYTES = 48 << 10
 
+# The parts of shared buffers that a kernel reads, and those that it writes: place and buffer.
 Accesses = tuple[frozenset[tuple[int, int]], frozenset[tuple[int, int]]]
 
 
@@ -39,7 +40,6 @@ class Constraints:
     """Constraints of every kernel, by name, that merging must keep."""
 
     before: Mapping[str, Sequence[str]]  # kernels that must run before it
-    # the parts of shared buffers that it reads and writes: place and buffer
     shared: Mapping[str, Accesses]
 
 
@@ -315,6 +315,7 @@ def _without(names: Sequence[str], removed: Collection[str]) -> list[str]:
     return [name for name in names if name not in removed]
 
 
+# A fusion of these opcodes may be merged.
 _INSIDE = CHEAP | {"reduce", "tuple"}
 Space = tuple[tuple[int, ...], str]  # dimensions and layout
 Sum = tuple[Shape, tuple[int, ...], Shape]  # a reduction's operand, dimensions and result

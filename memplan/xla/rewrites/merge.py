@@ -198,11 +198,13 @@ class _MergedBody:
         """A parameter's value: an earlier fusion's result, an earlier parameter, or a new one."""
         buffer = buffer_of(self.body, operand)
         if buffer in self.values:
-            name, shape = self.values[buffer].name, self.values[buffer].shape
+            name = self.values[buffer].name
+            shape = self.values[buffer].shape
         elif buffer in self.parameter_of:
             name, shape = self.parameter_of[buffer]
         else:
-            name, shape = self.edit.fresh(op.name, "all"), op.shape
+            name = self.edit.fresh(op.name, "all")
+            shape = op.shape
             self.operands.append(operand)
             self.parameters.append((name, shape))
             self.parameter_of[buffer] = name, shape
