@@ -180,16 +180,18 @@ class _BodyWriter:
 
     def _start_copy(self, step: _BodyStep, op: Instruction) -> None:
         array = _array(op, step.index)
-        arrays = (array.in_host_memory, array)  # target and source
+        target = array.in_host_memory
+        source = array
         if step.kind is Kind.PREFETCH:
+            target = array
+            source = array.in_host_memory
             operand = self._on_host[op.name, step.index]
-            arrays = arrays[::-1]
         elif step.index is None:
             operand = self._latest[op.name]
         else:
             operand = self._element(self._latest[op.name], step.index, array)
         name = self._edit.fresh(op.name, step.kind.value)
-        self._ops[name] = copy_start(name, *arrays, operand, _STREAM[step.kind])
+        self._ops[name] = copy_start(name, target, source, operand, _STREAM[step.kind])
         self._started[step.kind, op.name, step.index].append(name)
 
     def _end_copy(self, step: _BodyStep, op: Instruction) -> None:
