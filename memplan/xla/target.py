@@ -26,7 +26,7 @@ from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
 from memplan.xla.hook import Rewrite, intercept
-from memplan.xla.module import UnreadableModuleError, large_constants
+from memplan.xla.module import Module, UnreadableModuleError, read_module
 
 HIDES_LATENCY = {
     "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
@@ -86,6 +86,15 @@ class Executable:
     def text(self) -> str:
         """Scheduled HLO."""
         return self.compiled.as_text()
+
+    @functools.cached_property
+    def module(self) -> Module:
+        """The scheduled module that runs.
+
+        Raises:
+          UnreadableModuleError: it is not scheduled.
+        """
+        return read_module(self.text)
 
 
 @dataclass(frozen=True)
@@ -249,7 +258,8 @@ def described_devices(device: Device, hosts: int = 1, per_host: int = 1) -> tupl
 
 def _account(compiled: Any) -> Executable:
     stats = compiled.memory_analysis()
-    constant_bytes = sum(op.nbytes for op in large_constants(compiled.as_text()))
+    module = read_module(compiled.as_text(), scheduled=False)
+    constant_bytes = sum(op.nbytes for op in module.large_constants)
     memory = Memory(
         device_bytes=stats.temp_size_in_bytes
         + stats.argument_size_in_bytes
