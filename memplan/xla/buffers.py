@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
-from memplan.xla.aliasing import aliased_outputs, overwritable, updated
+from memplan.xla.aliasing import overwritable, updated
 from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
@@ -316,7 +316,7 @@ class _ProblemBuilder:
 
     def _updated_by(self, start: Instruction, tree: Tree) -> Iterator[tuple[int, int]]:
         """Positions of operands that an asynchronous pair updates in place, and the values of its start that result."""
-        for index, position in aliased_outputs(start):
+        for index, position in start.aliased_outputs:
             (made,) = leaves_of(functools.reduce(element_of, index, tree))
             yield position, made
         if start.opcode == "fusion-start" and isinstance(start.shape, tuple):

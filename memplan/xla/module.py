@@ -34,7 +34,10 @@ _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _TABLE = re.compile(r"^(FileNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE)
 _FILE = re.compile(r'^(\d+) "(.*)"$', re.MULTILINE)
 _LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)\b", re.MULTILINE)
-_STACK_FRAME = re.compile(r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", re.MULTILINE)
+_STACK_FRAME = re.compile(
+    r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?",
+    re.MULTILINE,
+)
 _INDEX = re.compile(r"\bindex=\d+")
 _AFTER = re.compile(r",? ?control-predecessors=\{[^}]*\}")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
