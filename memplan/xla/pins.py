@@ -43,13 +43,14 @@ def with_pins(problem: Problem, module: Module, pins: Sequence[Pin]) -> Problem:
 def _pin_number(module: Module, buffer: str) -> int | None:
     """The number of the pin of a buffer's value; None if it has no pin."""
     op = module.instructions[instruction_of(buffer)]
-    if op.opcode == "fusion":
-        fused = module[op.called[0]]
-        op = fused.results[leaf_of(buffer)]
-        while not MARK.search(op.op_name) and op.opcode in _SAME_VALUE:
-            op = fused.ops[op.operands[0]]
-    elif leaf_of(buffer):  # The second leaf and later ones are a library's workspace.
+    leaf = leaf_of(buffer)
+    fused = module[op.called[0]] if op.opcode == "fusion" else None
+    results = (op,) if fused is None else fused.results
+    if leaf >= len(results):  # A library's workspace, or one more result of a pooling.
         return None
+    op = results[leaf]
+    while fused is not None and not MARK.search(op.op_name) and op.opcode in _SAME_VALUE:
+        op = fused.ops[op.operands[0]]
     mark = MARK.search(op.op_name)
     return int(mark[1]) if mark else None
 
