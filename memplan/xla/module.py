@@ -104,6 +104,7 @@ class Instruction:
         self,
         *,
         name: str | None = None,
+        opcode: str | None = None,
         operands: Sequence[str] | None = None,
         shape: Shape | None = None,
         root: bool | None = None,
@@ -111,7 +112,7 @@ class Instruction:
         index: int | None = None,
         ordered: bool = True,
     ) -> Instruction:
-        """A copy with another name, other operands, another shape, ...
+        """A copy with another name, another opcode, other operands, another shape, ...
 
         Args:
           root: is it the root of its computation?
@@ -128,7 +129,7 @@ class Instruction:
             attributes = _AFTER.sub("", attributes).lstrip(", ")
         return Instruction(
             self.name if name is None else name,
-            self.opcode,
+            self.opcode if opcode is None else opcode,
             self.shape if shape is None else shape,
             self.operands if operands is None else tuple(operands),
             attributes,
