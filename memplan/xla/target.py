@@ -29,28 +29,35 @@ from memplan.xla.hook import Rewrite, intercept
 from memplan.xla.module import Module, UnreadableModuleError, read_module
 
 HIDES_LATENCY = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
-    "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
-    # XLA counts host memory among what the device holds: near its limit it no longer begins copies early
+    # XLA:GPU's own default from Hopper on.
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    # Copies in flight; the link serves them one by one.
+    "xla_gpu_experimental_parallel_async_compute_limit": 64,
+    # Near its memory limit XLA no longer starts copies early, and it counts host memory, too.
     "xla_gpu_memory_limit_slop_factor": 10_000,
 }
-XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
-_SLOP = 0.95  # of that, arguments and outputs left out: XLA's own xla_gpu_memory_limit_slop_factor
-# XLA's own pass comes behind the hook, and counts what is on the host among what the device holds: a plan of 8 GiB on
-# a V100 and 8 on the host got clones, and a warning on stderr.
+# XLA rematerializes by itself what takes more than this fraction of a GPU's memory.
+XLA_LIMIT = 0.8
+# XLA leaves this fraction of its limit, without arguments and outputs, to temporaries
+# (xla_gpu_memory_limit_slop_factor).
+_SLOP = 0.95
+# Disable XLA's own rematerialization: it runs after the hook, and counts host memory as memory of the
+# device. A plan of 8 GiB on a V100 and 8 GiB on the host got clones, and a warning on stderr.
 _REMATERIALIZATION = "rematerialization"
 _DISABLED = "xla_disable_hlo_passes"
-_DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
+_DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # No GPU is there to time kernels on.
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-_BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times kernels, it passes such tiles over
-    "Couldn't find output tile sizes",
-    "No supported config found",
-)
-# A slice in a loop at a place that another loop looks up, as `jnp.searchsorted` of one number does: XLA's pass fails
-# where it should leave the slice alone (openxla/xla#49299). Without it, slices of host memory are moved by kernels.
+# jaxlib 0.10 and 0.11 say this of a product's tiles. If XLA times kernels, it skips such tiles.
+_BAD_TILES = ("Couldn't find output tile sizes", "No supported config found")
+# Disable the pass that annotates slices where it fails: on a slice in a loop whose offset another loop
+# looks up, as `jnp.searchsorted` of one number does (openxla/xla#49299). Without the pass, kernels move
+# slices of host memory.
 _ANNOTATOR = "dynamic-slice-annotator"
 _CANNOT_EVALUATE = "Failed to evaluate instruction"
-_BAD_OPTION = re.compile(r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$", re.M)
+_BAD_OPTION = re.compile(
+    r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$",
+    re.M,
+)
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 _numbers = itertools.count()
 
@@ -59,8 +66,9 @@ _numbers = itertools.count()
 class Memory:
     """The compiler's allocation, in bytes.
 
-    `device_bytes` is temporaries + arguments + outputs - aliased + large constants, which `memory_analysis()` leaves
-    out; `peak_memory_in_bytes` of jax is not used, since it leaves out temporaries on CPU and counts host bytes on GPU.
+    `device_bytes` is temporaries + arguments + outputs - aliased + large constants, which
+    `memory_analysis()` omits. jax's `peak_memory_in_bytes` is not used, since it omits temporaries
+    on CPU and counts host bytes on GPU.
     """
 
     device_bytes: int
@@ -130,19 +138,20 @@ class Target:
         """Compile for this device, or for as many as there are partitions.
 
         Args:
-          flags: compiler options beside those in the options of `jax.jit`.
-          profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
+          flags: compiler options in addition to those in the options of `jax.jit`.
+          profile: seconds of the instructions of an earlier compilation, for XLA's scheduler.
           rewrite: receives the scheduled module's text, and may return another.
-          shape: receives the module's text before it is scheduled, likewise.
-          name: of the module in jax's persistent cache, if that is on. What is found there was rewritten before:
-            `rewrite` is not called.
+          shape: receives the module's text before it is scheduled, and may return another.
+          name: of the module in jax's persistent cache, if that is on. A cached module is already
+            rewritten: `rewrite` is not called.
 
         Raises:
-          MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
+          MemplanError: XLA did not hand the module over, or whatever `rewrite` raises.
         """
         users = lowerable.options.get("compiler_options") or {}
         own = flags or {}
-        flags = {**users, **own, **(_without(users, own[_DISABLED]) if _DISABLED in own else {})}
+        passes = _without(users, own[_DISABLED]) if _DISABLED in own else {}
+        flags = {**users, **own, **passes}
         lowered = self.lower(lowerable)
         if self.described:
             assert self.device.target is not None
