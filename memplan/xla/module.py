@@ -112,7 +112,7 @@ class Instruction:
         index: int | None = None,
         ordered: bool = True,
     ) -> Instruction:
-        """A copy with another name, another opcode, other operands, another shape, ...
+        """A copy with another name, other operands, another shape, ...
 
         Args:
           root: is it the root of its computation?
@@ -235,13 +235,13 @@ class Instruction:
     @cached_property
     def op_name(self) -> str:
         """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA lost it."""
-        metadata = _OP_NAME.search(self.text or self.attributes)
+        metadata = _OP_NAME.search(self.line)
         return metadata[1] if metadata else ""
 
     @cached_property
     def frame(self) -> int:
         """Number of the stack frame of the user's code, in `Module.frames`; 0 if there is none."""
-        frame = _FRAME.search(self.text or self.attributes)
+        frame = _FRAME.search(self.line)
         return int(frame[1]) if frame else 0
 
     @cached_property
