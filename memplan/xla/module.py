@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
 
 from memplan.errors import MemplanError
 from memplan.xla.large_literals import LARGE_NBYTES
@@ -443,7 +442,8 @@ def _with_ops(name: str, text: str, ops: Sequence[Instruction]) -> Computation:
     return computation
 
 
-class Frame(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Frame:
     """A frame of the Python stack that traced an instruction."""
 
     file: str  # "" if XLA lost it
