@@ -44,7 +44,7 @@ def _in_place(op: Instruction) -> dict[int, int]:
 
 
 def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
-    """The operand behind bitcasts that a leaf of a fusion's result updates; None if there is none."""
+    """The operand behind bitcasts that a leaf of a fusion updates; None if it updates none."""
     producer = fused.root
     if producer.opcode == "tuple":
         producer = fused.behind_bitcasts(fused.by_leaf[leaf])

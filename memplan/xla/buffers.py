@@ -9,6 +9,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 
 from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
 from memplan.xla.aliasing import overwritable, updated
@@ -199,21 +200,19 @@ class _ProblemBuilder:
             place = buffer(values.first(number))
             buffers.append(Buffer(value.name, value.array.nbytes, value.role, value.maker, place))
 
-        kernels = []
-        for number, kernel in enumerate(self._kernels):
+        def numbered(number: int, kernel: Kernel) -> Kernel:
             written = buffers_of(kernel.writes)
-            kernels.append(
-                replace(
-                    kernel,
-                    reads=buffers_of(kernel.reads),
-                    writes=tuple(output for output in written if buffers[output].maker == number),
-                    may_alias=aliases_of(kernel.may_alias),
-                    may_alias_elements=aliases_of(kernel.may_alias_elements),
-                )
+            return replace(
+                kernel,
+                reads=buffers_of(kernel.reads),
+                writes=tuple(output for output in written if buffers[output].maker == number),
+                may_alias=aliases_of(kernel.may_alias),
+                may_alias_elements=aliases_of(kernel.may_alias_elements),
             )
+
         return Problem(
             tuple(buffers),
-            tuple(kernels),
+            tuple(starmap(numbered, enumerate(self._kernels))),
             buffers_of(outputs),
             frozenset(buffers_of(donated)),
             self._tables_nbytes,

@@ -25,7 +25,7 @@ from memplan.program import compat
 from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
-from memplan.xla.hook import Rewrite, intercept
+from memplan.xla.hook import Interception, Rewrite, intercept
 from memplan.xla.module import Module, UnreadableModuleError, read_module
 
 HIDES_LATENCY = {
@@ -189,6 +189,15 @@ class Target:
                 context.enter_context(compat.without_compilation_cache())
             renamed = compat.rename_module(lowered, name)
             compiled = self._compile_lowered(renamed, {**flags, **self._as_planned(flags)})
+        self._check(interception, bool(cached))
+        return compiled
+
+    def _check(self, interception: Interception, is_cached: bool) -> None:
+        """Check that XLA called the hook, and that the hook succeeded.
+
+        Raises:
+          MemplanError: see `compile`.
+        """
         version = io.version_of("jaxlib")
         try:
             interception.check()
@@ -207,13 +216,12 @@ class Target:
                 "Unless you passed your own planner, this is a bug in memplan; nothing was run. "
                 "Please report it with the step. `jax.jit` compiles the step without a plan."
             ) from error
-        if not interception.called and not cached:
+        if not interception.called and not is_cached:
             raise MemplanError(
                 f"XLA of jaxlib {version} compiled the step for {self.device.name} without calling "
                 "memplan. memplan supports jax 0.11.2 to 0.12; on a GPU, jax's plugin must have "
                 "the same version."
             )
-        return compiled
 
     def _as_planned(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
         """XLA:GPU's rematerialization disabled."""
