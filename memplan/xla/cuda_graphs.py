@@ -23,8 +23,8 @@ from memplan.xla.replay import FREE
 
 SMALLEST = 5  # launches: XLA's xla_gpu_graph_min_graph_size
 
-_IN_GRAPHS = ("__cublas$gemm", "__cublas$lt$matmul")
-_BY_ITSELF = "__cudnn$conv"
+_IN_GRAPHS = ("__cublas$gemm", "__cublas$lt$matmul")  # Library calls that may be in a graph.
+_BY_ITSELF = "__cudnn$conv"  # Library calls that are launched individually.
 _CUSTOM_FUSION = '"custom_fusion_config"'  # In a configuration: one of XLA's hand-written kernels.
 _SETTING = re.compile(r"xla_gpu_(enable_command_buffer|graph_min_graph_size)")
 

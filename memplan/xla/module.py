@@ -393,8 +393,9 @@ class Computation:
     def large_constants(self) -> tuple[Instruction, ...]:
         """Its constants of at least `LARGE_NBYTES`, in order.
 
-        The device holds them beside what `memory_analysis()` counts, one for each instruction:
-        XLA:GPU makes them globals of the code that it loads. It does not count smaller ones.
+        The device holds them in addition to what `memory_analysis()` counts, one for each
+        instruction: XLA:GPU makes them globals of the code that it loads. Smaller constants are not
+        counted at all, as in XLA.
         """
         if " constant(" not in self.text:
             return ()
