@@ -11,7 +11,6 @@ together run the loop equally often, or the plain module would wait forever. Flo
 for: once before the last phase of a sum, and once behind it.
 """
 
-import re
 from collections import Counter
 from collections.abc import Mapping
 
@@ -20,8 +19,6 @@ from memplan.verify.dataflow import require
 from memplan.verify.moves import COLLECTIVES
 from memplan.xla.module import Computation, Module
 
-_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-_SCHEDULED = re.compile(r", is_scheduled=true")
 _WIRES = {None: "", "bfloat16": "bf16", "float16": "f16"}
 
 
@@ -36,8 +33,8 @@ def judge_shaped(plain: Module, shaped: Module, partitions: int, wire: str | Non
       NotThePlainModuleError: it computes something else; names the instruction.
     """
     require(wire in _WIRES, f"rounds to {wire}, which is not known")
-    options = [_SCHEDULED.sub("", module.head.partition("\n")[0]) for module in (plain, shaped)]
-    require(options[0] == options[1], "has other options, such as donated arguments")
+    same = (plain.name, plain.options) == (shaped.name, shaped.options)
+    require(same, "has other options, such as donated arguments")
     _compare_channels(plain, shaped)
     meanings = Meanings(partitions)
     first, second = ModuleMeaning(meanings, plain, ""), ModuleMeaning(meanings, shaped, _WIRES[wire])
@@ -73,12 +70,12 @@ def _compare_channels(plain: Module, shaped: Module) -> None:
         require(not shared, f"gives {' and '.join(names)} the same channel")
 
 
-def _channels(module: Module) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+def _channels(module: Module) -> dict[int, list[str]]:
+    found: dict[int, list[str]] = {}
     for body in module.values():
         for op in body.ops.values():
-            if (channel := _CHANNEL.search(op.attributes)) is not None:
-                found.setdefault(channel[1], []).append(op.name)
+            if op.channel is not None:
+                found.setdefault(op.channel, []).append(op.name)
     return found
 
 
