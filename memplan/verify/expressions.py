@@ -63,9 +63,15 @@ class Expressions:
     numbers: dict[Hashable, int] = field(default_factory=dict)
     # views -> their origin, and its shape
     origins: dict[Meaning, tuple[Meaning, Shape]] = field(default_factory=dict)
-    # of computations, by themselves: both modules have the same object where nothing has changed
     structures: dict[Hashable, int] = field(default_factory=dict)
     fusions: dict[Hashable, FusionMeanings] = field(default_factory=dict)
+
+    _bodies: dict[int, Computation] = field(default_factory=dict)  # kept, so that no id is reused
+
+    def identity(self, body: Computation) -> int:
+        """Equal for the same object: both modules have it where a computation has not changed."""
+        self._bodies[id(body)] = body
+        return id(body)
 
     def number(self, expression: Hashable) -> int:
         return self.numbers.setdefault(expression, len(self.numbers))
@@ -113,7 +119,7 @@ class ModuleExpressions:
         """
         if name not in self._structures:
             body = self._module[name]
-            key = body, self._callees(name)
+            key = self.all.identity(body), self._callees(name)
             if key not in self.all.structures:
                 self.all.structures[key] = self._structure(body)
             self._structures[name] = self.all.structures[key]
@@ -140,7 +146,7 @@ class ModuleExpressions:
         """A fusion by its instructions and, if an order matters, its emitter."""
         (name,) = op.called
         body = self._module[name]
-        key = op.kind, body, self._callees(name), operands
+        key = op.kind, self.all.identity(body), self._callees(name), operands
         if key not in self.all.fusions:
             self.all.fusions[key] = self._fusion(op.kind, body, operands)
         return self.all.fusions[key]

@@ -25,14 +25,14 @@ class Array:
     layout: str = ""  # as it is written, braces included
 
     @property
-    def memory_space(self) -> int:
-        """Number of the memory that the layout names; 0, the device's own, if it names none."""
-        space = _SPACE.search(self.layout) if "S(" in self.layout else None
-        return int(space[0][2:-1]) if space else 0
-
-    @property
     def on_host(self) -> bool:
         return f"S({HOST_SPACE})" in self.layout
+
+    @property
+    def space(self) -> int:
+        """The memory that it is in: 0 is the device's."""
+        space = _SPACE.search(self.layout)
+        return int(space[0][2:-1]) if space else 0
 
     @property
     def size(self) -> int:

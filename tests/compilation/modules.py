@@ -11,7 +11,7 @@ from memplan.planning.packing import pack
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import CopySeconds, Solution, runs
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 from tests.xla.rewrites.test_merge import ARRAY, BENT, ENTRY, FUSED, MASKED, NBYTES, changed, library, returned
 
 CPU, V100 = catalog.local_cpu(2, 2**33), catalog.named("v100")

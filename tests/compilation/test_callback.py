@@ -17,7 +17,6 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import OWN, Planner
 from memplan.planning.schedule import Kind
 from memplan.verify.dataflow import NotThePlainModuleError
-from memplan.xla.module import read_module
 from tests.compilation.modules import (
     CPU,
     LEAST,
@@ -30,6 +29,7 @@ from tests.compilation.modules import (
     no_agreement,
     scheduled,
 )
+from tests.hlo import read_module
 from tests.xla.collective_modules import EIGHT
 from tests.xla.rewrites.test_merge import changed
 

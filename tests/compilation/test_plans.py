@@ -14,8 +14,8 @@ from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
 from memplan.planning.registry import OWN, Planner
 from memplan.planning.schedule import Kind
-from memplan.xla.module import read_module
 from tests.compilation.modules import CPU, LEAST, NBYTES, V100, WITH_RECOMPUTE, InOrder, scheduled
+from tests.hlo import read_module
 from tests.xla.rewrites.test_extra_outputs import TEXT as BESIDE
 from tests.xla.rewrites.test_merge import ROOMY
 

@@ -14,8 +14,8 @@ from memplan.program import compat
 from memplan.program.host_memory import HostArray
 from memplan.xla.async_pairs import expand_async_pairs
 from memplan.xla.host_copies import copy_slices
-from memplan.xla.module import read_module
 from memplan.xla.write import as_it_stands
+from tests.hlo import read_module
 
 TRIPS, ROWS, WIDTH = 6, 4, 256
 

@@ -22,10 +22,10 @@ from memplan.compilation.callback import Callback
 from memplan.planning.plan import Plan
 from memplan.verify.numbers import compare, nudged
 from memplan.verify.same_module import judge
-from memplan.xla.module import read_module
 from tests.gpu_runtime.modules import mutants
 from tests.gpu_runtime.stand_in import follow, lines_of
 from tests.gpu_runtime.toys import TOYS, fast_link, mlp
+from tests.hlo import read_module
 
 MIB = 1 << 20
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 Groups = Sequence[Sequence[int]]
 
-_OPTIONS = "input_output_alias={ {0}: (0, {}, may-alias) }, entry_computation_layout={(f32[8]{0})->f32[]}"
+_OPTIONS = "input_output_alias={ {}: (0, {}, may-alias) }, entry_computation_layout={(f32[8]{0})->f32[]}"
 _REDUCERS = "".join(
     f"""
 %{opcode}.f (a.{opcode}: f32[], b.{opcode}: f32[]) -> f32[] {{
@@ -226,7 +226,7 @@ def gradients(lines: Lines) -> None:
 
 def results(lines: Lines) -> None:
     for number, dims in enumerate(MEMBERS):
-        lines.put(f"r{number}", brackets(dims), f"negate(%s{number})")
+        lines.put(f"r{number}", brackets(dims), f"negate(%sum{number})")
     lines.put("out", f"({', '.join(map(brackets, MEMBERS))})", "tuple(%r0, %r1, %r2)")
 
 
@@ -234,7 +234,7 @@ def plain_sums(groups: Groups) -> str:
     lines = Lines()
     gradients(lines)
     for number, dims in enumerate(MEMBERS):
-        lines.send(f"s{number}", brackets(dims), "all-reduce", f"%g{number}", groups)
+        lines.send(f"sum{number}", brackets(dims), "all-reduce", f"%g{number}", groups)
     results(lines)
     return module(lines)
 
@@ -245,7 +245,7 @@ def tuple_sums(groups: Groups) -> str:
     gradients(lines)
     lines.send("sums", f"({', '.join(map(brackets, MEMBERS))})", "all-reduce", "%g0, %g1, %g2", groups)
     for number, dims in enumerate(MEMBERS):
-        lines.put(f"s{number}", brackets(dims), f"get-tuple-element(%sums), index={number}")
+        lines.put(f"sum{number}", brackets(dims), f"get-tuple-element(%sums), index={number}")
     results(lines)
     return module(lines)
 
@@ -254,7 +254,7 @@ def shaped_sums(do: Phases, multiple: int = 4, buckets: Sequence[Sequence[int]] 
     lines = Lines(11)
     gradients(lines)
     for mark, numbers in enumerate(buckets):
-        bucket(lines, f"k{mark}", [(f"g{one}", f"s{one}", MEMBERS[one]) for one in numbers], multiple, do)
+        bucket(lines, f"k{mark}", [(f"g{one}", f"sum{one}", MEMBERS[one]) for one in numbers], multiple, do)
     results(lines)
     return module(lines)
 

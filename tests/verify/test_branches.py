@@ -6,7 +6,7 @@ import pytest
 
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 from tests.verify.test_same_module import BODIES, SPACE, Edit, edited
 
 PAIR = "(f32[8]{0}, f32[8]{0})"

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 
 HEAD = "HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }"
 STATE = "(s32[], f32[8]{0}, f32[64]{0})"
@@ -118,6 +118,7 @@ SOUND = {
         *BEGUN, READ, *ENDED, bodies=BODIES.replace(BODY_READ, BODY_AGAIN + BODY_READ.replace("%hd", "%hd.run2"))
     ),
 }
+SECOND_READ = BODY_READ.replace("%hd", "%v")
 MUTANTS = {
     "a pair that is begun again and never ends": module(*BEGUN, START, READ, *ENDED),
     "a pair that is ended again": module(*BEGUN, DONE.replace("(%g.run2)", "(%g)"), READ, *ENDED),
@@ -151,7 +152,7 @@ MUTANTS = {
         *BEGUN,
         READ,
         *ENDED,
-        bodies=BODIES.replace(BODY_READ.replace("%hd", "%v"), BODY_GATHER + BODY_READ.replace("%hd", "%v")),
+        bodies=BODIES.replace(SECOND_READ, BODY_GATHER.replace("%h", "%more") + SECOND_READ),
     ),
     "the entry gathers what a body does": module(*BEGUN, READ, AGAIN.replace("(%w)", "(%u)"), *ENDED),
     "what acts changes its order": module(

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.verify.dataflow import Dataflow, NotThePlainModuleError, entry_dataflow
 from memplan.verify.expressions import Expressions
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 from tests.verify.test_same_module import BODIES, SPACE
 
 ARRAY, DONATED = "f32[8]{0}", ", input_output_alias={ {}: (0, {}, may-alias) }"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from memplan.verify.expressions import Expressions, Meaning, ModuleExpressions
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
+from tests.hlo import read_module
 
 ARRAY = "f32[8]{0}"
 TWO = f"""%two.0 (p: f32[8], q: f32[8]) -> (f32[8], f32[8]) {{

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from memplan.verify.overwrites import Loss, ResultLeaf, Updates, Versions, first_result, tree_of
-from memplan.xla.module import read_module
 from memplan.xla.shapes import read_shape
+from tests.hlo import read_module
 
 TABLE, PAIR = "f32[8]{0}", "(f32[8]{0}, f32[8]{0})"
 IN_PLACE = "output_to_operand_aliasing={{1, 0}: (0, {}), {1, 1}: (1, {})}"
 MODULE = read_module(f"""HloModule jit_step, is_scheduled=true
+
+%plus (s: f32[], t: f32[]) -> f32[] {{
+  %s = f32[] parameter(0)
+  %t = f32[] parameter(1)
+  ROOT %u = f32[] add(%s, %t)
+}}
 
 %put (p: f32[8], r: f32[1], i: s32[]) -> f32[8] {{
   %p = {TABLE} parameter(0)
@@ -24,6 +30,11 @@ MODULE = read_module(f"""HloModule jit_step, is_scheduled=true
   %b = {TABLE} get-tuple-element(%s), index=1
   %c = {TABLE} add(%a, %b)
   ROOT %t = {PAIR} tuple(%a, %c)
+}}
+
+%test (v: (f32[8], f32[8])) -> pred[] {{
+  %v = {PAIR} parameter(0)
+  ROOT %yes = pred[] constant(true)
 }}
 
 %branch (g: f32[8]) -> f32[8] {{
@@ -42,7 +53,7 @@ ENTRY %main (x: f32[8], y: f32[8], n: f32[1], z: s32[]) -> f32[8] {{
   %state = {PAIR} tuple(%new, %y)
   %loop = {PAIR} while(%state), condition=%test, body=%body
   %one = {TABLE} get-tuple-element(%loop), index=1
-  %added = {TABLE} custom-call(%one, %y), output_to_operand_aliasing={{{{}}: (1, {{}})}}
+  %added = {TABLE} custom-call(%one, %y), custom_call_target="adds", output_to_operand_aliasing={{{{}}: (1, {{}})}}
   %sum = ({PAIR}, {PAIR}) all-reduce-start(%one, %added), {IN_PLACE}, to_apply=%plus
   %sums = {PAIR} all-reduce-done(%sum)
   ROOT %called = {TABLE} call(%added), to_apply=%branch

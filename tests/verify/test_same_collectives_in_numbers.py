@@ -12,8 +12,9 @@ import pytest
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_collectives import judge_shaped
 from memplan.xla.collectives.groups import replica_groups
-from memplan.xla.module import Computation, Instruction, read_module
+from memplan.xla.module import Computation, Instruction
 from memplan.xla.shapes import Array
+from tests.hlo import read_module
 from tests.verify.collective_texts import Case
 from tests.verify.test_same_collectives import ACCEPTED
 

@@ -6,7 +6,7 @@ import pytest
 
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 
 HEAD = "HloModule jit_step, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias) }"
 BODIES = """
@@ -167,7 +167,10 @@ MUTANTS: dict[str, tuple[Edit, ...]] = {
     "random state drawn twice": ((DRAW, DRAW + DRAW.replace("%draw =", "%draw.run2 =")),),
     "another algorithm draws": ((DRAW, DRAW.replace("rng_default", "rng_philox")),),
     "another constant": (("%two = s32[] constant(2)", "%two = s32[] constant(3)"),),
-    "another argument": (("%x = f32[8]{0} parameter(1)", "%x = f32[8]{0} parameter(3)"),),
+    "another argument": (
+        ("%w = f32[8]{0} parameter(0)", "%w = f32[8]{0} parameter(1)"),
+        ("%x = f32[8]{0} parameter(1)", "%x = f32[8]{0} parameter(0)"),
+    ),
     "another output": (("%loop.1, %after)", "%loop.1, %put)"),),
     "outputs in another order": (("%loop.1, %after)", "%after, %loop.1)"),),
     "another element of a tuple": (("(%loop), index=1", "(%loop), index=2"),),
@@ -267,7 +270,7 @@ LOOP_MUTANTS: dict[str, tuple[Edit, ...]] = {
         (CARRIED, CARRIED + "  %h.run2 = f32[8]{0} fusion(%v), kind=kLoop, calls=%tanh.0\n"),
     ),
     "the body's new state is made before a reader of the old": (
-        (COUNTER, ""),
+        (COUNTER + FETCHED, FETCHED),
         (IN_PLACE, COUNTER + IN_PLACE),
     ),
     "a copy of what the body carries ends behind its overwrite": (

@@ -21,9 +21,6 @@ def module(entry: str, bodies: str = "", flags: str = "is_scheduled=true") -> st
     """Lines of an entry computation, with `%a` and `%b` of 2 MiB as its parameters, as the text of a module."""
     lines = "\n".join(f"  {line.strip()}" for line in entry.strip().splitlines())
     return f"""HloModule jit_step, {flags}, entry_computation_layout={{(f32[512,1024]{{1,0}})->f32[512,1024]{{1,0}}}}
-
-FileNames
-1 "step.py"
 {bodies}
 ENTRY %main.1 (a: f32[512,1024], b: f32[512,1024]) -> f32[512,1024] {{
   %a = {BIG} parameter(0), metadata={{op_name="a"}}

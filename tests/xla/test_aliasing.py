@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.xla.aliasing import ELEMENTWISE, overwritable, updated
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
+from tests.hlo import read_module
 
 ARRAY = "f32[8,4]{1,0}"
 PARAMETERS = f"""  %p = {ARRAY} parameter(0)

@@ -14,7 +14,7 @@ from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 from tests.xla.schedules import compile_step, random_copies, random_recompute, within_share
 from tests.xla.steps import STEPS, array, updating
 

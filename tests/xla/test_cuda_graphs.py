@@ -14,11 +14,11 @@ import memplan
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.cuda_graphs import Launches, has_own_rule, launches
-from memplan.xla.module import read_module
 from memplan.xla.target import Target
 from models.resnet import ResNetConfig
 from models.train import resnet_step
 from tests.dense import step as dense_step
+from tests.hlo import read_module
 from tests.xla import steps
 from tests.xla.small_modules import ADD, BIG, HOST, chain, module
 from tests.xla.thunks import Thunk, dump_options, dumped_thunks

@@ -76,8 +76,8 @@ def backward(layers: int, between: Callable[[int], Sequence[str]] = lambda n: ()
     for n in range(layers):
         chain += [fusion(f"h{n}", f"m{n}", "b", kind="kCustom"), *(between(n) or [fusion(f"m{n + 1}", f"h{n}", "b")])]
     gradients = [fusion(f"g{n}", f"h{n}", "b", kind="kCustom") for n in range(layers)]
-    sums = [line for n in range(layers) for line in summed(f"s{n}", f"g{n}")]
-    updates = [fusion(f"new{n}", f"s{n}.done", f"new{n - 1}" if n else "b") for n in range(layers)]
+    sums = [line for n in range(layers) for line in summed(f"sum{n}", f"g{n}")]
+    updates = [fusion(f"new{n}", f"sum{n}.done", f"new{n - 1}" if n else "b") for n in range(layers)]
     return module(*chain, *gradients, *sums, *updates, "ROOT " + fusion("out", f"new{layers - 1}", f"m{layers}"))
 
 

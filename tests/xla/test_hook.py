@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from memplan.program import compat
 from memplan.xla import hook
-from memplan.xla.module import UnreadableModuleError, read_module
+from memplan.xla.module import UnreadableModuleError
+from tests.hlo import read_module
 
 
 def lowered(name: str) -> jax.stages.Lowered:

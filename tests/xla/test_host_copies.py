@@ -15,8 +15,8 @@ from memplan.program.trace import Program
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices, is_copy
-from memplan.xla.module import read_module
 from memplan.xla.replay import replay
+from tests.hlo import read_module
 from tests.results.test_slabs import MIB, image_shapes, images, on_host
 from tests.xla.thunks import Thunk, dump_options, dumped_thunks, loops
 

@@ -14,7 +14,7 @@ from memplan.program import compat
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.large_literals import LARGE_NBYTES, put_back, set_aside
-from memplan.xla.module import read_module
+from tests.hlo import read_module
 
 ROWS, COLUMNS = 64, LARGE_NBYTES // 256
 

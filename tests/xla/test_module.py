@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.xla.module import UnreadableModuleError, large_constants, read_instruction, read_module
+from memplan.xla.module import UnreadableModuleError, large_constants, read_instruction
+from tests.hlo import read_module
 
 
 def test_a_line() -> None:
@@ -58,7 +59,14 @@ def test_a_line_that_is_none_is_shown() -> None:
 
 
 def test_a_part_of_a_tuple_cannot_be_donated() -> None:
-    text = "HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {1}, may-alias) }\n\nENTRY %e () -> () {\n}"
+    text = """HloModule m, is_scheduled=true, input_output_alias={ {0}: (0, {1}, may-alias) }
+
+ENTRY %e (a: (f32[], f32[])) -> (f32[]) {
+  %a = (f32[], f32[]) parameter(0)
+  %b = f32[] get-tuple-element(%a), index=1
+  ROOT %r = (f32[]) tuple(%b)
+}
+"""
     with pytest.raises(UnreadableModuleError, match="donates a part of a tuple"):
         _ = read_module(text).aliases
 

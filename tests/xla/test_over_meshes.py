@@ -19,8 +19,9 @@ from memplan.compilation.shaping import collective_flags
 from memplan.planning.registry import OWN
 from memplan.program import compat
 from memplan.xla.hook import intercept
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.target import described_devices
+from tests.hlo import read_module
 from tests.xla.collective_modules import A100, EIGHT
 
 pytestmark = pytest.mark.gpu_aot

@@ -10,8 +10,9 @@ from memplan.planning.search.tape import record
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.write import write
+from tests.hlo import read_module
 from tests.xla.collective_modules import A100, ALL, EIGHT, fusion, gathered, module, summed
 from tests.xla.small_modules import BIG, MIB
 

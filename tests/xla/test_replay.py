@@ -14,9 +14,9 @@ from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
 from memplan.program.lowerable import Lowerable
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import read_module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.target import Target
+from tests.hlo import read_module
 from tests.xla.costs import moved_nbytes
 from tests.xla.small_modules import ADD, BIG, HOST, MIB, UPDATED, chain, module
 from tests.xla.steps import STEPS, array

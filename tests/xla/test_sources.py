@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.xla import hook
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.sources import Sources, layer_of
+from tests.hlo import read_module
 
 USER, LIBRARY, OWN = "/home/someone/train.py", "/usr/lib/python3.12/site-packages/flax/linen.py", "program/targets.py"
 FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
@@ -23,12 +24,17 @@ Frame = tuple[int, int]  # number of the file, of the frame around it or -1
 def module(frames: list[Frame]) -> Module:
     """An instruction of every frame, `%i0` and so on; the line is the frame's number."""
     names = [f'{i + 1} "{name}"' for i, name in enumerate(FILES)]
-    places = [f"{i + 1} {{file_name_id={file + 1} function_name_id=1 line={i}}}" for i, (file, _) in enumerate(frames)]
+    places = [
+        f"{i + 1} {{file_name_id={file + 1} function_name_id=1 line={i} end_line={i} column=1 end_column=1}}"
+        for i, (file, _) in enumerate(frames)
+    ]
     # XLA writes the number after that of the frame around
     stacks = [f"{i + 1} {{file_location_id={i + 1} parent_frame_id={up + 2}}}" for i, (_, up) in enumerate(frames)]
     tables = {"FileNames": names, "FunctionNames": ['1 "step"'], "FileLocations": places, "StackFrames": stacks}
     head = "\n\n".join("\n".join([name, *lines]) for name, lines in tables.items())
-    made = [f"  %i{i} = f32[2]{{0}} rng(), metadata={{stack_frame_id={i + 1}}}" for i in range(len(frames))]
+    made = [
+        f"  %i{i} = f32[2]{{0}} constant({{0, 0}}), metadata={{stack_frame_id={i + 1}}}" for i in range(len(frames))
+    ]
     body = "\n".join(["ENTRY %main () -> f32[] {", *made, "  ROOT %end = f32[] constant(0)", "}"])
     return read_module(f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n{body}\n")
 
@@ -105,7 +111,7 @@ ENTRY %main (given: bf16[2]) -> f32[2] {
   %ended = bf16[2]{0} fusion(%early), kind=kLoop, calls=%fused
   %after = f32[2]{0} fusion(%ended), kind=kLoop, calls=%alone
   %last = f32[2]{0} copy(%after)
-  ROOT %other = f32[2]{0} rng(), metadata={op_name="jit(f)/other" stack_frame_id=3}
+  ROOT %other = f32[2]{0} negate(%last), metadata={op_name="jit(f)/other" stack_frame_id=3}
 }
 """
     text = read.head + "\n\n\n" + body
@@ -115,7 +121,7 @@ ENTRY %main (given: bf16[2]) -> f32[2] {
 
 
 def test_text_without_tables_tells_nothing() -> None:
-    text = "HloModule m, is_scheduled=true\n\nENTRY %e () -> f32[] {\n  ROOT %a = f32[] rng(), metadata={}\n}\n"
+    text = "HloModule m, is_scheduled=true\n\nENTRY %e () -> f32[] {\n  ROOT %a = f32[] constant(0), metadata={}\n}\n"
     assert sources(read_module(text)) == scopes(read_module(text)) == {}
 
 
@@ -158,7 +164,9 @@ def test_a_scope_is_the_way_between_step_and_primitive() -> None:
         "argument": "state.params[\\'a/b\\'][\\'kernel\\']",
         "wrapped": "reduce_sum",
     }
-    lines = [f'  %{name} = f32[] rng(), metadata={{op_name="{path}" stack_frame_id=3}}' for name, path in paths.items()]
+    lines = [
+        f'  %{name} = f32[] constant(0), metadata={{op_name="{path}" stack_frame_id=3}}' for name, path in paths.items()
+    ]
     body = "\n".join(["ENTRY %main () -> f32[] {", *lines, "  ROOT %end = f32[] constant(0)", "}"])
     assert scopes(read_module(f"HloModule m, is_scheduled=true\n\n{body}\n")) == {
         "conv": "transpose(jvp(UNet))/down_0/conv",
@@ -199,7 +207,7 @@ ENTRY %e (x: f32[4]) -> f32[4] {
   %given = f32[4]{0} parameter(1)
   %silent = f32[4]{0} fusion(%x), kind=kLoop, calls=%none
   %fusion = (f32[4]{0}, f32[4]{0}) fusion(%silent), kind=kLoop, calls=%two
-  %told = f32[4]{0} fusion(%x), calls=%none, metadata={op_name="jit(step)/top/add" stack_frame_id=3}
+  %told = f32[4]{0} fusion(%x), kind=kLoop, calls=%none, metadata={op_name="jit(step)/top/add" stack_frame_id=3}
   %element = f32[4]{0} get-tuple-element(%fusion), index=1
   %copied = f32[4]{0} copy(%element)
   %both = (f32[4]{0}, (f32[4]{0}, f32[4]{0})) tuple(%told, %fusion)

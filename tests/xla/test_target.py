@@ -17,9 +17,9 @@ from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramE
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.local import local_device
-from memplan.xla.module import read_module
 from memplan.xla.target import Target, described_devices, without_messages, xla_rematerialization
 from tests.dense import step as train
+from tests.hlo import read_module
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
 needs_compiler = pytest.mark.skipif(

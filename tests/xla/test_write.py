@@ -12,9 +12,10 @@ from memplan.planning.problem import Role
 from memplan.planning.schedule import Action, Kind, runs
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.write import write
 from tests.dense import step as train
+from tests.hlo import read_module
 from tests.xla.schedules import compile_step, random_copies, random_recompute
 from tests.xla.steps import STEPS, array
 from tests.xla.thunks import dump_options, dumped_thunks

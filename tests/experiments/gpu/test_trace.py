@@ -11,8 +11,8 @@ import memplan
 from experiments.gpu import measure
 from experiments.gpu.trace import Event, copies, events, kernels, overlap
 from memplan.hardware import catalog
-from memplan.xla.module import read_module
 from memplan.xla.replay import replay
+from tests.hlo import read_module
 
 
 def test_a_copy_beside_kernels_is_not_hidden() -> None:

@@ -9,7 +9,8 @@ from jax.extend import xla
 from jaxlib import _jax, _xla
 
 from memplan.program.compat import module_proto, module_text
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
+from tests.hlo import read_module
 
 Rewrite = Callable[[Module], Module]
 

@@ -10,7 +10,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from memplan.compilation.shaping import Shaping
 from memplan.hardware.machine import Machine
 from memplan.xla.hook import intercept
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
+from tests.hlo import read_module
 
 Step = Callable[..., Any]
 

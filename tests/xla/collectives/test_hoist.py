@@ -6,7 +6,8 @@ import pytest
 
 from memplan.program.compat import module_proto
 from memplan.xla.collectives.hoist import hoist_sums
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
+from tests.hlo import read_module
 
 SUMMED = "channel_id=3, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add"
 STATE = "(s32[], f32[4,2], f32[4,2])"
@@ -20,8 +21,13 @@ def loop(
     zero: str = "f32[4,2] broadcast(%none), dimensions={}",
     trips: str = "",
     behind: str = "%out = f32[4,2] get-tuple-element(%w), index=1\n  ROOT %r = f32[4,2] negate(%out)",
+    inner: str = "",
 ) -> Module:
-    """Three trips that add something to the second of what the loop carries."""
+    """Three trips that add something to the second of what the loop carries.
+
+    Args:
+      inner: computations that `body` calls.
+    """
     text = f"""HloModule step, num_partitions=8
 
 %add (x: f32[], y: f32[]) -> f32[] {{
@@ -35,7 +41,7 @@ def loop(
   %my = f32[] parameter(1)
   ROOT %mz = f32[] maximum(%mx, %my)
 }}
-
+{inner}
 %body (state: (s32[], f32[4,2], f32[4,2])) -> (s32[], f32[4,2], f32[4,2]) {{
   %state = (s32[], f32[4,2], f32[4,2]) parameter(0)
   %i = s32[] get-tuple-element(%state), index=0
@@ -169,18 +175,13 @@ def test_a_body_that_two_loops_have_stays() -> None:
 
 def test_inner_loops_first() -> None:
     """What the inner loop adds up is a sum of the outer body then, and moves again."""
-    inner = loop()
-    body = inner["body"].text.replace("%", "%inner_")
-    condition = inner["condition"].text.replace("%", "%inner_")
-    texts = {name: inner.texts[name] for name in ("add", "most")}
-    texts["inner_body"] = body.replace("%inner_add", "%add")
-    texts["inner_condition"] = condition
+    plain = loop()
+    inner = "".join(f"\n{plain[name].text}\n".replace("%", "%inner_") for name in ("body", "condition"))
     runs = f"""%zeros = f32[4,2] broadcast(%zero1), dimensions={{}}
   %inside = {STATE} tuple(%zero2, %zeros, %v)
   %inner = {STATE} while(%inside), condition=%inner_condition, body=%inner_body
   %s = f32[4,2] get-tuple-element(%inner), index=1"""
-    outer = loop(body=f"%zero1 = f32[] constant(0)\n  %zero2 = s32[] constant(0)\n  {runs}")
-    texts |= {name: text for name, text in outer.texts.items() if name not in texts}
-    found = hoisted(outer.with_texts(texts))
+    body = f"%zero1 = f32[] constant(0)\n  %zero2 = s32[] constant(0)\n  {runs}"
+    found = hoisted(loop(body, inner=inner.replace("%inner_add", "%add")))
     assert [name for name in found if "all-reduce" in found[name].text] == ["main"]
     assert found["body"].ops["more"].operands[1] == "inner_s.trips1"

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.groups import written
 from memplan.xla.collectives.scatters import scatters_in_phases
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
+from tests.hlo import read_module
 from tests.xla.collectives.interpreter import run
 from tests.xla.collectives.machines import Case, cases, collectives, groups_along, slow_outside
 

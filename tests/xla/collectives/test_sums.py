@@ -9,8 +9,9 @@ from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.program.compat import module_proto
 from memplan.xla.collectives.sums import sums_in_phases
-from memplan.xla.module import Instruction, Module, read_module
+from memplan.xla.module import Instruction, Module
 from tests.hardware.machines import on
+from tests.hlo import read_module
 from tests.xla.collectives.links import steep
 
 TODAY = on(topology_named("today@2x4"), 8)

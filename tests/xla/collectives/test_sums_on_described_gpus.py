@@ -16,9 +16,10 @@ from memplan.hardware.topology import topology_named
 from memplan.program import compat
 from memplan.xla.collectives.cost import collective, is_collective
 from memplan.xla.hook import intercept
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.target import described_devices
 from tests.hardware.machines import on
+from tests.hlo import read_module
 
 MACHINE = on(topology_named("today@2x4"), 8)
 HOST, DEVICE = ("host",), ("device",)

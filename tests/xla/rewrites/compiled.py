@@ -16,9 +16,10 @@ from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.target import Target, described_devices
 from memplan.xla.write import write
+from tests.hlo import read_module
 
 
 def compile_rewritten(

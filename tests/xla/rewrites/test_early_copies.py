@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from memplan.verify.same_module import judge
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.rewrites.early_copies import copy_early
+from tests.hlo import read_module
 
 FETCH = "((f32[8,4]{1,0:S(5)}, s32[]), f32[1,4]{1,0}, u32[])"
 TEXT = f"""HloModule jit_step, is_scheduled=true, entry_computation_layout={{()->f32[1,4]{{1,0}}}}

@@ -8,10 +8,11 @@ from memplan.planning.packing import live_nbytes
 from memplan.planning.problem import Problem
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs
 from memplan.xla.rewrites.merge import merge_fusions
 from models.train import resnet_step
+from tests.hlo import read_module
 from tests.xla.rewrites.compiled import compile_rewritten
 from tests.xla.rewrites.test_merge import (
     ARRAY,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from memplan.xla.module import Names, read_instruction, read_module
+from memplan.xla.module import Names, read_instruction
 from memplan.xla.rewrites.fusion import backward_slice, insert, readers_of, renumber, slice_fusion
+from tests.hlo import read_module
 
 ARRAY = "f32[4]{0}"
 MODULE = read_module(f"""HloModule jit_small, is_scheduled=true

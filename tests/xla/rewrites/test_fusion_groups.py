@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from memplan.xla.module import read_module
 from memplan.xla.rewrites.merge import MERGED_SHARE
+from tests.hlo import read_module
 from tests.xla.rewrites.test_merge import (
     ARRAY,
     BENT,

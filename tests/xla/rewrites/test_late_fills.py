@@ -13,9 +13,10 @@ from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.rewrites.late_fills import fill_late
 from memplan.xla.write import as_it_stands
+from tests.hlo import read_module
 from tests.xla.rewrites.compiled import compile_rewritten
 
 LARGE, SMALL = "f32[1024,512]{1,0}", "f32[8]{0}"
@@ -31,9 +32,11 @@ def module_of(kinds: list[bool], order: list[int], edge: str = "") -> Module:
     bodies, kernels, last = list[str](), list[str](), "%x"
     for number in order:
         shape = shapes[number]
+        along = "0,1" if shape == LARGE else "0"
         bodies.append(
             f"%add.{number} (p: f32[1], q: {shape.partition('{')[0]}) -> f32[1] {{\n  %p = f32[1]{{0}} parameter(0)\n"
-            f"  %q = {shape} parameter(1)\n  %r = f32[] reduce(%q), to_apply=%sum.0\n"
+            f"  %q = {shape} parameter(1)\n  %o = f32[] constant(0)\n"
+            f"  %r = f32[] reduce(%q, %o), dimensions={{{along}}}, to_apply=%sum.0\n"
             "  %s = f32[1]{0} bitcast(%r)\n  ROOT %t = f32[1]{0} add(%p, %s)\n}"
         )
         kernels.append(f"  %k{number} = f32[1]{{0}} fusion({last}, %v{number}), kind=kInput, calls=%add.{number}{edge}")

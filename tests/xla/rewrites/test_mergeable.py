@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from memplan.xla.module import read_module
 from memplan.xla.rewrites.fusion_groups import Mergeable, mergeable
+from tests.hlo import read_module
 from tests.xla.rewrites.test_merge import (
     ARRAY,
     BENT,
@@ -57,12 +57,15 @@ def test_what_it_reads_is_known_behind_views() -> None:
     [
         ("far", []),
         ("bent", bent("transpose(%t), dimensions={0,1}")),
-        ("bent", bent("dynamic-slice(%t)")),
+        ("bent", bent("reverse(%t), dimensions={0}")),
         ("bent", [(KIND, "kind=kCustom, calls=%bent.0")]),
         ("bent", [(KIND, "kind=kInput, calls=%bent.0")]),  # and sums nothing
         ("bent", OTHER_SUM),  # and is no kInput
         ("bent", [(f"ROOT %u = {ARRAY} tanh(%t)", f"ROOT %u = {ARRAY} bitcast(%p)")]),  # computes nothing
-        ("sums", [("%a = f32[512]{0} reduce(%g", "%a = f32[512]{0} negate(%b")]),  # of a sum
+        (
+            "sums",
+            [(f"%b = {SUM} reduce(%m, %c), dimensions={{0}}, to_apply=%add.0", f"%b = {SUM} negate(%a)")],
+        ),  # of a sum
         ("sums", [("  %first", f"  %both = ({SUM}, {SUM}) opt-barrier(%sums)\n  %first")]),  # handed on as a whole
     ],
 )

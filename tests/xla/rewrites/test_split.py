@@ -14,8 +14,9 @@ from memplan.planning.problem import Problem, Role
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.rewrites.split import WHOLE_SHARE, split_fusions
+from tests.hlo import read_module
 from tests.xla.rewrites.compiled import compile_rewritten
 
 ARRAY = "f32[1024,512]{1,0}"
