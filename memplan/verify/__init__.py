@@ -1,4 +1,6 @@
-"""Verifiers: does the planned module compute the plain one? They share no code with planners and writers.
+"""Verifiers: does the planned module compute the plain one?
+
+They share no code with planners and writers.
 
 May import `program`'s jaxprs, and `xla`'s reader of modules.
 """

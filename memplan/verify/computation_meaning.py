@@ -343,9 +343,10 @@ class ComputationMeaning:
         if op.opcode.startswith(_COLLECTIVES):
             stated = stated._replace(channel=None)
         elided = (op.name, op.op_name, op.frame) if op.is_elided else ()
-        awaited = frozenset(self._meanings.meaning(self._before(name, op)) for name in op.predecessors)
+        awaited = [self._before(name, op) for name in op.predecessors]
+        after = frozenset(map(self._meanings.meaning, awaited))
         sources = tuple(self._meanings.meaning(tree) for tree in operands)
-        return self._meanings.expressions.number((stated, elided, awaited, sources, effect))
+        return self._meanings.expressions.number((stated, elided, after, sources, effect))
 
     def _before(self, name: str, op: Instruction) -> ArrayTree:
         require(name in self._trees, f"waits in {op.name} for {name}, which comes later")
@@ -374,9 +375,8 @@ def accumulations(body: Computation, condition: Computation) -> dict[str, int]:
             continue
         if reads[number] != 1 or number in read_by_condition:
             continue
-        carries = [
-            operand for operand in op.operands if _is_element(body, operand, number) and len(body.uses[operand]) == 1
-        ]
+        elements = [name for name in op.operands if _is_element(body, name, number)]
+        carries = [element for element in elements if len(body.uses[element]) == 1]
         if len(carries) == 1:
             additions[name] = number
     return additions

@@ -34,7 +34,7 @@ _ONCE = frozenset(
 )
 _COLLECTIVES = ("all-", "reduce-scatter", "collective-", "ragged-")  # how their opcodes begin
 _GATHERS = frozenset({"all-gather", "all-gather-start", "all-gather-done"})
-_PURE_STARTS = frozenset({"fusion-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start"})
+_PURE_STARTS = ("fusion-start", "slice-start", "dynamic-slice-start", "dynamic-update-slice-start")
 _UNDER_WAY: Meaning = (-1, 0)  # nothing yet
 
 
@@ -46,9 +46,8 @@ class NotThePlainModuleError(MemplanError):
 
 def require(holds: bool, failure: str) -> None:
     if not holds:
-        raise NotThePlainModuleError(
-            f"The planned module {failure}. This is a bug in memplan; nothing was run. Please report it."
-        )
+        report = "This is a bug in memplan; nothing was run. Please report it."
+        raise NotThePlainModuleError(f"The planned module {failure}. {report}")
 
 
 def entry_dataflow(module: Module, expressions: Expressions) -> Dataflow:
@@ -232,7 +231,8 @@ class Dataflow:
         start = self._body.ops[op.operands[0]] if op.opcode.endswith("-done") else None
         if start is None or not start.opcode.endswith("-start"):
             return
-        require(start.name in self._pairs, f"ends {start.name} in {op.name}, which is not under way")
+        is_pending = start.name in self._pairs
+        require(is_pending, f"ends {start.name} in {op.name}, which is not under way")
         self._versions.written[op.name] = self._versions.written[start.name]
         for leaf in self._pairs.pop(start.name):
             self._versions.read(leaf, position, op.name)
@@ -257,7 +257,7 @@ class Dataflow:
         return self.loops[-1].meaning
 
     def _end(self, outputs: Sequence[ResultLeaf], overwritten: Mapping[int, ResultLeaf]) -> None:
-        """Outputs overwrite arguments when their buffer is first written; all are read at the end."""
+        """Let outputs overwrite arguments when their buffer is first written, and be read last."""
         pending = [*self._copies, *self._pairs]
         require(not pending, f"never waits for {', '.join(pending)}")
         for output, argument in overwritten.items():

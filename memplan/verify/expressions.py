@@ -17,14 +17,15 @@ Meaning = tuple[int, int]  # number of an expression, leaf
 # Fields of a kernel's configuration: on which queue it runs does not change what it computes.
 _QUEUES = ("operation_queue_id", "wait_on_operation_queues")
 _STREAM = "_xla_stream_annotation"  # a frontend attribute; nor does the stream
-# A fusion of only a slice means the same, whether XLA's kernels or its emitter of dynamic slices
-# run it.
+# A fusion of only a slice means the same in XLA's kernels and in its emitter of dynamic slices.
 _EMITTER = "fusion_backend_config"
 _SLICE_EMITTER = {
     "kind": "__custom_fusion",
     "custom_fusion_config": {"name": "dynamic_slice_fusion"},
 }
-_ORDERED = frozenset({"reduce", "reduce-window", "scatter", "select-and-scatter", "dot", "convolution", "sort"})
+_ORDERED = frozenset(
+    "reduce reduce-window scatter select-and-scatter dot convolution sort".split()  # noqa: SIM905
+)  # the emitter decides in which order they add
 _NAMING = ("bitcast", "tuple", "get-tuple-element")
 
 
@@ -151,7 +152,12 @@ class ModuleExpressions:
             self.all.fusions[key] = self._fusion(op.kind, body, operands)
         return self.all.fusions[key]
 
-    def _fusion(self, kind: str, body: Computation, operands: Sequence[Sequence[Meaning]]) -> FusionMeanings:
+    def _fusion(
+        self,
+        kind: str,
+        body: Computation,
+        operands: Sequence[Sequence[Meaning]],
+    ) -> FusionMeanings:
         inner: dict[str, list[Meaning]] = {}
         for op in body.ops.values():
             sources = [inner[name] for name in op.operands]
@@ -220,7 +226,9 @@ def _configuration(text: str) -> tuple[bool, str]:
 def _frontend(op: Instruction) -> Hashable:
     """The frontend attributes; the stream alone says nothing."""
     attributes = op.frontend_attributes
-    return () if not attributes or attributes.keys() == {_STREAM} else tuple(sorted(attributes.items()))
+    if not attributes or attributes.keys() == {_STREAM}:
+        return ()
+    return tuple(sorted(attributes.items()))
 
 
 def is_library(fusion: Instruction) -> bool:

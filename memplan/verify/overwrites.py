@@ -80,7 +80,13 @@ class Versions:
     def read(self, leaf: ResultLeaf, position: int, reader: str) -> None:
         self._reads.setdefault(self._version(leaf), []).append((position, reader))
 
-    def overwrite(self, leaf: ResultLeaf, position: int, writer: str, result: ResultLeaf | None = None) -> None:
+    def overwrite(
+        self,
+        leaf: ResultLeaf,
+        position: int,
+        writer: str,
+        result: ResultLeaf | None = None,
+    ) -> None:
         """Register that an instruction overwrites a version, by this result if that is known."""
         self._overwrites.append((writer, leaf, position))
         if result is not None:
@@ -105,7 +111,11 @@ class Updates:
         # fused computations -> leaf of the result, number of the parameter
         self._parameters: dict[str, list[tuple[int, int]]] = {}
 
-    def of(self, op: Instruction, operands: Sequence[LeafTree]) -> Iterator[tuple[int | None, ResultLeaf]]:
+    def of(
+        self,
+        op: Instruction,
+        operands: Sequence[LeafTree],
+    ) -> Iterator[tuple[int | None, ResultLeaf]]:
         """(number, buffer) pairs: the buffers that an instruction overwrites.
 
         The number is that of the result's leaf that is in the buffer afterwards, if that is known.

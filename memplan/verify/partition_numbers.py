@@ -55,7 +55,12 @@ class PartitionNumbers:
             rows = (self._partitions, *shape.dims)
             self._values[op.name] = np.broadcast_to(value, rows).astype(shape.numpy_name)
 
-    def _value(self, op: Instruction, shape: Array, operands: Sequence[np.ndarray]) -> np.ndarray | None:
+    def _value(
+        self,
+        op: Instruction,
+        shape: Array,
+        operands: Sequence[np.ndarray],
+    ) -> np.ndarray | None:
         if op.opcode == "partition-id":
             return np.arange(self._partitions)
         if op.opcode == "constant":
@@ -92,7 +97,11 @@ def clamped(start: np.ndarray, whole: int, size: int) -> int:
     return min(max(int(start), 0), whole - size)
 
 
-def _of_natural_numbers(op: Instruction, shape: Array, operands: Sequence[np.ndarray]) -> np.ndarray | None:
+def _of_natural_numbers(
+    op: Instruction,
+    shape: Array,
+    operands: Sequence[np.ndarray],
+) -> np.ndarray | None:
     """A quotient, a remainder or a shift, where numpy computes the same as HLO."""
     if op.opcode in _DIVISIONS:
         dividend, divisor = operands

@@ -91,7 +91,10 @@ def _continues(slow: Digit, fast: Digit) -> bool:
     return (slow.stride, slow.owner_stride) == strides
 
 
-def _with_owner_table(digits: Sequence[Digit], owners: Sequence[int]) -> tuple[list[Digit], tuple[int, ...]]:
+def _with_owner_table(
+    digits: Sequence[Digit],
+    owners: Sequence[int],
+) -> tuple[list[Digit], tuple[int, ...]]:
     """Digits and owners, with the owners as a row-major table of the digits they vary along."""
     axes = [number for number, digit in enumerate(digits) if digit.owner_stride]
     offsets = [np.arange(digits[axis].size) * digits[axis].owner_stride for axis in axes]

@@ -23,6 +23,9 @@ from memplan.verify.pieces import (
     zeros,
 )
 
+Sizes = tuple[int, int, int]  # elements outside of a dimension, in it, and inside of it
+Combine = Callable[[Sequence[Row]], Row | None]
+
 
 @dataclass(frozen=True)
 class Spread:
@@ -102,7 +105,8 @@ class Owners:
         """Several elements of each device added."""
         if (key := ("plus", numbers)) not in self._results:
             maps = [self._maps[number] for number in numbers]
-            self._results[key] = self.number([self._union(sets) for sets in zip(*maps, strict=True)])
+            unions = [self._union(sets) for sets in zip(*maps, strict=True)]
+            self._results[key] = self.number(unions)
         return self._results[key]
 
     def summed(self, numbers: tuple[int, ...], teams: Teams) -> int:
@@ -185,7 +189,7 @@ class Spreads:
         own = (self.owners.own,)
         return self.replicated(tuple(piece._replace(owners=own) for piece in spread.rows[0]))
 
-    def narrowed(self, spread: Spread, sizes: tuple[int, int, int], low: int, high: int) -> Spread | None:
+    def narrowed(self, spread: Spread, sizes: Sizes, low: int, high: int) -> Spread | None:
         """A range of the middle one of three dimensions."""
         return self._each(spread, lambda row: self._refolded(narrowed(row, sizes, low, high)))
 
@@ -193,7 +197,13 @@ class Spreads:
         """A transposed array."""
         return self._each(spread, lambda row: turned(row, dims, order))
 
-    def at_starts(self, spread: Spread, sizes: tuple[int, int, int], starts: Sequence[int], size: int) -> Spread | None:
+    def at_starts(
+        self,
+        spread: Spread,
+        sizes: Sizes,
+        starts: Sequence[int],
+        size: int,
+    ) -> Spread | None:
         """A dynamic slice of the middle one of three dimensions, with a start for every device."""
         keys = list(zip(spread.kinds, starts, strict=True))
         rows: dict[tuple[int, int], Row | None] = {}
@@ -246,7 +256,7 @@ class Spreads:
             received.append(_spread(rows))
         return received
 
-    def scattered(self, spread: Spread, teams: Teams, sizes: tuple[int, int, int]) -> Spread | None:
+    def scattered(self, spread: Spread, teams: Teams, sizes: Sizes) -> Spread | None:
         """The result of an adding reduce-scatter along the middle one of three dimensions."""
         total = self.summed(spread, teams)
         if total is None or sizes[1] % teams.size:
@@ -275,14 +285,12 @@ class Spreads:
 
     def _overlaid(self, spread: Spread) -> Row:
         """The one row of devices that differ in the numbers of their owners alone."""
-        rows = [spread.on(device) for device in range(self.devices)]
+        devices = range(self.devices)
+        rows = [spread.on(device) for device in devices]
         pieces: list[Piece] = []
         for position, piece in enumerate(spread.rows[0]):
             maps = zip(*(row[position].owners for row in rows), strict=True)
-            owners = [
-                self.owners.number(self.owners.at(number, device) for device, number in enumerate(numbers))
-                for numbers in maps
-            ]
+            owners = [self.owners.number(map(self.owners.at, numbers, devices)) for numbers in maps]
             pieces.append(normal(piece._replace(owners=tuple(owners))))
         return joined(pieces)
 
@@ -304,18 +312,18 @@ class Spreads:
     def _replicated(self, row: Row | None) -> Spread | None:
         return None if row is None else self.replicated(row)
 
-    def _zipped(self, spreads: Sequence[Spread], change: Callable[[Sequence[Row]], Row | None]) -> Spread | None:
+    def _zipped(self, spreads: Sequence[Spread], change: Combine) -> Spread | None:
         """A row of each array -> a row, on each device."""
         if all(len(spread.rows) == 1 for spread in spreads):
             return self._replicated(change([spread.rows[0] for spread in spreads]))
         patterns = list(zip(*(spread.kinds for spread in spreads), strict=True))
-        rows = {
-            pattern: change([spread.rows[kind] for spread, kind in zip(spreads, pattern, strict=True)])
-            for pattern in set(patterns)
-        }
+        rows: dict[tuple[int, ...], Row | None] = {}
+        for pattern in set(patterns):
+            pairs = zip(spreads, pattern, strict=True)
+            rows[pattern] = change([spread.rows[kind] for spread, kind in pairs])
         return _spread(rows[pattern] for pattern in patterns)
 
-    def _in_groups(self, spread: Spread, teams: Teams, change: Callable[[Sequence[Row]], Row | None]) -> Spread | None:
+    def _in_groups(self, spread: Spread, teams: Teams, change: Combine) -> Spread | None:
         """The rows of a group's members -> a row that all of them hold."""
         if len(spread.rows) == 1:
             return self._replicated(change(spread.rows * teams.size))
@@ -358,7 +366,9 @@ def _sum(rows: Sequence[Row], plus: Callable[[tuple[int, ...]], int]) -> Row | N
     """The sum of rows that have the same elements of the same sources; None if they have not."""
     different = {id(row): row for row in rows}  # most members of a group hold the same row
     marks = sorted({mark for row in different.values() for mark in ends(row)})
-    cuts = {key: row if len(row) + 1 == len(marks) else cut_at(row, marks) for key, row in different.items()}
+    cuts: dict[int, Sequence[Piece]] = {}
+    for key, row in different.items():
+        cuts[key] = row if len(row) + 1 == len(marks) else cut_at(row, marks)
     if len({tuple(map(_elements, pieces)) for pieces in cuts.values()}) > 1:
         return None
     sums: list[Piece] = []
