@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 
 from memplan.errors import MemplanError
@@ -32,6 +32,7 @@ _PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _INDEX = re.compile(r"\bindex=\d+")
+_KIND = re.compile(r"\bkind=\w+")
 _AFTER = re.compile(r",? ?control-predecessors=\{[^}]*\}")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _RANGES = re.compile(r"\bslice=\{([^}]*)\}")
@@ -80,6 +81,8 @@ class Instruction:
     attributes: str  # what follows the operands; of a parameter its number, of a constant its value
     root: bool = False
     text: str = field(default="", repr=False, compare=False)  # the line that was read; "" of a new one
+    # what follows the number of a parameter, or the value of a constant
+    _after_literal: str = field(default="", repr=False, compare=False)
 
     @cached_property
     def line(self) -> str:
@@ -87,9 +90,12 @@ class Instruction:
         return self.text or self._written()
 
     def _written(self) -> str:
-        literal = self.opcode in ("parameter", "constant")
-        operands = self.attributes if literal else ", ".join(f"%{operand}" for operand in self.operands)
-        attributes = "" if literal or not self.attributes else f", {self.attributes}"
+        operands, attributes = ", ".join(f"%{operand}" for operand in self.operands), self.attributes
+        if self.opcode in ("parameter", "constant"):
+            operands, attributes = self.attributes, self._after_literal
+            if operands.startswith("{...}"):  # which large one it is follows
+                operands, _, attributes = operands.partition(", ")
+        attributes = attributes and f", {attributes}"
         root = "ROOT " if self.root else ""
         return f"  {root}%{self.name} = {shape_text(self.shape)} {self.opcode}({operands}){attributes}"
 
@@ -103,14 +109,19 @@ class Instruction:
         called: Mapping[str, str] | None = None,
         index: int | None = None,
         ordered: bool = True,
+        kind: str | None = None,
+        frontend_attributes: Mapping[str, str] | None = None,
+        backend_config: str | None = None,
     ) -> Instruction:
-        """A copy with another name, other operands, another shape, ...
+        """A copy with another name, other operands, another shape, ...; itself if that changes nothing.
 
         Args:
           root: is it the root of its computation?
           called: computations that it calls -> those that it calls instead.
           index: of a get-tuple-element.
           ordered: False drops the instructions that must run before it without being read.
+          kind: of a fusion.
+          backend_config: JSON text.
         """
         attributes = self.attributes
         for old, new in (called or {}).items():
@@ -119,14 +130,34 @@ class Instruction:
             attributes = _INDEX.sub(f"index={index}", attributes, count=1)
         if not ordered:
             attributes = _AFTER.sub("", attributes).lstrip(", ")
-        return Instruction(
+        if kind is not None:
+            attributes = _KIND.sub(f"kind={kind}", attributes, count=1)
+        if frontend_attributes is not None:
+            pairs = ",".join(f'{key}="{value}"' for key, value in frontend_attributes.items())
+            attributes = _with_attribute(attributes, "frontend_attributes", self._frontend, f"{{{pairs}}}")
+        if backend_config is not None:
+            attributes = _with_attribute(attributes, "backend_config", self.backend_config, backend_config)
+        changed = Instruction(
             self.name if name is None else name,
             self.opcode,
             self.shape if shape is None else shape,
             self.operands if operands is None else tuple(operands),
             attributes,
             self.root if root is None else root,
+            _after_literal=self._after_literal,
         )
+        return self if changed == self else replace(changed, text=self._text_of(changed))
+
+    def _text_of(self, changed: Instruction) -> str:
+        """The line of a changed copy with the comments of XLA's line, which fingerprints count; "" if it has none."""
+        is_literal = self.opcode in ("parameter", "constant")
+        if "/*" not in self.text or is_literal or changed.shape != self.shape:
+            return ""
+        if not self.attributes or not changed.attributes:
+            return ""
+        line = self.line_with(changed.name, changed.operands).strip().removeprefix("ROOT ")
+        root = "ROOT " if changed.root else ""
+        return f"  {root}{line.removesuffix(self.attributes)}{changed.attributes}"
 
     def with_operands(self, now: Mapping[str, str]) -> Instruction:
         """The instruction with operands renamed; itself if it reads none of them."""
@@ -208,8 +239,13 @@ class Instruction:
 
     @cached_property
     def frontend_attributes(self) -> Mapping[str, str]:
+        return dict(_FRONTEND_PAIR.findall(self._frontend))
+
+    @property
+    def _frontend(self) -> str:
+        """Text of the frontend attributes, braces included; "" if there are none."""
         attributes = "frontend_attributes=" in self.attributes and _FRONTEND.search(self.attributes)
-        return dict(_FRONTEND_PAIR.findall(attributes[1])) if attributes else {}
+        return f"{{{attributes[1]}}}" if attributes else ""
 
     @cached_property
     def predecessors(self) -> tuple[str, ...]:
@@ -413,6 +449,12 @@ class Computation:
         first, *_, last = self.text.split("\n")
         return "\n".join([first, *lines, last])
 
+    def cloned(self, name: str, called: Mapping[str, str]) -> Computation:
+        """A copy under another name, which calls other computations: those that it calls -> those instead."""
+        head, *_, end = self.text.replace(f"%{self.name} (", f"%{name} (", 1).split("\n")
+        ops = [op.changed(called=called) if op.called else op for op in self.ops.values()]
+        return _with_ops(name, "\n".join([head, *(op.line for op in ops), end]), ops)
+
     def with_ops(self, ops: Iterable[Instruction]) -> Computation:
         """The computation with other instructions, in this order."""
         ops = list(ops)
@@ -561,6 +603,13 @@ def predecessors(op: Instruction) -> list[str]:  # until every reader asks for `
     return list(op.predecessors)
 
 
+def _with_attribute(attributes: str, name: str, old: str, new: str) -> str:
+    """Attributes with the value of one changed, or with one more."""
+    if old:
+        return attributes.replace(f"{name}={old}", f"{name}={new}", 1)
+    return ", ".join(filter(None, (attributes, f"{name}={new}")))
+
+
 def _ints(text: str) -> tuple[int, ...]:
     return tuple(int(number) for number in text.split(",") if number.strip())
 
@@ -649,6 +698,20 @@ class Edit:
         self._changed[body.name] = body
         self._new.setdefault(body.name, []).extend(new)
 
+    def clone(self, name: str, mark: str, number: int = 1) -> list[Computation]:
+        """Copies of a computation and of those that it calls, as the module has them; callees first, its own last.
+
+        Args:
+          mark, number: of the new names, see `fresh`.
+        """
+        copied, body = self.fresh(name, mark, number), self._module[name]
+        called: dict[str, str] = {}
+        copies: list[Computation] = []
+        for callee in dict.fromkeys(callee for op in body.ops.values() for callee in op.called):
+            copies += self.clone(callee, mark, number)
+            called[callee] = copies[-1].name
+        return [*copies, body.cloned(copied, called)]
+
     @property
     def module(self) -> Module:
         """The module with all changes; the module itself if there are none."""
@@ -672,6 +735,22 @@ def tuple_element(name: str, shape: Shape, operand: str, index: int) -> Instruct
 
 def tuple_of(name: str, shapes: Sequence[Shape], operands: Sequence[str], root: bool = False) -> Instruction:
     return Instruction(name, "tuple", tuple(shapes), tuple(operands), "", root)
+
+
+def copy(name: str, shape: Shape, operand: str, root: bool = False) -> Instruction:
+    return Instruction(name, "copy", shape, (operand,), "", root)
+
+
+def copy_start(
+    name: str, target: Array, source: Array, operand: str, frontend_attributes: Mapping[str, str]
+) -> Instruction:
+    """The start of an asynchronous copy between memories, which the arrays' layouts name."""
+    start = Instruction(name, "copy-start", (target, source, Array("u32", ())), (operand,), "")
+    return start.changed(frontend_attributes=frontend_attributes)
+
+
+def copy_done(name: str, shape: Array, start: str) -> Instruction:
+    return Instruction(name, "copy-done", shape, (start,), "")
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -723,18 +802,13 @@ def read_instruction(line: str) -> Instruction:
     if not found:
         raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
     root, name, shape, opcode, rest = found.groups()
-    operands, attributes = _operands_and_attributes(rest, opcode in ("parameter", "constant"))
-    names = tuple(NAME.findall(operands))
-    return Instruction(name, opcode, read_shape(shape), names, attributes, bool(root), line)
-
-
-def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:
-    """Split the text after an opening parenthesis; a parameter's or constant's literal is an attribute."""
     closed = _CLOSED.search(rest)
     operands, attributes = (rest[: closed.start()], rest[closed.end() :]) if closed else (rest, "")
-    if not literal:
-        return operands, attributes
-    return "", f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
+    names, after_literal = tuple(NAME.findall(operands)), ""
+    if opcode in ("parameter", "constant"):
+        names, after_literal = (), attributes
+        attributes = f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
+    return Instruction(name, opcode, read_shape(shape), names, attributes, bool(root), line, after_literal)
 
 
 def large_constants(text: str) -> list[Instruction]:
