@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 from memplan.errors import MemplanError
 from memplan.xla.large_literals import LARGE_NBYTES
@@ -21,6 +21,7 @@ METADATA = re.compile(r'\bmetadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 NAME = re.compile(r"%([\w.\-]+)")
 _CONFIG = "backend_config={"
 _BRACES = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"')
+_BRACKET_OR_COMMA = re.compile(r'[\[({})\]]|"(?:[^"\\]|\\.)*"|, ')
 _TARGET = re.compile(r'custom_call_target="([^"]*)')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FRONTEND = re.compile(r"\bfrontend_attributes=\{((?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
@@ -184,7 +185,10 @@ class Instruction:
     @cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations it calls."""
-        return tuple(name for names in _CALLED.findall(self.attributes) for name in NAME.findall(names))
+        attributes = self.attributes
+        if "=%" not in attributes and "{%" not in attributes:
+            return ()
+        return tuple(name for names in _CALLED.findall(attributes) for name in NAME.findall(names))
 
     @property
     def body(self) -> str:
@@ -248,7 +252,7 @@ class Instruction:
     @property
     def _frontend(self) -> str:
         """Text of the frontend attributes, braces included; "" if there are none."""
-        attributes = _FRONTEND.search(self.attributes)
+        attributes = "frontend_attributes=" in self.attributes and _FRONTEND.search(self.attributes)
         return f"{{{attributes[1]}}}" if attributes else ""
 
     @cached_property
@@ -259,12 +263,12 @@ class Instruction:
 
     @cached_property
     def has_side_effect(self) -> bool:
-        return bool(_EFFECT.search(self.attributes))
+        return "has_side_effect" in self.attributes and bool(_EFFECT.search(self.attributes))
 
     @cached_property
     def aliased_outputs(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """(index of a part of the result, position of an operand) pairs that the instruction says are one buffer."""
-        pairs = _ALIASED.search(self.attributes)
+        pairs = "output_to_operand" in self.attributes and _ALIASED.search(self.attributes)
         return tuple((_ints(index), int(position)) for index, position in _PAIR.findall(pairs[1] if pairs else ""))
 
     @cached_property
@@ -334,7 +338,8 @@ class Instruction:
     @cached_property
     def channel(self) -> int | None:
         """Channel of a collective."""
-        return int(channel[1]) if (channel := _CHANNEL.search(self.attributes)) else None
+        channel = "channel_id=" in self.attributes and _CHANNEL.search(self.attributes)
+        return int(channel[1]) if channel else None
 
     @cached_property
     def counts_devices(self) -> bool:
@@ -360,6 +365,28 @@ class Instruction:
         """Is it a constant whose elements are all zero?"""
         literal = self.attributes.partition("metadata=")[0]
         return self.opcode == "constant" and "0" in literal and not set(literal) - set("{}(), -.0")
+
+    @cached_property
+    def is_positive_zero(self) -> bool:
+        """Is it a constant of real numbers that are all +0?"""
+        return self.opcode == "constant" and "0" in self.attributes and not set(self.attributes) - set("{} ,0")
+
+    @property
+    def is_elided(self) -> bool:
+        """Is it a constant whose elements the module does not list?"""
+        return self.opcode == "constant" and self.attributes.startswith("{...}")
+
+    @cached_property
+    def statement(self) -> tuple[tuple[str, Hashable], ...]:
+        """All that it says, as (field, value) pairs: equal where two instructions say the same.
+
+        Left out are its name, operands and shape, its source and control predecessors, the names of the computations
+        that it calls, and what may differ between equal instructions and is a fact of its own: `kind`, `channel`,
+        `backend_config` and `frontend_attributes`. The literal of a constant and a parameter's number are in it.
+        """
+        if self.opcode == "constant" and not self.is_elided:
+            return (("literal", self.attributes),)
+        return _statement(METADATA.sub("", self.attributes)) if self.attributes else ()
 
     def _attribute(self, name: str) -> str:
         """The text of an attribute up to the next comma or blank; "" if there is none."""
@@ -541,6 +568,14 @@ class Module(Mapping[str, Computation]):
         return self.head.partition(" ")[2].partition(",")[0]
 
     @cached_property
+    def options(self) -> tuple[tuple[str, Hashable], ...]:
+        """What the module says beside its name, computations and stack frames, such as donated arguments and layouts,
+        as (field, value) pairs. Whether it is scheduled is left out.
+        """
+        fields = _fields(self.head.partition("\n")[0].partition(", ")[2])
+        return tuple((name, value) for name, value in fields if name != "is_scheduled")
+
+    @cached_property
     def instructions(self) -> Mapping[str, Instruction]:
         """Instructions of the entry and of the computations that it runs, by name; a fusion is one instruction."""
         return {op.name: op for op in self._run(self.entry)}
@@ -639,6 +674,36 @@ def _end_of_braces(text: str, begin: int) -> int:
         if not depth:
             return at.end()
     return len(text)
+
+
+@lru_cache(maxsize=1 << 16)  # instructions of a module differ in their metadata more than in what they say
+def _statement(attributes: str) -> tuple[tuple[str, Hashable], ...]:
+    """See `Instruction.statement`; metadata have been removed."""
+    return tuple((name, NAME.sub("%", value)) for name, value in _fields(attributes) if not _is_fact(name, value))
+
+
+def _is_fact(name: str, value: str) -> bool:
+    """Does a fact of the instruction say all that this attribute says?"""
+    if name == "backend_config":
+        return value.startswith("{")
+    if name == "frontend_attributes":
+        return value[1:-1] == ",".join(f'{key}="{text}"' for key, text in _FRONTEND_PAIR.findall(value))
+    return name in ("metadata", "control-predecessors", "kind", "channel_id")
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    """(name, value) pairs of attributes or options; commas within quotes or brackets separate none."""
+    depth = begin = 0
+    ends: list[tuple[int, int]] = []  # of a field, and where the next one begins
+    for token in _BRACKET_OR_COMMA.finditer(text):
+        depth += (token[0] in "[({") - (token[0] in "])}")
+        if token[0] == ", " and not depth:
+            ends.append(token.span())
+    for end, following in [*ends, (len(text), len(text))]:
+        name, _, value = text[begin:end].partition("=")
+        if name:
+            yield name, value
+        begin = following
 
 
 def without_metadata(attributes: str) -> str:
