@@ -12,7 +12,7 @@ from memplan.report.views.table import Table, short_source
 from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 Kind = Literal[
-    "donate", "closed over", "folded", "table", "output", "float32", "x64", "host state", "batch", "slabs", "plan"
+    "donate", "closed over", "folded", "table", "output", "x64", "host state", "batch", "slabs", "plan"
 ]  # fmt: skip
 _LEAST_S = 1e-9  # less is the rounding of a sum
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -25,9 +25,8 @@ class Finding:
 
     Attributes:
       kind: what it is about: an argument to `donate`; an array that the step has `closed over`; one that XLA has
-        `folded` into the program; a `table` that depends on no argument; a large `output`; `float32` that comes of
-        bfloat16; types of `x64`; state that the host could hold; a smaller `batch`; a kernel that needs `slabs`; the
-        `plan`.
+        `folded` into the program; a `table` that depends on no argument; a large `output`; types of `x64`;
+        state that the host could hold; a smaller `batch`; a kernel that needs `slabs`; the `plan`.
       advice: what to do, in one sentence.
       gained_bytes: device bytes that this saves; of an array in the program, its bytes.
       added_s: predicted seconds that a step takes longer, negative if it is faster; None if unknown.

@@ -24,7 +24,6 @@ from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError
 from memplan.pipeline import Notify, Request
 from memplan.program import compat
-from memplan.program.flat import Flat
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.report.diagnosis import KINDS, Diagnosis, Finding, Kind
@@ -37,7 +36,6 @@ from memplan.units import show_bytes
 
 _MOST_COMPILED = 4  # changes of a kind: those of the largest findings; the others stay counted
 _PARTS = 32  # of a batch, which five compilations tell apart: one more makes a step 3 % larger at most
-_HALF = ("bfloat16", "float16")
 
 
 def doctor(
@@ -210,46 +208,6 @@ _CHANGES: Mapping[Kind, Callable[[_Case, Finding], Outcome | None]] = {
 }
 
 
-def _promotions(case: _Case) -> Iterator[Finding]:
-    """float32 that comes of bfloat16 and float32, in what the step differentiates; in all of it if that is nothing."""
-    plain, step = case.plain.program, _again(case.step)
-    try:
-        before = _promoted(plain.flat)
-    except UnsupportedProgramError:
-        return
-    if not before:
-        return
-    if not any("jvp(" in compat.scope_of(eqn) for eqn in plain.flat.eqns):
-        step = compat.keeping_half_precision(step)
-    with compat.differentiated_as(compat.keeping_half_precision):
-        program = case.traced(step)
-        after = _promoted(program.flat)
-        lines = [line for line in before if before[line] > after[line]]
-        if not lines:
-            return
-        found = case.compiled("without promotion to float32", program)
-    advice = "bfloat16 becomes float32 here first: make the float32 array bfloat16, or the constant a Python number"
-    finding = case.finding("float32", advice, found, source=lines[0])
-    if case.is_large(finding):
-        yield finding
-
-
-def _promoted(flat: Flat) -> Counter[str]:
-    """By line, in order: equations of the forward pass that make float32 of bfloat16 or float16."""
-    found = Counter[str]()
-    for number, eqn in enumerate(flat.eqns):
-        if "transpose(" in compat.scope_of(eqn):
-            continue
-        inner = range(len(compat.computations_of(eqn)))
-        for index in inner:
-            found.update(_promoted(flat.inner(number, index)))
-        reads = {str(getattr(compat.aval_of(atom), "dtype", "")) for atom in eqn.invars}
-        makes = {str(getattr(var.aval, "dtype", "")) for var in eqn.outvars}
-        if not inner and reads.intersection(_HALF) and "float32" in makes:
-            found[compat.relative(compat.source_of(eqn))] += 1
-    return found
-
-
 def _state_on_host(case: _Case) -> Iterator[Finding]:
     """Each argument with state, in host memory."""
     if not case.request.target.is_gpu:
@@ -320,5 +278,5 @@ def _plan(case: _Case) -> Iterator[Finding]:
 
 
 _Study = Callable[[_Case], Iterator[Finding]]
-_STUDIES: Sequence[_Study] = (_counted, _promotions)  # of what costs no time
+_STUDIES: Sequence[_Study] = (_counted,)  # remedies that cost no time
 _WHERE_IT_DOES_NOT_FIT: Sequence[_Study] = (_state_on_host, _batch, _plan)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,7 +19,7 @@ from memplan.report.diagnosis import Diagnosis, Finding
 from memplan.xla.target import Target
 from tests import vocabulary
 from tests.studies import patients
-from tests.studies.patients import LAYERS, MASK, ROWS, STACK, WIDE, WIDTH, WORDS, Patient, Step, X, array, weights
+from tests.studies.patients import LAYERS, ROWS, WIDE, WIDTH, WORDS, Patient, Step, X, array, weights
 from tests.xla.steps import scanned
 
 MIB = 2**20
@@ -49,15 +48,8 @@ def line_of(mark: str) -> str:
     return f"patients.py:{number}"
 
 
-def half(change: Step, cured: Step, mark: str, **weight_of: Step) -> Patient:
-    args = weights(), X, X, MASK
-    faulty, healthy = patients.in_halves(change, **weight_of), patients.in_halves(cured)
-    return Patient("float32", faulty, args, healthy, args, mark=mark)
-
-
 MOMENTUM = weights(), weights(), X, X
 WITH_HEAD = weights(), array(WIDTH, WORDS), X, X
-SCANNED = STACK, X, MASK
 COMPILED = {
     "the state is not donated": Patient(
         "donate", patients.train, (weights(), X, X), patients.train, (weights(), X, X), ()
@@ -67,11 +59,6 @@ COMPILED = {
     ),
     "logits are returned": Patient(
         "output", patients.with_logits, WITH_HEAD, patients.without_logits, WITH_HEAD, mark="the logits"
-    ),
-    "a mask promotes": half(patients.masked, patients.masked_in_half, "by a mask"),
-    "a constant promotes": half(patients.scaled, patients.scaled_by_a_number, "by a constant"),
-    "a mask promotes in a scan": Patient(
-        "float32", patients.in_half_scanned, SCANNED, patients.in_half_scanned_and_masked, SCANNED, mark="in the body"
     ),
 }
 
@@ -94,13 +81,6 @@ def found_with_its_bytes(patient: Patient, device: str | None) -> None:
     assert finding.source.endswith(line_of(patient.mark) if patient.mark else "")
     healthy = api.doctor(patient.cured, patient.cured_args, donate_argnums=patient.cured_donated, device=device)
     assert healthy.is_healthy and healthy.compilations == 1
-
-
-@pytest.mark.gpu_aot
-def test_a_float32_parameter_promotes_on_a_gpu() -> None:
-    """XLA:CPU computes in float32 anyway."""
-    patient = half(patients.as_it_is, patients.as_it_is, "a layer in halves", weight_of=patients.as_it_is)
-    found_with_its_bytes(patient, "a100")
 
 
 def test_types_of_64_bits_are_found() -> None:
@@ -199,12 +179,6 @@ HEALTHY: dict[str, tuple[Step, Sequence[Any], dict[str, Any]]] = {
     "donated": (patients.train, (weights(), X, X), {"donate_argnums": 0}),
     "donated by its own jit": (jax.jit(patients.train, donate_argnums=0), (weights(), X, X), {}),
     "both states donated": (patients.with_momentum, MOMENTUM, {"donate_argnums": (0, 1)}),
-    "bfloat16 throughout": (
-        patients.in_halves(patients.as_it_is, patients.as_it_is),
-        (weights(dtype=jnp.bfloat16), X, X, MASK),
-        {"donate_argnums": 0},
-    ),
-    "float32 on purpose": (patients.in_halves(patients.centred), (weights(), X, X, MASK), {"donate_argnums": 0}),
     "a scan": (*scanned(256, 4), {"donate_argnums": 0}),
 }
 
@@ -214,41 +188,6 @@ def test_of_healthy_steps_nothing_is_said(name: str) -> None:
     step, args, options = HEALTHY[name]
     found = api.doctor(step, args, **options)
     assert found.is_healthy and not found.findings and "What to do first" not in str(found)
-
-
-def test_a_library_that_promotes_on_purpose_is_left_alone() -> None:
-    import flax.linen as nn
-
-    norm = nn.LayerNorm(dtype=jnp.bfloat16)  # its statistics are float32
-
-    def step(params: Any, x: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
-            hidden = norm.apply(params, x.astype(jnp.bfloat16))
-            assert isinstance(hidden, jax.Array)
-            return (jnp.tanh(hidden).astype(jnp.float32) ** 2).mean()
-
-        value, gradient = jax.value_and_grad(loss)(params)
-        return patients.descend(params, gradient), value
-
-    params = jax.eval_shape(norm.init, jax.random.key(0), X)
-    found = api.doctor(step, (params, X), donate_argnums=0)
-    assert found.is_healthy and found.compilations == 1
-
-
-def test_a_step_that_differentiates_nothing_promotes_too() -> None:
-    def infer(params: Any, x: jax.Array, mask: jax.Array) -> jax.Array:
-        hidden = x.astype(jnp.bfloat16)
-        for weight in params:
-            hidden = jnp.tanh(hidden @ weight) * mask
-        return hidden
-
-    def cured(params: Any, x: jax.Array, mask: jax.Array) -> jax.Array:
-        return infer(params, x, mask.astype(jnp.bfloat16))
-
-    args = weights(dtype=jnp.bfloat16), X, MASK
-    finding = the("float32", api.doctor(infer, args))
-    assert finding.gained_bytes == taken(infer, args, (), None) - taken(cured, args, (), None) >= MIB
-    assert Path(finding.source.partition(":")[0]).name == Path(__file__).name
 
 
 def test_what_was_compiled_is_told_as_it_happens() -> None:
