@@ -47,8 +47,8 @@ def initialize(
 ) -> Cluster:
     """Start `jax.distributed`, or adopt the run if the script has started it.
 
-    If a process dies, stops or leaves while others wait for it, jax ends every other process with an
-    error within 30 seconds.
+    If a process dies, stops or leaves while others wait for it, jax ends every other process with
+    an error within 30 seconds.
 
     Args:
       coordinator: host:port of rank 0. Default: from `memplan launch`, else what jax detects.
@@ -141,8 +141,8 @@ def variables_of_processes(
     gpus = len(visible.split(",")) if visible else 0
     if gpus % processes:
         raise MemplanError(
-            f"{gpus} GPUs cannot be divided among {processes} processes. Start a number that divides "
-            "them, show fewer with CUDA_VISIBLE_DEVICES, or use CPU devices with --devices."
+            f"{gpus} GPUs cannot be divided among {processes} processes. Start a number that "
+            "divides them, show fewer with CUDA_VISIBLE_DEVICES, or use CPU devices with --devices."
         )
     share = gpus // processes
     if share:

@@ -1,4 +1,4 @@
-"""The launcher with small programs that leave jax alone: what it passes on, names, restarts and leaves behind."""
+"""The launcher with small programs that do not import jax."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans steps over eight CPU devices; prints what is warned of in each as JSON. To be run in a process of its own."""
+"""Plans steps over eight CPU devices in a process of its own; prints their warnings as JSON."""
 
 import json
 import os
@@ -15,17 +15,17 @@ from tests.parallel.gathering_steps import LOUD, SILENT
 from tests.parallel.meshed_steps import AXES, Case, shaped
 
 
-def told(case: Case) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
+def warnings_of(case: Case) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         memplan.jit(case.step, **case.options).plan(*shaped(case))
-    return [str(one.message) for one in found]
+    return [str(warning.message) for warning in caught]
 
 
 def main() -> None:
     mesh = Mesh(np.array(jax.devices()).reshape(2, 4), AXES)
     makes = {**{name: make for name, (make, _, _) in LOUD.items()}, **SILENT}
-    print(json.dumps({name: told(make(mesh)) for name, make in makes.items()}))
+    print(json.dumps({name: warnings_of(make(mesh)) for name, make in makes.items()}))
 
 
 if __name__ == "__main__":
