@@ -1,4 +1,4 @@
-"""Steps with a planted fault, the same steps without it, and healthy ones, for the doctor."""
+"""Steps with a planted fault, and the same steps without it, for the doctor."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ X = array(ROWS, WIDTH)
 
 @dataclass(frozen=True)
 class Patient:
-    """A step with a fault, the kind of finding that it is, and the step without it."""
+    """A step with a fault, its kind of finding, and the step without the fault."""
 
     kind: str
     step: Step
