@@ -1,4 +1,4 @@
-"""Commands about machines: known devices and topologies, what is here, and the processes of a run on this machine."""
+"""Commands about machines: devices, topologies, and the processes of a run on this machine."""
 
 import signal
 import sys
@@ -45,10 +45,12 @@ def calibrate(
         check_writable(json)
         check_writable(out)
         with progress() as stage:
-            found = calibrate_device(stage)
+            measured_device = calibrate_device(stage)
         if out is not None:
-            save(out, found.save)
-        print_result(Calibration(found.device, rates_of(found.device), rates_of(local_device())), json, None)
+            save(out, measured_device.save)
+        device = measured_device.device
+        calibration = Calibration(device, rates_of(device), rates_of(local_device()))
+        print_result(calibration, json, None)
 
 
 def launch(
@@ -106,8 +108,8 @@ def topology(
         cluster = parallel.initialize()
         with progress() as stage:
             stage("timing all-reduces", None)
-            found = measure_topology(parallel.mesh())
+            links = measure_topology(parallel.mesh())
         if cluster.process == 0:
             if out is not None:
-                save(out, found.save)
-            print_result(Topologies((found,)), json, html)
+                save(out, links.save)
+            print_result(Topologies((links,)), json, html)
