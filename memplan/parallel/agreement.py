@@ -135,8 +135,8 @@ def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:
         return
     digests = np.array([list(_digest(text)) for text in parts.values()], np.uint8)
     with ThreadPoolExecutor(1) as thread:  # jax gathers nothing in a thread that traces a step
-        gathered = thread.submit(multihost_utils.process_allgather, digests).result()
-    by_rank = np.asarray(gathered).reshape(-1, *digests.shape)
+        all_digests = thread.submit(multihost_utils.process_allgather, digests).result()
+    by_rank = np.asarray(all_digests).reshape(-1, *digests.shape)
     odd_ranks: dict[str, str] = {}  # name of a part -> the ranks that differ from the majority
     for number, name in enumerate(parts):
         column = [rows[number].tobytes() for rows in by_rank]

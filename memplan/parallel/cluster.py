@@ -84,8 +84,8 @@ def initialize(
         jax.config.update("jax_num_cpu_devices", _number("MEMPLAN_DEVICES"))
     if processes == 1:
         return _cluster()
-    are_set = [argument is not None for argument in (coordinator, processes, process)]
-    if any(are_set) and not all(are_set):
+    are_set = {argument is not None for argument in (coordinator, processes, process)}
+    if len(are_set) > 1:
         raise MemplanError("coordinator, processes and process belong together: give all three, or none of them.")
     if process is not None and processes is not None and not 0 <= process < processes:
         raise MemplanError(f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}.")
@@ -99,14 +99,14 @@ def initialize(
             processes,
             process,
             local_device_ids=[*map(int, device_ids)] or None,
-            cluster_detection_method="deactivate" if all(are_set) else None,
+            cluster_detection_method=None if coordinator is None else "deactivate",
             initialization_timeout=max(10, round(timeout_s)),
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=round(leaving_s),
         )
     except ValueError as error:
         # Without arguments, this error says that jax detects no cluster: the process is alone.
-        if any(are_set) or "coordinator_address" not in str(error):
+        if coordinator is not None or "coordinator_address" not in str(error):
             raise MemplanError(f"jax.distributed could not start: {error}") from error
     return _cluster()
 

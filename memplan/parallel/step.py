@@ -122,8 +122,8 @@ class DataParallel:
         if not isinstance(self.mesh, Mesh):
             raise MeshError(_NO_DEVICES.format("state"))
         agreement.same_state(meshes.processes_of(self.mesh.devices.flat), self.step, args)
-        placed = jax.tree.map(_placed, args, self.shardings(*args))
-        return placed if len(args) > 1 else placed[0]
+        arrays = jax.tree.map(_placed, args, self.shardings(*args))
+        return arrays if len(args) > 1 else arrays[0]
 
     def assemble(self, batch: Any, position: int | None = None) -> Any:
         """The global batch, from equally many rows of each process, in the order of the processes.

@@ -104,9 +104,9 @@ def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device
     """
     source = f"Measured on {datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {_hardware()}"
     names = {dtype: MATRIX.format(dtype) for dtype in base.flops}
-    measured = {dtype: rates[name] for dtype, name in names.items() if name in rates}
-    scale = measured.get("float32", base.flops["float32"]) / base.flops["float32"]
-    scaled = ", ".join(sorted(set(base.flops) - set(measured)))
+    measured_flops = {dtype: rates[name] for dtype, name in names.items() if name in rates}
+    scale = measured_flops.get("float32", base.flops["float32"]) / base.flops["float32"]
+    unmeasured_dtypes = ", ".join(sorted(set(base.flops) - set(measured_flops)))
     link = base.link
     if {TO_HOST, TO_DEVICE, LATENCY} <= set(rates):
         meaning = "the slower direction"
@@ -119,14 +119,14 @@ def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device
             source=f"{source}: {meaning}. The latency includes issuing the copy from Python.",
         )
     sources = (source,)
-    if scaled:
-        sources += (f"Not measured, {base.name}'s ratio to float32 kept: {scaled}",)
+    if unmeasured_dtypes:
+        sources += (f"Not measured, {base.name}'s ratio to float32 kept: {unmeasured_dtypes}",)
     return replace(
         base,
         name=f"{base.name}-measured",
         description=f"{base.description}, measured",
         memory_bandwidth=rates.get(MEMORY, base.memory_bandwidth),
-        flops={dtype: measured.get(dtype, rate * scale) for dtype, rate in base.flops.items()},
+        flops={dtype: measured_flops.get(dtype, rate * scale) for dtype, rate in base.flops.items()},
         vector_flops=rates.get(ELEMENTWISE, base.vector_flops),
         link=link,
         sources=sources,

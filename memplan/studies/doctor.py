@@ -157,17 +157,17 @@ class _Case:
         return self._donating[number]
 
     def finding(
-        self, kind: Kind, advice: str, changed: Outcome, plain: Outcome | None = None, **fields: Any
+        self, kind: Kind, advice: str, outcome: Outcome, plain: Outcome | None = None, **fields: Any
     ) -> Finding:
         """The saving of a compiled change."""
         plain = plain or self.plain
         return Finding(
             kind=kind,
             advice=advice,
-            gained_bytes=plain.device_bytes - changed.device_bytes,
-            added_s=changed.step_s - plain.step_s,
-            device_bytes=changed.device_bytes,
-            host_bytes=changed.host_bytes,
+            gained_bytes=plain.device_bytes - outcome.device_bytes,
+            added_s=outcome.step_s - plain.step_s,
+            device_bytes=outcome.device_bytes,
+            host_bytes=outcome.host_bytes,
             measured="compiled",
             **fields,
         )
@@ -181,14 +181,14 @@ def _counted(case: _Case) -> Iterator[Finding]:
     counts = Counter[Kind]()
     for finding in counted(case.plain):
         counts[finding.kind] += 1
-        changed = None
+        outcome = None
         if finding.kind in _CHANGES and counts[finding.kind] <= _MAX_COMPILED:
-            changed = _CHANGES[finding.kind](case, finding)
-        if changed is not None:
+            outcome = _CHANGES[finding.kind](case, finding)
+        if outcome is not None:
             finding = case.finding(
                 finding.kind,
                 finding.advice,
-                changed,
+                outcome,
                 source=finding.source,
                 position=finding.position,
             )
@@ -251,12 +251,12 @@ def _state_on_host(case: _Case) -> Iterator[Finding]:
         plain = case.with_donated(argument.number)
         donated = () if argument.number in case.donated else (argument.number,)
         try:
-            changed = case.planned(f"{argument.name} on the host", donated, (argument.number,))
+            outcome = case.planned(f"{argument.name} on the host", donated, (argument.number,))
         except UnsupportedProgramError:  # by XLA or by the transform
             continue
-        planned = ", with a plan" if changed.planned.plan is not None else ""
-        advice = f"keep the state in {argument.name} in host memory, host_state={argument.number}{planned}"
-        finding = case.finding("host state", advice, changed, plain, position=argument.number)
+        with_plan = ", with a plan" if outcome.planned.plan is not None else ""
+        advice = f"keep the state in {argument.name} in host memory, host_state={argument.number}{with_plan}"
+        finding = case.finding("host state", advice, outcome, plain, position=argument.number)
         if case.is_large(finding):
             yield finding
 
