@@ -1,14 +1,21 @@
-"""Steps whose operands XLA sends between devices, with and without a request of the user."""
+"""Steps whose operands XLA sends between devices, with and without a request of the user.
 
+As a script, it plans them over eight CPU devices and prints their warnings as JSON.
+"""
+
+import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.parallel.meshed_steps import AXES, LAST, ROWS, WIDTH, AnyMesh, Case, over
+import memplan
+from tests.parallel.meshed_steps import AXES, LAST, ROWS, WIDTH, AnyMesh, Case, over, shaped
 
 PARTS = 4
 SHAPE = (
@@ -203,3 +210,23 @@ LOUD: dict[str, tuple[Callable[[AnyMesh], Case], str, str]] = {
         "a sort ({}): each device gathers float32[1024,1], 4.0 KiB, of which its own piece is 512 B.",
     ),
 }
+
+
+def warnings_of(case: Case, **options: Any) -> list[str]:
+    """The warnings about a step when it is planned."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        memplan.jit(case.step, **case.options, **options).plan(*shaped(case))
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 8)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), AXES)
+    makers = {**{name: make for name, (make, _, _) in LOUD.items()}, **SILENT}
+    print(json.dumps({name: warnings_of(make(mesh)) for name, make in makers.items()}))
+
+
+if __name__ == "__main__":
+    main()
