@@ -89,25 +89,7 @@ def initialize(
         raise MemplanError("coordinator, processes and process belong together: give all three, or none of them.")
     if process is not None and processes is not None and not 0 <= process < processes:
         raise MemplanError(f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}.")
-    jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    # Its handler would keep SIGTERM from ending the process.
-    jax.config.update("jax_enable_preemption_service", False)
-    device_ids = [*filter(None, environment.get("MEMPLAN_LOCAL_DEVICE_IDS", "").split(","))]
-    try:
-        jax.distributed.initialize(
-            coordinator,
-            processes,
-            process,
-            local_device_ids=[*map(int, device_ids)] or None,
-            cluster_detection_method=None if coordinator is None else "deactivate",
-            initialization_timeout=max(10, round(timeout_s)),
-            heartbeat_timeout_seconds=HEARTBEAT_S,
-            shutdown_timeout_seconds=round(leaving_s),
-        )
-    except ValueError as error:
-        # Without arguments, this error says that jax detects no cluster: the process is alone.
-        if coordinator is not None or "coordinator_address" not in str(error):
-            raise MemplanError(f"jax.distributed could not start: {error}") from error
+    _start(coordinator, processes, process, timeout_s, leaving_s)
     return _cluster()
 
 
@@ -150,6 +132,35 @@ def variables_of_processes(
             numbers = range(rank * share, (rank + 1) * share)
             variables[rank]["MEMPLAN_LOCAL_DEVICE_IDS"] = ",".join(map(str, numbers))
     return variables
+
+
+def _start(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    timeout_s: float,
+    leaving_s: float,
+) -> None:
+    """Start `jax.distributed`, unless there are no arguments and jax detects no cluster."""
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
+    # Its handler would keep SIGTERM from ending the process.
+    jax.config.update("jax_enable_preemption_service", False)
+    device_ids = [*filter(None, os.environ.get("MEMPLAN_LOCAL_DEVICE_IDS", "").split(","))]
+    try:
+        jax.distributed.initialize(
+            coordinator,
+            processes,
+            process,
+            local_device_ids=[*map(int, device_ids)] or None,
+            cluster_detection_method=None if coordinator is None else "deactivate",
+            initialization_timeout=max(10, round(timeout_s)),
+            heartbeat_timeout_seconds=HEARTBEAT_S,
+            shutdown_timeout_seconds=round(leaving_s),
+        )
+    except ValueError as error:
+        # Without arguments, this error says that jax detects no cluster: the process is alone.
+        if coordinator is not None or "coordinator_address" not in str(error):
+            raise MemplanError(f"jax.distributed could not start: {error}") from error
 
 
 def _cluster() -> Cluster:
