@@ -21,7 +21,7 @@ from memplan.report.timeline import (
 )
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.module import Module
-from memplan.xla.replay import TRIPS, Replay
+from memplan.xla.replay import Replay
 from memplan.xla.shapes import Array
 from memplan.xla.sources import Sources, layer_of
 from memplan.xla.write import original
@@ -141,11 +141,11 @@ def _blocks(scheduled: ScheduledModule, origins: Origins) -> Iterator[Block]:
     for op in scheduled.module.entry.ops.values():
         if op.opcode not in ("while", "conditional"):
             continue
-        trips, name = TRIPS.search(op.attributes), layer_of(origins.scope(op.name)) or op.name
+        name = layer_of(origins.scope(op.name)) or op.name
         if op.opcode == "conditional":
             kind, count = "branches", len(op.called)
         else:
-            kind, count = "slabs" if _SLABS.search(origins.scope(op.name)) else "loop", int(trips[1]) if trips else None
+            kind, count = "slabs" if _SLABS.search(origins.scope(op.name)) else "loop", op.trip_count
         yield Block(kind, name, count, *scheduled.replay.clock[op.name], origins.source(op.name))
 
 

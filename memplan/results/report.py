@@ -32,7 +32,7 @@ from memplan.xla.collectives.cost import Collective
 from memplan.xla.cuda_graphs import has_own_rule, launches
 from memplan.xla.host_copies import transfers
 from memplan.xla.local import Taken, least_limit
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original
@@ -246,7 +246,7 @@ def _counts(outcome: Outcome) -> dict[str, int]:
     is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
     if not is_gpu and not is_planned:
         return {}
-    compiled = read_module(outcome.executable.text)
+    compiled = outcome.executable.module
     counts = {}
     if is_gpu:
         counts["xla_rematerialized"] = _rematerialized(compiled, outcome.planned.result.module)
@@ -282,7 +282,7 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
             found = compile_program(outcome.program.original, target)
     except jax.errors.JaxRuntimeError:  # out of memory, or no kernel
         return {}
-    made = replace(unmodified, module=read_module(found.text))
+    made = replace(unmodified, module=found.module)
     if not _rematerialized(made.module, unmodified.module):
         return same
     return {"jit_peak_bytes": found.memory.device_bytes, "jit_step_s": made.replay.step_s}

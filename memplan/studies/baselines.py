@@ -11,7 +11,6 @@ from memplan.compilation.compiler import compile_program
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.program import compat
 from memplan.program.trace import Program, trace
-from memplan.xla.module import read_module
 from memplan.xla.target import Target, xla_rematerialization
 
 REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # raised if a baseline does not compile
@@ -64,7 +63,7 @@ class Baselines:
 
     def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
         found = compile_program(program, target, flags)
-        reading = ScheduledModule(read_module(found.text), self.target.device, program.machine)
+        reading = ScheduledModule(found.module, self.target.device, program.machine)
         memory = found.memory
         return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)
 

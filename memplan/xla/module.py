@@ -31,6 +31,13 @@ _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 _PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_TABLE = re.compile(r"^(FileNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE)
+_FILE = re.compile(r'^(\d+) "(.*)"$', re.MULTILINE)
+_LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)\b", re.MULTILINE)
+_STACK_FRAME = re.compile(
+    r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?",
+    re.MULTILINE,
+)
 _INDEX = re.compile(r"\bindex=\d+")
 _KIND = re.compile(r"\bkind=\w+")
 _AFTER = re.compile(r",? ?control-predecessors=\{[^}]*\}")
@@ -103,6 +110,7 @@ class Instruction:
         self,
         *,
         name: str | None = None,
+        opcode: str | None = None,
         operands: Sequence[str] | None = None,
         shape: Shape | None = None,
         root: bool | None = None,
@@ -139,7 +147,7 @@ class Instruction:
             attributes = _with_attribute(attributes, "backend_config", self.backend_config, backend_config)
         changed = Instruction(
             self.name if name is None else name,
-            self.opcode,
+            self.opcode if opcode is None else opcode,
             self.shape if shape is None else shape,
             self.operands if operands is None else tuple(operands),
             attributes,
@@ -151,7 +159,7 @@ class Instruction:
     def _text_of(self, changed: Instruction) -> str:
         """The line of a changed copy with the comments of XLA's line, which fingerprints count; "" if it has none."""
         is_literal = self.opcode in ("parameter", "constant")
-        if "/*" not in self.text or is_literal or changed.shape != self.shape:
+        if "/*" not in self.text or is_literal or (changed.opcode, changed.shape) != (self.opcode, self.shape):
             return ""
         if not self.attributes or not changed.attributes:
             return ""
@@ -266,13 +274,13 @@ class Instruction:
     @cached_property
     def op_name(self) -> str:
         """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA lost it."""
-        metadata = _OP_NAME.search(self.attributes)
+        metadata = _OP_NAME.search(self.line)
         return metadata[1] if metadata else ""
 
     @cached_property
     def frame(self) -> int:
         """Number of the stack frame of the user's code, in `Module.frames`; 0 if there is none."""
-        frame = _FRAME.search(self.attributes)
+        frame = _FRAME.search(self.line)
         return int(frame[1]) if frame else 0
 
     @cached_property
@@ -444,6 +452,19 @@ class Computation:
         """For every leaf of the root's results: its element, which may itself be a tuple."""
         return tuple(op for op in self.results for _ in op.result)
 
+    @cached_property
+    def large_constants(self) -> tuple[Instruction, ...]:
+        """Its constants of at least `LARGE_NBYTES`, in order.
+
+        The device holds them in addition to what `memory_analysis()` counts, one for each
+        instruction: XLA:GPU makes them globals of the code that it loads. Smaller constants are not
+        counted at all, as in XLA.
+        """
+        if " constant(" not in self.text:
+            return ()
+        constants = map(read_instruction, _CONSTANT.findall(self.text))
+        return tuple(op for op in constants if op.nbytes >= LARGE_NBYTES)
+
     def text_with(self, lines: Iterable[str]) -> str:  # until every rewrite makes instructions
         """The text with other instructions."""
         first, *_, last = self.text.split("\n")
@@ -489,6 +510,15 @@ def _with_ops(name: str, text: str, ops: Sequence[Instruction]) -> Computation:
     computation = Computation(name, text)
     computation.__dict__["ops"] = {op.name: op for op in ops}
     return computation
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of the Python stack that traced an instruction."""
+
+    file: str  # "" if XLA lost it
+    line: int  # 0 if XLA lost it
+    parent: int  # number of the frame around it; 0 if there is none
 
 
 @dataclass(frozen=True)
@@ -556,6 +586,28 @@ class Module(Mapping[str, Computation]):
             if op.opcode in BLOCKS:
                 for name in op.called:
                     yield from self._run(self[name])
+
+    @property
+    def large_constants(self) -> Iterator[Instruction]:
+        """Large constants of all computations, those inside fusions among them."""
+        for body in self.values():
+            yield from body.large_constants
+
+    @cached_property
+    def frames(self) -> Mapping[int, Frame]:
+        """Stack frames by number (`Instruction.frame`)."""
+        tables = dict(_TABLE.findall(self.head))
+        files = dict(_FILE.findall(tables.get("FileNames", "")))
+        locations = {
+            location: (files.get(file, ""), int(line))
+            for location, file, line in _LOCATION.findall(tables.get("FileLocations", ""))
+        }
+        frames: dict[int, Frame] = {}
+        for number, location, parent in _STACK_FRAME.findall(tables.get("StackFrames", "")):
+            # XLA prints the number after that of the frame around it, 1 if there is none.
+            above = int(parent or 1) - 1
+            frames[int(number)] = Frame(*locations.get(location, ("", 0)), above)
+        return frames
 
     @cached_property
     def fingerprint(self) -> str:
@@ -809,15 +861,6 @@ def read_instruction(line: str) -> Instruction:
         names, after_literal = (), attributes
         attributes = f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
     return Instruction(name, opcode, read_shape(shape), names, attributes, bool(root), line, after_literal)
-
-
-def large_constants(text: str) -> list[Instruction]:
-    """Constants of a module or a computation that take as much as what is set aside, those within fusions among them.
-
-    The device holds them beside what `memory_analysis()` counts, one for each instruction: XLA:GPU makes them globals
-    of the code that it loads. Smaller ones are counted as XLA counts them, not at all.
-    """
-    return [op for line in _CONSTANT.findall(text) if (op := read_instruction(line)).nbytes >= LARGE_NBYTES]
 
 
 def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:

@@ -15,6 +15,7 @@ from memplan.hardware.device import Device
 from memplan.program.lowerable import Lowerable
 from memplan.studies import baselines
 from memplan.studies.baselines import Baseline, Baselines, policies, refusal
+from memplan.xla.module import read_module
 from memplan.xla.replay import replay
 from memplan.xla.target import Memory
 from tests.dense import step
@@ -38,7 +39,7 @@ class Fake:
 
     def compile(self, made: Lowerable, flags: Any, *_: Any) -> Any:
         self.asked.append((str(jax.make_jaxpr(made.step)(*made.args)), flags))
-        return SimpleNamespace(text=TEXT, memory=Memory(100, 7, 30))
+        return SimpleNamespace(module=read_module(TEXT), memory=Memory(100, 7, 30))
 
 
 @pytest.fixture
