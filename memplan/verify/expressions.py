@@ -4,8 +4,9 @@ Fusions are looked through: an instruction has the same meaning in whichever fus
 """
 
 import functools
+import itertools
 import json
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -67,12 +68,15 @@ class Expressions:
     structures: dict[Hashable, int] = field(default_factory=dict)
     fusions: dict[Hashable, FusionMeanings] = field(default_factory=dict)
 
+    _identities: dict[tuple[int, ...], int] = field(default_factory=dict)
     _bodies: dict[int, Computation] = field(default_factory=dict)  # kept, so that no id is reused
 
     def identity(self, body: Computation) -> int:
-        """Equal for the same object: both modules have it where a computation has not changed."""
-        self._bodies[id(body)] = body
-        return id(body)
+        """Equal for the same instructions: modules share those that an edit has not changed."""
+        key = id(body.root), *map(id, body.ops.values())
+        number = self._identities.setdefault(key, len(self._identities))
+        self._bodies.setdefault(number, body)
+        return number
 
     def number(self, expression: Hashable) -> int:
         return self.numbers.setdefault(expression, len(self.numbers))
@@ -94,24 +98,30 @@ class ModuleExpressions:
         self.all = expressions
         self._module = module
         self._structures: dict[str, int] = {}
+        self._called: dict[str, tuple[int, ...]] = {}
 
     def stated(self, op: Instruction, called: Sequence[int]) -> Stated:
         """An instruction without its operands; `called` are the computations that it calls."""
-        kind, configuration = _emitter(op)
+        kind = op.kind if op.opcode.startswith("fusion") else ""
+        configuration = op.backend_config
+        if configuration:
+            is_slice, configuration = _configuration(configuration)
+            if is_slice and kind == "kCustom":
+                kind = "kLoop"
         return Stated(
             op.opcode,
             op.result,
             op.statement,
             kind,
             configuration,
-            _frontend(op),
+            _frontend(op.frontend_attributes),
             op.channel,
             tuple(called),
         )
 
     def called(self, op: Instruction) -> tuple[int, ...]:
         """The structures of the computations that an instruction calls."""
-        return tuple(map(self.structure, op.called))
+        return tuple(map(self.structure, op.called)) if op.called else ()
 
     def structure(self, name: str) -> int:
         """The number of a computation's instructions in order, whatever their names.
@@ -128,8 +138,11 @@ class ModuleExpressions:
 
     def _callees(self, name: str) -> tuple[int, ...]:
         """The structures of all computations that a computation calls."""
-        ops = self._module[name].ops.values()
-        return tuple(self.structure(callee) for op in ops for callee in op.called)
+        if name not in self._called:
+            called = [op.called for op in self._module[name].ops.values() if op.called]
+            names = itertools.chain.from_iterable(called)
+            self._called[name] = tuple(map(self.structure, names))
+        return self._called[name]
 
     def _structure(self, body: Computation) -> int:
         positions: dict[str, int] = {}
@@ -199,13 +212,6 @@ def _readers(
     return readers
 
 
-def _emitter(op: Instruction) -> tuple[str, str]:
-    """The kind of a fusion and the configuration of a kernel, without what does not matter."""
-    kind = op.kind if op.opcode.startswith("fusion") else ""
-    slices, configuration = _configuration(op.backend_config)
-    return "kLoop" if slices and kind == "kCustom" else kind, configuration
-
-
 @functools.lru_cache(maxsize=1 << 16)  # the configurations of two modules are nearly the same
 def _configuration(text: str) -> tuple[bool, str]:
     """Is a configuration that of the emitter of slices? And the rest of it, without queues."""
@@ -223,9 +229,8 @@ def _configuration(text: str) -> tuple[bool, str]:
     return True, json.dumps(fields) if fields else ""
 
 
-def _frontend(op: Instruction) -> Hashable:
-    """The frontend attributes; the stream alone says nothing."""
-    attributes = op.frontend_attributes
+def _frontend(attributes: Mapping[str, str]) -> Hashable:
+    """Frontend attributes; the stream alone says nothing."""
     if not attributes or attributes.keys() == {_STREAM}:
         return ()
     return tuple(sorted(attributes.items()))

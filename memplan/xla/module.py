@@ -247,12 +247,12 @@ class Instruction:
 
     @cached_property
     def frontend_attributes(self) -> Mapping[str, str]:
-        return dict(_FRONTEND_PAIR.findall(self._frontend))
+        return dict(_FRONTEND_PAIR.findall(self._frontend)) if "frontend_attributes=" in self.attributes else {}
 
     @property
     def _frontend(self) -> str:
         """Text of the frontend attributes, braces included; "" if there are none."""
-        attributes = "frontend_attributes=" in self.attributes and _FRONTEND.search(self.attributes)
+        attributes = _FRONTEND.search(self.attributes)
         return f"{{{attributes[1]}}}" if attributes else ""
 
     @cached_property
