@@ -323,6 +323,19 @@ class Instruction:
         )
 
     @cached_property
+    def is_positive_zero(self) -> bool:
+        """Is it a constant of real numbers that are all +0?"""
+        fields = self.message.literal.ListFields()[1:]
+        contents = (content for _, content in fields)
+        is_real = isinstance(self.shape, Array) and self.shape.dtype != "pred"
+        return self.opcode == "constant" and is_real and all(_is_positive_zero(content) for content in contents)
+
+    @property
+    def is_elided(self) -> bool:
+        """Is it a constant whose elements the module does not list? A message lists them all."""
+        return False
+
+    @cached_property
     def statement(self) -> tuple[tuple[str, Hashable], ...]:
         """All that it says, as (field, value) pairs: equal where two instructions say the same.
 
@@ -777,6 +790,11 @@ def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
         if op.opcode in BLOCKS:
             for name in op.called:
                 yield from with_blocks(module, module[name])
+
+
+def _is_positive_zero(content: Any) -> bool:
+    """Of the numbers of a literal, or of the bytes of those that protobuf has no type for."""
+    return not any(content) and not any(str(number).startswith("-") for number in content)
 
 
 def _copy_of(message: Any) -> Any:

@@ -28,7 +28,7 @@ REAL = (
 FACTS = (
     "opcode", "shape", "operands", "predecessors", "root", "kind", "target", "is_allocation", "trip_count",
     "aliased_outputs", "slices", "slice_sizes", "padding", "contracted", "filter_labels", "base_dilation", "channel",
-    "counts_devices", "source_target_pairs", "has_side_effect", "nbytes",
+    "counts_devices", "is_zero", "is_positive_zero", "source_target_pairs", "has_side_effect", "nbytes",
 )  # fmt: skip
 NUMBERS = {"get-tuple-element": "index", "parameter": "parameter_number", "reduce": "dimensions"}
 
