@@ -317,18 +317,19 @@ class Instruction:
 
     @cached_property
     def is_zero(self) -> bool:
-        """Is it a constant whose elements are all zero?"""
-        return self.opcode == "constant" and not any(
-            any(content) for _, content in self.message.literal.ListFields()[1:]
-        )
+        """Is it a constant of numbers that are all zero?"""
+        contents = (content for _, content in self.message.literal.ListFields()[1:])
+        return self.opcode == "constant" and self._is_number and not any(map(any, contents))
+
+    @property
+    def _is_number(self) -> bool:
+        return isinstance(self.shape, Array) and self.shape.dtype != "pred"
 
     @cached_property
     def is_positive_zero(self) -> bool:
         """Is it a constant of real numbers that are all +0?"""
-        fields = self.message.literal.ListFields()[1:]
-        contents = (content for _, content in fields)
-        is_real = isinstance(self.shape, Array) and self.shape.dtype != "pred"
-        return self.opcode == "constant" and is_real and all(_is_positive_zero(content) for content in contents)
+        contents = (content for _, content in self.message.literal.ListFields()[1:])
+        return self.opcode == "constant" and self._is_number and all(map(_is_positive_zero, contents))
 
     @property
     def is_elided(self) -> bool:
