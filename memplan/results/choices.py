@@ -130,12 +130,12 @@ class Prices:
         one, tape = self._tape.values[value], self._tape
         if self._copy_s is None:
             return None, None, "no link"
-        if not one.may_leave:
+        if not one.may_offload:
             return None, None, "pinned"
         if one.nbytes > self._host_room_nbytes:
             return None, None, "the host's budget is full"
-        level = tape.operations[one.maker].level
-        if tape.slots[after.slot].level != level or one.is_held(after.slot):
+        level = tape.operations[one.maker].block
+        if tape.slots[after.slot].block != level or one.is_read_by_pair(after.slot):
             return None, None, "another computation reads it"
         each_s = self._copy_s(one.nbytes) * one.times
         if level != _ENTRY:

@@ -135,7 +135,7 @@ class _Counted:
             name = instruction_of(buffer.name)
             # Without a line it is XLA's own, such as the zeros of an AlexNet's ReLUs; in the place of what does depend
             # on an argument, it is the start of what is updated there.
-            if (source := origins.source(name)) and fixed.issuperset(problem.places[buffer.place]):
+            if (source := origins.source(name)) and fixed.issuperset(problem.alias_sets[buffer.alias_set]):
                 advice = f"broadcast {origins.shape(buffer.name)} where it is read: it depends on no argument"
                 yield self._finding("table", one.nbytes, advice, -seconds.get(name, 0.0), source)
 
@@ -158,7 +158,7 @@ class _Counted:
         buffers, origins = self.plain.problem.buffers, Origins(self.plain.module)
         live = {one.buffer for one in peak_lifetimes(self.plain)}
         held = {  # by place: an output may be in that of an argument
-            one.place: one
+            one.alias_set: one
             for number, one in enumerate(buffers)
             if number in live or one.role in (Role.ARGUMENT, Role.OUTPUT)
         }

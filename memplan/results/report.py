@@ -216,7 +216,7 @@ def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, st
     """What is on the device at its peak: temporaries, arguments, outputs of their own and constants."""
     result = outcome.planned.result
     problem = result.problem
-    given = {one.place for one in problem.buffers if one.role is Role.ARGUMENT}
+    given = {one.alias_set for one in problem.buffers if one.role is Role.ARGUMENT}
 
     def rows() -> Iterator[LiveValue]:
         for one in peak_lifetimes(result):
@@ -225,7 +225,7 @@ def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, st
         for one in problem.buffers:
             if one.role is Role.ARGUMENT:
                 yield row(one.name, one.nbytes, "argument")
-            elif one.role is Role.OUTPUT and one.place not in given:
+            elif one.role is Role.OUTPUT and one.alias_set not in given:
                 made = row(one.name, one.nbytes, origins.source(one.name))
                 yield replace(made, name=f"{made.name}, an output")
         for op, source in constants(outcome.planned.base.module):

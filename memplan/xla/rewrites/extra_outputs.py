@@ -74,10 +74,10 @@ def output_costs(module: Module, problem: Problem, room_nbytes: int, there: Sequ
 
 def _operands_survive(problem: Problem, maker: int, reader: int) -> bool:
     """Does nothing overwrite a kernel's operands before another kernel?"""
-    places = {problem.buffers[read].place for read in problem.kernels[maker].reads}
-    shared = {place for place in places if len(problem.places[place]) > 1}
+    places = {problem.buffers[read].alias_set for read in problem.kernels[maker].reads}
+    shared = {place for place in places if len(problem.alias_sets[place]) > 1}
     later = problem.kernels[maker + 1 : reader + 1] if shared else ()
-    return all(shared.isdisjoint(problem.buffers[written].place for written in kernel.writes) for kernel in later)
+    return all(shared.isdisjoint(problem.buffers[written].alias_set for written in kernel.writes) for kernel in later)
 
 
 def _merge(module: Module, clones: Mapping[str, _Value], room_nbytes: int) -> Merged:

@@ -41,8 +41,8 @@ class Constraints:
 
 def constraints_of(problem: Problem) -> Constraints:
     name = [kernel.name for kernel in problem.kernels]
-    place = [buffer.place for buffer in problem.buffers]
-    several = [len(problem.places[one]) > 1 for one in place]
+    place = [buffer.alias_set for buffer in problem.buffers]
+    several = [len(problem.alias_sets[one]) > 1 for one in place]
 
     def among_several(buffers: Sequence[int]) -> frozenset[tuple[int, int]]:
         return frozenset((place[buffer], buffer) for buffer in buffers if several[buffer])

@@ -72,7 +72,7 @@ class _Lifetimes:
         self._numbers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
         self._at = {kernel.name: at for at, kernel in enumerate(problem.kernels)}
         self._writes = {
-            kernel.name: {problem.buffers[written].place for written in kernel.writes} for kernel in problem.kernels
+            kernel.name: {problem.buffers[written].alias_set for written in kernel.writes} for kernel in problem.kernels
         }
         self._last = {read: at for at, kernel in enumerate(problem.kernels) for read in kernel.reads}
 
@@ -86,7 +86,7 @@ class _Lifetimes:
     def overwrites(self, kernel: str, name: str) -> bool:
         """Does a kernel overwrite a buffer? Then it may not read it in another way."""
         number = self._numbers.get(name)
-        return number is not None and self._problem.buffers[number].place in self._writes[kernel]
+        return number is not None and self._problem.buffers[number].alias_set in self._writes[kernel]
 
     def lives_at(self, name: str, kernel: str) -> bool:
         """Is a buffer live when a kernel runs, or may it stay live?"""
@@ -96,7 +96,7 @@ class _Lifetimes:
         if self._last.get(number, -1) >= self._at[kernel]:
             return True
         buffer = self._problem.buffers[number]
-        alone = len(self._problem.places[buffer.place]) == 1 and number not in self._problem.donated
+        alone = len(self._problem.alias_sets[buffer.alias_set]) == 1 and number not in self._problem.donated
         return alone and buffer.nbytes <= SMALL_BYTES
 
 

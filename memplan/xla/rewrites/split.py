@@ -156,7 +156,7 @@ def _splittable(module: Module, body: Computation, kernel: Kernel, problem: Prob
 def _has_own_places(problem: Problem, kernel: Kernel) -> bool:
     """Are all results of a kernel temporaries with places of their own?"""
     own = [problem.buffers[number] for number in kernel.writes]
-    return all(one.role is Role.TEMPORARY and len(problem.places[one.place]) == 1 for one in own)
+    return all(one.role is Role.TEMPORARY and len(problem.alias_sets[one.alias_set]) == 1 for one in own)
 
 
 def _nbytes(problem: Problem, kernel: Kernel) -> int:
