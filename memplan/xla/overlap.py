@@ -136,7 +136,7 @@ class _Entry:
     def _made_nbytes(self, unit: int) -> int:
         """Bytes of what it writes to places of its own."""
         writes, buffers = self.problem.kernels[unit].writes, self.problem.buffers
-        return sum(self._nbytes[one] for one in writes if buffers[one].place == one)
+        return sum(self._nbytes[one] for one in writes if buffers[one].alias_set == one)
 
     def _pairs(self, ops: Mapping[str, Instruction]) -> Sequence[_Pair]:
         kernels, buffers, place = self.problem.kernels, self.problem.buffers, self._place
@@ -147,8 +147,10 @@ class _Entry:
         found = []
         for start, end in sorted(self._ends.items(), key=lambda pair: place[pair[0]]):
             kernel = kernels[start]
-            written = {buffers[one].place for one in kernel.writes}
-            held = [(self._used[one], self._nbytes[one]) for one in kernel.reads if buffers[one].place not in written]
+            written = {buffers[one].alias_set for one in kernel.writes}
+            held = [
+                (self._used[one], self._nbytes[one]) for one in kernel.reads if buffers[one].alias_set not in written
+            ]
             if place[end] not in reader:  # what nobody reads is gone at the end
                 held += [(place[end], self._nbytes[one]) for one in kernel.writes]
             found.append(

@@ -49,11 +49,13 @@ def _pairs(module: Module, problem: Problem) -> Sequence[_Pair]:
         opcode = module.instructions[kernel.name].opcode
         if is_collective(opcode):
             gathers = opcode == "all-gather-start"
-            written = {problem.buffers[number].place for number in kernel.writes}
+            written = {problem.buffers[number].alias_set for number in kernel.writes}
             held = kernel.writes if gathers else kernel.reads
             buffers = (problem.buffers[number] for number in held)
             nbytes = (
-                one.nbytes for one in buffers if one.role is Role.TEMPORARY and (gathers or one.place not in written)
+                one.nbytes
+                for one in buffers
+                if one.role is Role.TEMPORARY and (gathers or one.alias_set not in written)
             )
             found.append(_Pair(start, end, gathers, sum(nbytes)))
     return found
