@@ -32,10 +32,10 @@ def test_a_topology_of_another_size_is_refused_with_one_that_fits() -> None:
 
 
 def test_places_count_every_level_from_0() -> None:
-    assert DEEP.places[0] == (0, 0, 0) and DEEP.places[5] == (0, 1, 1) and DEEP.places[15] == (1, 1, 3)
+    assert DEEP.coordinates[0] == (0, 0, 0) and DEEP.coordinates[5] == (0, 1, 1) and DEEP.coordinates[15] == (1, 1, 3)
     assert DEEP.hosts()[4:9] == ((0, 1),) * 4 + ((1, 0),)
     turned = Machine(RACKS, tuple(reversed(range(16))))
-    assert turned.places == tuple(reversed(DEEP.places))
+    assert turned.coordinates == tuple(reversed(DEEP.coordinates))
 
 
 @pytest.mark.parametrize(
@@ -125,11 +125,11 @@ def test_a_grid_is_found_exactly_where_groups_are_even(given: tuple[Machine, Gro
     machine, groups = given
     levels = range(len(machine.topology.axes) + 1)
     counts = [
-        tuple(Counter(Counter(machine.places[one][:level] for one in group).values()) for level in levels)
+        tuple(Counter(Counter(machine.coordinates[one][:level] for one in group).values()) for level in levels)
         for group in groups
     ]
     even = all(len(found) == 1 for level in counts for found in level) and all(one == counts[0] for one in counts)
-    nodes = [len({machine.places[one][:level] for one in groups[0]}) for level in levels]
+    nodes = [len({machine.coordinates[one][:level] for one in groups[0]}) for level in levels]
     even = even and all(inner % outer == 0 for outer, inner in itertools.pairwise(nodes))
     assert (machine.grid(groups) is not None) == even
 
@@ -140,8 +140,10 @@ def test_links_of_groups(given: tuple[Machine, Groups]) -> None:
     for level, axis in enumerate(machine.links(groups).axes):
         most, beside = 1, Counter[tuple[int, ...]]()
         for group in groups:
-            for around in {machine.places[one][:level] for one in group}:
-                nodes = {machine.places[one][: level + 1] for one in group if machine.places[one][:level] == around}
+            for around in {machine.coordinates[one][:level] for one in group}:
+                nodes = {
+                    machine.coordinates[one][: level + 1] for one in group if machine.coordinates[one][:level] == around
+                }
                 most = max(most, len(nodes))
                 beside.update(nodes if len(nodes) > 1 else ())
         known = machine.topology.axes[level]
