@@ -1,8 +1,8 @@
 """Hardware specifications: the memory of devices, their rates, and their links to the host.
 
 Peak figures are the vendor's, without sparsity; each device names its sources. The tests check
-figures of the form `cores x units x clock` against the published peak. Memory is that of a real card
-if that is known, since a planner that trusts the number on the box plans for bytes that do not
+figures of the form `cores x units x clock` against the published peak. Memory is that of a real
+card if that is known, since a planner that trusts the number on the box plans for bytes that do not
 exist.
 
 A link achieves less than its nominal bandwidth: see `LINKS`. Latencies are assumptions, named as
@@ -22,13 +22,14 @@ _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_c
 
 
 # The share of a link's encoded rate that copies achieve, less packet headers, flow control and
-# acknowledgements. Good hosts measure more: nvbandwidth on PCIe 5.0 x16 prints 55.6 GB/s, 0.88 of the
-# encoded rate; NVLink 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for AI,
-# table 3).
+# acknowledgements. Good hosts measure more: nvbandwidth on PCIe 5.0 x16 prints 55.6 GB/s, 0.88 of
+# the encoded rate; NVLink 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for
+# AI, table 3).
 _LINK_EFFICIENCY = 0.8
 
-# Seconds of a copy from its issue to its first byte. Assumed: a CUDA copy costs several microseconds
-# to issue and complete, whatever the wire. A coherent link has shorter wires and the same driver.
+# Seconds of a copy from its issue to its first byte. Assumed: a CUDA copy costs several
+# microseconds to issue and complete, whatever the wire. A coherent link has shorter wires and the
+# same driver.
 _COPY_LATENCY_S = 10e-6
 
 
@@ -313,9 +314,9 @@ def _unknown(kind: str, part: str, whole: str, names: Iterable[str]) -> UnknownD
     )
 
 
-# The rates of one logical core, which may be half of a core, on a busy machine below its boost clock.
-# Zen 2 and Haswell and later start two 256-bit multiply-adds a cycle (AMD 56305; Intel 248966): one
-# is counted.
+# The rates of one logical core, which may be half of a core, on a busy machine below its boost
+# clock. Zen 2 and Haswell and later start two 256-bit multiply-adds a cycle (AMD 56305; Intel
+# 248966): one is counted.
 _CPU_CLOCK_HZ = 2.0e9
 _CPU_FLOAT32_LANES = 8
 _CPU_CORES_PER_CHANNEL = 8  # AMD EPYC 7763: 64 cores, 8 channels of DDR4-3200.

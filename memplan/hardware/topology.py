@@ -157,9 +157,9 @@ def load(path: str | os.PathLike[str]) -> Topology:
         ) from error
 
 
-# The share of a link's nominal bandwidth that it achieves, as in `memplan.hardware.catalog`, here for
-# links between devices. NCCL's own model takes the same 0.8 of NVLink 4: 360 of 450 GB/s (nvlinkBws
-# in its tuner).
+# The share of a link's nominal bandwidth that it achieves, as in `memplan.hardware.catalog`, here
+# for links between devices. NCCL's own model takes the same 0.8 of NVLink 4: 360 of 450 GB/s
+# (nvlinkBws in its tuner).
 _LINK_EFFICIENCY = 0.8
 
 # Seconds of a step between two nodes. Assumed, on any generation, as NCCL's tuner assumes them for
