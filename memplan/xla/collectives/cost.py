@@ -104,10 +104,10 @@ def _exchanged(machine: Machine, groups: Groups, nbytes: int) -> Sequence[float]
     for level, axis in enumerate(machine.topology.axes):
         sent: dict[object, float] = defaultdict(float)
         for group in groups:
-            nodes = Counter(machine.places[one][: level + 1] for one in group)
-            around = Counter(machine.places[one][:level] for one in group)
+            nodes = Counter(machine.coordinates[one][: level + 1] for one in group)
+            around = Counter(machine.coordinates[one][:level] for one in group)
             for one in group:
-                node = machine.places[one][: level + 1]
+                node = machine.coordinates[one][: level + 1]
                 others = around[node[:-1]] - nodes[node]
                 sent[node if axis.shared else one] += nbytes * others / len(group)
         found.append(max(sent.values(), default=0.0))
@@ -120,7 +120,7 @@ def _permute(machine: Machine, pairs: tuple[tuple[int, int], ...], nbytes: int) 
     hosts = machine.hosts()
     sent: list[Counter[object]] = [Counter() for _ in machine.topology.axes]
     for source, target in pairs:
-        places = machine.places[source], machine.places[target]
+        places = machine.coordinates[source], machine.coordinates[target]
         for level, axis in enumerate(machine.topology.axes):
             if places[0][level] != places[1][level]:
                 sent[level][places[0][: level + 1] if axis.shared else source] += nbytes
