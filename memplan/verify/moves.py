@@ -11,7 +11,6 @@ from memplan.errors import UnsupportedProgramError
 from memplan.verify.partition_numbers import PartitionNumbers, clamped
 from memplan.verify.pieces import size_of
 from memplan.verify.spreads import Spread, Spreads, Teams
-from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -59,7 +58,7 @@ class Moves:
         if not key or "channel_id=" not in op.attributes:
             return None  # the numbers in the groups are those of replicas
         try:
-            groups = replica_groups(op.attributes, self.spreads.devices)
+            groups = op.groups(self.spreads.devices)
         except UnsupportedProgramError:
             return None
         if groups not in self._teams:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
+from typing import TypedDict, Unpack
 
 from memplan.errors import MemplanError
+from memplan.hardware.machine import Groups
 from memplan.xla.large_literals import LARGE_NBYTES
+from memplan.xla.replica_groups import groups_text, replica_groups
 from memplan.xla.shapes import Array, Shape, bare, leaves, read_shape, shape_text
 
 BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
@@ -21,6 +24,7 @@ METADATA = re.compile(r'\bmetadata=\{(?:[^{}"]|"(?:[^"\\]|\\.)*")*\}')
 NAME = re.compile(r"%([\w.\-]+)")
 _CONFIG = "backend_config={"
 _BRACES = re.compile(r'[{}]|"(?:[^"\\]|\\.)*"')
+_BRACKET_OR_COMMA = re.compile(r'[\[({})\]]|"(?:[^"\\]|\\.)*"|, ')
 _TARGET = re.compile(r'custom_call_target="([^"]*)')
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _FRONTEND = re.compile(r"\bfrontend_attributes=\{((?:[^{}\"]|\"(?:[^\"\\]|\\.)*\")*)\}")
@@ -43,6 +47,7 @@ _DILATION = re.compile(r"\blhs_dilate=([\dx]+)")
 _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 _FEATURE_GROUPS = re.compile(r"\bfeature_group_count=(\d+)")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_IN_PLACE = re.compile(r",? ?output_to_operand_aliasing=\{.*?\}(?=, [a-z]|$)")
 _SOURCES = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 _CONSTANT = re.compile(r"^.* = [a-z]\w*\[\d[^=]* constant\(.*$", re.MULTILINE)  # of an array
@@ -96,12 +101,15 @@ class Instruction:
         self,
         *,
         name: str | None = None,
+        opcode: str | None = None,
         operands: Sequence[str] | None = None,
         shape: Shape | None = None,
         root: bool | None = None,
         called: Mapping[str, str] | None = None,
         index: int | None = None,
         ordered: bool = True,
+        channel: int | None = None,
+        in_place: bool = True,
     ) -> Instruction:
         """A copy with another name, other operands, another shape, ...
 
@@ -110,6 +118,7 @@ class Instruction:
           called: computations that it calls -> those that it calls instead.
           index: of a get-tuple-element.
           ordered: False drops the instructions that must run before it without being read.
+          in_place: False drops the pairs of outputs and operands that are one buffer.
         """
         attributes = self.attributes
         for old, new in (called or {}).items():
@@ -118,9 +127,13 @@ class Instruction:
             attributes = _INDEX.sub(f"index={index}", attributes, count=1)
         if not ordered:
             attributes = _AFTER.sub("", attributes).lstrip(", ")
+        if channel is not None:
+            attributes = _CHANNEL.sub(f"channel_id={channel}", attributes, count=1)
+        if not in_place:
+            attributes = _IN_PLACE.sub("", attributes).lstrip(", ")
         return Instruction(
             self.name if name is None else name,
-            self.opcode,
+            self.opcode if opcode is None else opcode,
             self.shape if shape is None else shape,
             self.operands if operands is None else tuple(operands),
             attributes,
@@ -145,7 +158,10 @@ class Instruction:
     @cached_property
     def called(self) -> tuple[str, ...]:
         """Names of the computations it calls."""
-        return tuple(name for names in _CALLED.findall(self.attributes) for name in NAME.findall(names))
+        attributes = self.attributes
+        if "=%" not in attributes and "{%" not in attributes:
+            return ()
+        return tuple(name for names in _CALLED.findall(attributes) for name in NAME.findall(names))
 
     @property
     def body(self) -> str:
@@ -204,7 +220,7 @@ class Instruction:
 
     @cached_property
     def frontend_attributes(self) -> Mapping[str, str]:
-        attributes = _FRONTEND.search(self.attributes)
+        attributes = "frontend_attributes=" in self.attributes and _FRONTEND.search(self.attributes)
         return dict(_FRONTEND_PAIR.findall(attributes[1])) if attributes else {}
 
     @cached_property
@@ -215,12 +231,12 @@ class Instruction:
 
     @cached_property
     def has_side_effect(self) -> bool:
-        return bool(_EFFECT.search(self.attributes))
+        return "has_side_effect" in self.attributes and bool(_EFFECT.search(self.attributes))
 
     @cached_property
     def aliased_outputs(self) -> tuple[tuple[tuple[int, ...], int], ...]:
         """(index of a part of the result, position of an operand) pairs that the instruction says are one buffer."""
-        pairs = _ALIASED.search(self.attributes)
+        pairs = "output_to_operand" in self.attributes and _ALIASED.search(self.attributes)
         return tuple((_ints(index), int(position)) for index, position in _PAIR.findall(pairs[1] if pairs else ""))
 
     @cached_property
@@ -290,7 +306,8 @@ class Instruction:
     @cached_property
     def channel(self) -> int | None:
         """Channel of a collective."""
-        return int(channel[1]) if (channel := _CHANNEL.search(self.attributes)) else None
+        channel = "channel_id=" in self.attributes and _CHANNEL.search(self.attributes)
+        return int(channel[1]) if channel else None
 
     @cached_property
     def counts_devices(self) -> bool:
@@ -302,6 +319,19 @@ class Instruction:
         """Of a collective-permute: who sends, and to whom."""
         pairs = _SOURCES.search(self.attributes)
         return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])) if pairs else ()
+
+    def groups(self, partitions: int) -> Groups:
+        """Replica groups of a collective; one of all partitions if it names none.
+
+        Raises:
+          UnsupportedProgramError: a notation that memplan does not know.
+        """
+        return replica_groups(self.attributes, partitions)
+
+    @property
+    def has_metadata(self) -> bool:
+        """Does it say where in the user's program it comes from?"""
+        return METADATA.search(self.line) is not None
 
     @cached_property
     def integers(self) -> tuple[int, ...] | None:
@@ -316,6 +346,28 @@ class Instruction:
         """Is it a constant whose elements are all zero?"""
         literal = self.attributes.partition("metadata=")[0]
         return self.opcode == "constant" and "0" in literal and not set(literal) - set("{}(), -.0")
+
+    @cached_property
+    def is_positive_zero(self) -> bool:
+        """Is it a constant of real numbers that are all +0?"""
+        return self.opcode == "constant" and "0" in self.attributes and not set(self.attributes) - set("{} ,0")
+
+    @property
+    def is_elided(self) -> bool:
+        """Is it a constant whose elements the module does not list?"""
+        return self.opcode == "constant" and self.attributes.startswith("{...}")
+
+    @cached_property
+    def statement(self) -> tuple[tuple[str, Hashable], ...]:
+        """All that it says, as (field, value) pairs: equal where two instructions say the same.
+
+        Left out are its name, operands and shape, its source and control predecessors, the names of the computations
+        that it calls, and what may differ between equal instructions and is a fact of its own: `kind`, `channel`,
+        `backend_config` and `frontend_attributes`. The literal of a constant and a parameter's number are in it.
+        """
+        if self.opcode == "constant" and not self.is_elided:
+            return (("literal", self.attributes),)
+        return _statement(METADATA.sub("", self.attributes)) if self.attributes else ()
 
     def _attribute(self, name: str) -> str:
         """The text of an attribute up to the next comma or blank; "" if there is none."""
@@ -469,6 +521,14 @@ class Module(Mapping[str, Computation]):
         return self.head.partition(" ")[2].partition(",")[0]
 
     @cached_property
+    def options(self) -> tuple[tuple[str, Hashable], ...]:
+        """What the module says beside its name, computations and stack frames, such as donated arguments and layouts,
+        as (field, value) pairs. Whether it is scheduled is left out.
+        """
+        fields = _fields(self.head.partition("\n")[0].partition(", ")[2])
+        return tuple((name, value) for name, value in fields if name != "is_scheduled")
+
+    @cached_property
     def instructions(self) -> Mapping[str, Instruction]:
         """Instructions of the entry and of the computations that it runs, by name; a fusion is one instruction."""
         return {op.name: op for op in self._run(self.entry)}
@@ -538,6 +598,36 @@ def _end_of_braces(text: str, begin: int) -> int:
         if not depth:
             return at.end()
     return len(text)
+
+
+@lru_cache(maxsize=1 << 16)  # instructions of a module differ in their metadata more than in what they say
+def _statement(attributes: str) -> tuple[tuple[str, Hashable], ...]:
+    """See `Instruction.statement`; metadata have been removed."""
+    return tuple((name, NAME.sub("%", value)) for name, value in _fields(attributes) if not _is_fact(name, value))
+
+
+def _is_fact(name: str, value: str) -> bool:
+    """Does a fact of the instruction say all that this attribute says?"""
+    if name == "backend_config":
+        return value.startswith("{")
+    if name == "frontend_attributes":
+        return value[1:-1] == ",".join(f'{key}="{text}"' for key, text in _FRONTEND_PAIR.findall(value))
+    return name in ("metadata", "control-predecessors", "kind", "channel_id")
+
+
+def _fields(text: str) -> Iterator[tuple[str, str]]:
+    """(name, value) pairs of attributes or options; commas within quotes or brackets separate none."""
+    depth = begin = 0
+    ends: list[tuple[int, int]] = []  # of a field, and where the next one begins
+    for token in _BRACKET_OR_COMMA.finditer(text):
+        depth += (token[0] in "[({") - (token[0] in "])}")
+        if token[0] == ", " and not depth:
+            ends.append(token.span())
+    for end, following in [*ends, (len(text), len(text))]:
+        name, _, value = text[begin:end].partition("=")
+        if name:
+            yield name, value
+        begin = following
 
 
 def without_metadata(attributes: str) -> str:
@@ -688,3 +778,60 @@ def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
         if op.opcode in BLOCKS:
             for name in op.called:
                 yield from with_blocks(module, module[name])
+
+
+class Facts(TypedDict, total=False):
+    """What a new instruction states, by the names of the facts of `Instruction`."""
+
+    channel: int
+    groups: Groups
+    counts_devices: bool
+    dimensions: Sequence[int]
+    slices: Sequence[tuple[int, int, int]]
+    padding: Sequence[tuple[int, int, int]]
+    index: int
+    to_apply: str
+    literal: int  # the element of a scalar constant
+
+
+def instruction(
+    name: str,
+    opcode: str,
+    shape: Shape,
+    operands: Sequence[str] = (),
+    *,
+    like: Instruction | None = None,
+    root: bool = False,
+    **facts: Unpack[Facts],
+) -> Instruction:
+    """A new instruction.
+
+    Args:
+      like: an instruction of the same source line, which gives the metadata.
+    """
+    attributes = [text(facts[fact]) for fact, text in _FACT_TEXTS.items() if fact in facts]
+    if like is not None and (metadata := METADATA.search(like.line)):
+        attributes.append(metadata[0])
+    inside = str(facts["literal"]) if "literal" in facts else ", ".join(f"%{operand}" for operand in operands)
+    call = f"  {'ROOT ' if root else ''}%{name} = {shape_text(shape)} {opcode}({inside})"
+    return read_instruction(", ".join([call, *attributes]))
+
+
+_FACT_TEXTS: Mapping[str, Callable[..., str]] = {  # in XLA's order
+    "channel": lambda channel: f"channel_id={channel}",
+    "groups": lambda groups: f"replica_groups={groups_text(groups)}",
+    "counts_devices": lambda counts: f"use_global_device_ids={str(counts).lower()}",
+    "dimensions": lambda dimensions: f"dimensions={{{','.join(map(str, dimensions))}}}",
+    "slices": lambda slices: f"slice={{{', '.join(_range_text(*bounds) for bounds in slices)}}}",
+    "padding": lambda padding: f"padding={'x'.join(_padding_text(*sides) for sides in padding)}",
+    "index": lambda index: f"index={index}",
+    "to_apply": lambda name: f"to_apply=%{name}",
+}
+
+
+def _range_text(start: int, limit: int, stride: int) -> str:
+    return f"[{start}:{limit}]" if stride == 1 else f"[{start}:{limit}:{stride}]"
+
+
+def _padding_text(low: int, high: int, interior: int) -> str:
+    return f"{low}_{high}_{interior}" if interior else f"{low}_{high}"

@@ -205,7 +205,7 @@ class _Streams:
     def _send(self, machine: Machine, body: Computation, op: Instruction) -> float:
         """When a collective ends that may start now; the links serve one at a time."""
         operands = sum(body.ops[name].nbytes for name in op.operands)
-        sent = collective(machine, op.opcode, op.attributes, operands, op.nbytes)
+        sent = collective(machine, op, operands)
         self.collectives[sent] += 1
         start, seconds = max(self._clock, self._free("net")), sent.seconds
         self.seconds[op.name] = seconds

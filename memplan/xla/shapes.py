@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 HOST_SPACE = 5  # of a layout: memory of the host
@@ -24,9 +24,21 @@ class Array:
     dims: tuple[int, ...]
     layout: str = ""  # as it is written, braces included
 
+    @staticmethod
+    def row_major(dtype: str, dims: Sequence[int]) -> Array:
+        """An array whose layout is given: its elements lie in the order of its indices."""
+        layout = f"{{{','.join(map(str, reversed(range(len(dims)))))}}}" if dims else ""
+        return Array(dtype, tuple(dims), layout)
+
     @property
     def on_host(self) -> bool:
         return f"S({HOST_SPACE})" in self.layout
+
+    @property
+    def space(self) -> int:
+        """The memory that it is in: 0 is the device's."""
+        space = _SPACE.search(self.layout)
+        return int(space[0][2:-1]) if space else 0
 
     @property
     def size(self) -> int:
