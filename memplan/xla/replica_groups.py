@@ -51,7 +51,7 @@ def groups_text(groups: Groups) -> str:
 
 
 def _transposed(dims: str, order: str | None) -> list[int]:
-    """Partitions 0, 1, ... as an array of these dimensions, flattened in another dimension order."""
+    """Partitions 0, 1, ... as an array of these dimensions, flattened in another order."""
     sizes = _ints(dims)
     strides = strides_of(sizes)
     dim_order = _ints(order) if order else range(len(sizes))

@@ -132,12 +132,12 @@ def _permute(machine: Machine, pairs: tuple[tuple[int, int], ...], nbytes: int) 
     busiest = {axis: max(counts.values()) for axis, counts in levels if counts}
     outside = Counter(hosts[source] for source, target in pairs if hosts[source] != hosts[target])
     inside = any(source != target and hosts[source] == hosts[target] for source, target in pairs)
-    link_s = (axis.latency_s + sent_nbytes / axis.bandwidth for axis, sent_nbytes in busiest.items())
+    levels_s = (axis.latency_s + link / axis.bandwidth for axis, link in busiest.items())
     return Collective(
         PERMUTE,
         tuple(axis.name for axis in busiest),
         nbytes,
         nbytes * max(outside.values(), default=0),
         float(nbytes * inside),
-        LAUNCH_S + max(link_s, default=0.0),
+        LAUNCH_S + max(levels_s, default=0.0),
     )

@@ -19,7 +19,8 @@ class Digits:
     """Positions of a group's members on a grid, as digits of their number in the group."""
 
     grid: Grid
-    levels: tuple[int, ...]  # of the grid that have a digit, in the order of the digits, the slowest first
+    # of the grid that have a digit, in the order of the digits, the slowest first
+    levels: tuple[int, ...]
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -42,7 +43,7 @@ class Digits:
 
 
 def digits_of(machine: Machine, groups: Groups) -> Digits | None:
-    """The digits of groups that reach several hosts; None if they reach one, or in no such order."""
+    """The digits of groups that reach several hosts; None if they reach one, or lack an order."""
     grid = machine.grid(groups)
     if grid is None:
         return None
@@ -95,7 +96,7 @@ def _phases(
         sizes.insert(0, digits.grid.sizes[level])
         shape = edit.array(array.dtype, *sizes, *array.dims)
         groups = digits.grid.along({level})
-        value = builder.collective("gather", GATHER, shape, groups, value, dimensions=[0])
+        value = builder.collective("gather", GATHER, shape, value, groups=groups, dimensions=[0])
     # The digits lie before the array's dimensions, the last gathered first. They belong before the
     # gathered dimension, in the order of the group.
     inward = outward[::-1]

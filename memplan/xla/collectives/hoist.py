@@ -54,7 +54,8 @@ def _hoist(module: Module, edit: CollectiveEdit, name: str, loop: Instruction) -
         ((reader, _),) = body.uses[op.name]
         readers[reader.name] = [reader.with_operands({op.name: op.operands[0]})]
     edit.splice(body, readers, {op.name for op in hoisted.values()})
-    sums = {user.name: _summed(edit, loop, user, hoisted[user.index]) for user in users if user.index in hoisted}
+    read_sums = (user for user in users if user.index in hoisted)
+    sums = {user.name: _summed(edit, loop, user, hoisted[user.index]) for user in read_sums}
     edit.splice(edit[name], sums)
 
 
@@ -72,7 +73,8 @@ def _accumulated(
         return None
     operands = [body.ops[name] for name in result.operands]
     carries = [op for op in operands if op.opcode == "get-tuple-element" and op.index == number]
-    sums = [collective for collective in (_all_reduce_behind(body, op) for op in operands) if collective is not None]
+    collectives = (_all_reduce_behind(body, op) for op in operands)
+    sums = [collective for collective in collectives if collective is not None]
     if len(carries) != 1 or len(sums) != 1 or carries != _reads(body, number):
         return None
     if not adds_up(module, sums[0]) or len(body.uses[carries[0].name]) != 1:

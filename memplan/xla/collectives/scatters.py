@@ -116,8 +116,8 @@ def _phases(
             "scatter",
             SCATTER,
             edit.array(dtype, 1, *piece_dims),
-            digits.grid.along({level}),
             value,
+            groups=digits.grid.along({level}),
             dimensions=[0],
             to_apply=op.to_apply,
         )
@@ -151,8 +151,9 @@ class PartitionIntegers:
         if op.opcode == "partition-id":
             return self.partitions
         if op.opcode == "constant":
-            single = op.result[0].size == 1 and op.integers
-            return np.full(len(self.partitions), op.integers[0]) if single else None
+            if op.result[0].size != 1 or not op.integers:
+                return None
+            return np.full(len(self.partitions), op.integers[0])
         if op.opcode in ("convert", "reshape", "bitcast", "copy"):
             return self.of(op.operands[0])
         if op.opcode == "dynamic-slice" and op.result[0].size == 1 and len(op.operands) == 2:

@@ -73,7 +73,8 @@ def sums_in_phases(
             if phases:
                 replacements |= {member.op.name: () for member in bucket}
                 replacements[bucket[0].op.name] = phases
-                split |= {member.collective.name for member in bucket if member.collective is not member.op}
+                elements = (member for member in bucket if member.op is not member.collective)
+                split |= {member.collective.name for member in elements}
         if replacements:
             separate = _separate(edit, body, split, replacements)
             edit.splice(body, replacements | separate, split)
@@ -187,7 +188,7 @@ def _is_scattered(body: Computation, op: Instruction) -> bool:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _SumPhase:
     """A phase, and its groups."""
 
     phase: Phase
@@ -217,7 +218,7 @@ def _phases(
     levels = {axis.name: level for level, axis in enumerate(links.axes)}
     nbytes = sum(member.array.nbytes for member in bucket)
     phases = _outermost_last(cheapest(links, nbytes), levels)
-    steps = [_Step(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
+    steps = [_SumPhase(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
     narrow = Wire.of(wire, first.array.dtype)
     is_inside = links.axes[-1].name in phases[-1].axes
     if narrow is not None and (is_inside or not narrow.pays(_size(bucket) // _parts(steps))):
@@ -246,7 +247,7 @@ def _size(bucket: Sequence[_Sum]) -> int:
     return sum(member.array.size for member in bucket)
 
 
-def _parts(steps: Sequence[_Step]) -> int:
+def _parts(steps: Sequence[_SumPhase]) -> int:
     """The number of parts into which a sum is cut until the last phase."""
     return math.prod(step.size for step in steps if step.phase.scatters)
 
@@ -289,9 +290,9 @@ class _Reduction:
     on_gpu: bool
     wire: Wire | None
 
-    def run(self, steps: Sequence[_Step], value: Instruction) -> Instruction:
+    def run(self, steps: Sequence[_SumPhase], value: Instruction) -> Instruction:
         """The whole sum of a flat array."""
-        scattered: list[_Step] = []
+        scattered: list[_SumPhase] = []
         for step in steps:
             if step.phase.scatters:
                 value = self._scatter(step, value)
@@ -303,9 +304,9 @@ class _Reduction:
                 value = self.builder.collective(
                     "sum",
                     REDUCE,
-                    self._array(value.result[0].size),
-                    step.groups,
+                    value.result[0],
                     value,
+                    groups=step.groups,
                     to_apply=self._to_apply,
                 )
         for step in reversed(scattered):
@@ -313,13 +314,13 @@ class _Reduction:
                 "gather",
                 GATHER,
                 self._array(value.result[0].size * step.size),
-                step.groups,
                 value,
+                groups=step.groups,
                 dimensions=[0],
             )
         return value
 
-    def _scatter(self, step: _Step, value: Instruction) -> Instruction:
+    def _scatter(self, step: _SumPhase, value: Instruction) -> Instruction:
         """Each device's part of the sum."""
         size = value.result[0].size // step.size
         shape = self._array(size)
@@ -328,8 +329,8 @@ class _Reduction:
                 "scatter",
                 SCATTER,
                 shape,
-                step.groups,
                 value,
+                groups=step.groups,
                 dimensions=[0],
                 to_apply=self._to_apply,
             )

@@ -54,7 +54,7 @@ def _whole_reads(
     module: Module,
     constrained_sizes: Collection[int],
 ) -> Iterator[tuple[Instruction, Computation, Instruction]]:
-    """Operations that XLA does not partition, each with the collective that it reads and its body."""
+    """(operation that XLA does not partition, body, collective that it reads and that is there)."""
     around: _Around = {}
     state = {(array.dtype, array.dims) for array in module.entry.root.result}
     for body in with_blocks(module, module.entry):
@@ -75,7 +75,7 @@ def _whole_reads(
 
 
 def _is_added(op: Instruction) -> bool:
-    """Did the partitioner add this gather or exchange? It marks what it adds; `shard_map` does not."""
+    """Is it a gather or exchange that the partitioner added? `shard_map` does not mark its own."""
     if op.opcode not in (GATHER, EXCHANGE):
         return False
     return op.frontend_attributes.get("is_spmd_generated") == "true"
@@ -83,7 +83,8 @@ def _is_added(op: Instruction) -> bool:
 
 def _primitive(op: Instruction) -> str:
     """The last word of jax's name of an operation."""
-    letters = itertools.takewhile(lambda letter: letter.isalnum() or letter == "_", op.op_name[::-1])
+    backward = reversed(op.op_name)
+    letters = itertools.takewhile(lambda letter: letter.isalnum() or letter == "_", backward)
     return "".join(letters)[::-1]
 
 

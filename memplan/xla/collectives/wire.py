@@ -62,8 +62,14 @@ class Wire:
             shape = array("u16", hosts, part)
             bits = builder.add("rows", "concatenate", shape, *received, dimensions=[0])
         else:
-            shape = array("u16", hosts, part)
-            bits = builder.collective("exchange", EXCHANGE, shape, groups, bits, dimensions=[0])
+            bits = builder.collective(
+                "exchange",
+                EXCHANGE,
+                bits.shape,
+                bits,
+                groups=groups,
+                dimensions=[0],
+            )
         wide = self._wide(builder, bits)
         zero = builder.scalar("f32", 0)
         summed = builder.add(
@@ -77,7 +83,7 @@ class Wire:
         )
         bits = self._bits(builder, summed)
         shape = array("u16", size)
-        bits = builder.collective("collect", GATHER, shape, groups, bits, dimensions=[0])
+        bits = builder.collective("collect", GATHER, shape, bits, groups=groups, dimensions=[0])
         return self._wide(builder, bits)
 
     def _bits(self, builder: Builder, value: Instruction) -> Instruction:

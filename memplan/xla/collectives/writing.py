@@ -108,12 +108,11 @@ class Builder:
         mark: str,
         kind: str,
         shape: Shape,
-        groups: Groups,
         *operands: Instruction,
         **facts: Unpack[Facts],
     ) -> Instruction:
+        """Add a collective over groups of partitions, on a channel of its own."""
         facts["channel"] = self.edit.channel()
-        facts["groups"] = groups
         if kind != EXCHANGE:
             facts["counts_devices"] = True
         return self.add(mark, kind, shape, *operands, **facts)
@@ -128,7 +127,7 @@ class Builder:
         An all-to-all of as many operands exchanges them.
         """
         shapes = [part.shape for part in parts]
-        exchange = self.collective("exchange", EXCHANGE, tuple(shapes), groups, *parts)
+        exchange = self.collective("exchange", EXCHANGE, tuple(shapes), *parts, groups=groups)
         return [
             self.add("received", "get-tuple-element", shape, exchange, index=index)
             for index, shape in enumerate(shapes)
@@ -161,7 +160,8 @@ def waits_for(op: Instruction) -> tuple[str, ...]:
 
 def ordered(body: Computation) -> set[str]:
     """Instructions with an order among them beyond what they read."""
-    return {name for op in body.ops.values() if op.predecessors for name in (op.name, *op.predecessors)}
+    later = [op for op in body.ops.values() if op.predecessors]
+    return {name for op in later for name in (op.name, *op.predecessors)}
 
 
 def adds_up(module: Module, op: Instruction) -> bool:
