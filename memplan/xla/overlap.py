@@ -27,6 +27,7 @@ from memplan.xla.module import BLOCKS, Instruction, Module, read_module
 from memplan.xla.replay import Replay
 from memplan.xla.write import write
 
+# These instructions are heavy, and so are fusions that a library or Triton computes.
 _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
 
 

@@ -9,8 +9,12 @@ from memplan.hardware.collectives import LAUNCH_S, all_reduce_seconds, reduce_sc
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.module import Instruction, Module
 
-REDUCE, SCATTER, GATHER, EXCHANGE = "all-reduce", "reduce-scatter", "all-gather", "all-to-all"
-PERMUTE, BROADCAST = "collective-permute", "collective-broadcast"
+REDUCE = "all-reduce"
+SCATTER = "reduce-scatter"
+GATHER = "all-gather"
+EXCHANGE = "all-to-all"
+PERMUTE = "collective-permute"
+BROADCAST = "collective-broadcast"
 COLLECTIVES = (REDUCE, SCATTER, GATHER, EXCHANGE, PERMUTE, BROADCAST)
 
 

@@ -127,6 +127,7 @@ def _phases(
     return builder.ops
 
 
+# Computes an integer instruction, by opcode.
 _OPERATIONS: Mapping[str, Callable[..., np.ndarray]] = {
     "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "divide": np.floor_divide,
     "remainder": np.remainder, "and": np.bitwise_and, "or": np.bitwise_or, "minimum": np.minimum,

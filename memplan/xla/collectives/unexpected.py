@@ -10,7 +10,9 @@ from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.shapes import Array
 from memplan.xla.sources import finder
 
+# These instructions move or convert elements of a single operand.
 _MOVES = frozenset({GATHER, "bitcast", "convert", "copy", "reshape", "transpose"})
+# A fusion that slices an argument consists of moves and these.
 _SLICING = frozenset({"constant", "dynamic-slice", "parameter"})
 _Around = dict[str, tuple[Computation, Instruction]]  # computation of a loop -> where that loop is
 
