@@ -26,7 +26,7 @@ from memplan.program.lowerable import lowerable
 from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.model import Report
 from memplan.results.execute import Runner, numbers_gate
-from memplan.results.gathers import told_gathers
+from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
@@ -122,7 +122,7 @@ class PlannedJit:
                 raise WrongProgramError(
                     f"the results of the planned step differ from those of the step ({gate}). Please report it."
                 )
-        if isinstance(found, Outcome) and (text := told_gathers(found)):
+        if isinstance(found, Outcome) and (text := gather_warning(found)):
             warnings.warn(text, stacklevel=2, skip_file_prefixes=(os.path.dirname(__file__),))
         return Planned(found, self._request)
 

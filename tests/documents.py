@@ -27,9 +27,9 @@ from memplan.report.diagnosis import Diagnosis, Finding
 from memplan.report.difference import Difference
 from memplan.report.frontier import Frontier, Trial
 from memplan.report.mesh import CollectiveRow, Link, Mesh
-from memplan.report.model import Candidate, Decision, LiveValue, Pinned, Report
+from memplan.report.model import CandidateRow, Decision, LiveValue, Pinned, Report
 from memplan.report.result import Record
-from memplan.report.slabs import SlabArray, SlabLoop, Unsplit
+from memplan.report.slabs import SlabArray, SlabLoopRow, Unsplit
 from tests.report.timelines import lines_of, random_timeline
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f]")  # which a terminal obeys
@@ -53,12 +53,12 @@ def _report() -> Report:
         *(2**20, 0.1, 2),
         decisions=(Decision("conv:1", (64, 8), "float32", 2048, "net.py:3", "offload", 1e-3),),
         live_at_peak=(LiveValue("state['w']", 36, "f32[3,3]", "train.py:7", ""),),
-        candidates=(Candidate("kernels", 2**30, None, 0.25, "chosen"),),
+        candidates=(CandidateRow("kernels", 2**30, None, 0.25, "chosen"),),
         versions=VERSIONS,
         copy_s=0.1,
         timeline=timeline,
         lines=lines_of(timeline),
-        slab_loops=(SlabLoop(1, "dimension 0", 16, 32, 1, 2, (array,), (), 1, 1e-3, "net.py:7"),),
+        slab_loops=(SlabLoopRow(1, "dimension 0", 16, 32, 1, 2, (array,), (), 1, 1e-3, "net.py:7"),),
         unsplit=(Unsplit("sort", 3, ""),),
         mesh=Mesh(
             (("data", 8),),

@@ -1,6 +1,6 @@
-"""The command line: what is typed, what is printed, how it ends.
+"""The command line: options, output and exit codes.
 
-May import `api`, `studies` and what they answer with; plans nothing itself, and nobody imports it.
+May import `api`, `studies` and their results; plans nothing itself, and no room imports it.
 """
 
 from memplan.cli.app import main

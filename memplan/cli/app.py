@@ -1,8 +1,8 @@
-"""The command `memplan`: plan a step, check it against a saved report, compare ways to run it, draw its curve, list and
-measure devices, show the demo.
+"""The command `memplan`: plans steps, compares them, measures devices, shows the demo.
 
-Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1 the step itself
-or memplan failed, or the step grew, 2 usage, 3 infeasible; of the doctor 0 nothing to gain, 1 findings.
+Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1
+the step itself or memplan failed, or the step grew, 2 usage, 3 infeasible; of the doctor 0 nothing
+to gain, 1 findings.
 """
 
 from pathlib import Path
@@ -26,7 +26,9 @@ app = typer.Typer(
 
 
 @app.callback(invoke_without_command=True)
-def options(version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False) -> None:
+def options(
+    version: Annotated[bool, typer.Option("--version", help="Print the version and stop.")] = False,
+) -> None:
     if version:
         print_line(memplan.__version__)
         raise typer.Exit

@@ -16,8 +16,8 @@ from memplan.errors import MemplanError
 
 DEMO = "experiments.applications.segmentation.demo"
 _MEMPLAN = Path(__file__).parents[1]
-# A wheel has the demo's sources in a folder of the package, a checkout beside it.
-_DEMO_PLACES = (_MEMPLAN / "demo", _MEMPLAN.parent)
+# The demo's sources are in a folder of the package in a wheel, and beside it in a checkout.
+_DEMO_FOLDERS = (_MEMPLAN / "demo", _MEMPLAN.parent)
 
 _FORM = "Write MODULE:FACTORY, or MODULE:FACTORY(size=64, batch=2) with literal keyword arguments."
 
@@ -40,16 +40,16 @@ class Reference:
         arguments = ", ".join(f"{name}={value!r}" for name, value in sorted(self.arguments.items()))
         return f"{self.module}:{self.name}" + f"({arguments})" * bool(arguments)
 
-    def with_arguments(self, more: Mapping[str, Any]) -> Reference:
-        """The same call with these arguments set."""
-        return Reference(self.module, self.name, {**self.arguments, **more})
+    def with_arguments(self, arguments: Mapping[str, Any]) -> Reference:
+        """The same call with more arguments."""
+        return Reference(self.module, self.name, {**self.arguments, **arguments})
 
 
 def parse(text: str) -> Reference:
     """Read a reference. Arguments are Python literals; nothing is evaluated.
 
     Raises:
-      FactoryError: not of that form; says where.
+      FactoryError: the text is no reference; names the wrong part.
     """
     module, colon, call = text.partition(":")
     if not colon or not all(part.isidentifier() for part in module.split(".")):
@@ -72,16 +72,17 @@ def load(reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     """Import the module, with the current directory importable, call the factory and return `(step, args)`.
 
     Raises:
-      FactoryError: no such module or factory, an error of its own, or another result than `(step, args)`.
+      FactoryError: no such module or factory, an error of its own, or another result than `(step,
+        args)`.
     """
     factory = getattr(_module(reference), reference.name, None)
     if not callable(factory):
         raise FactoryError(_no_factory(reference, factory))
     try:
-        made = factory(**reference.arguments)
+        result = factory(**reference.arguments)
     except (Exception, SystemExit) as error:
         raise FactoryError(f"The factory {reference} failed with {type(error).__name__}: {error}") from error
-    return _step_and_args(made, reference)
+    return _step_and_args(result, reference)
 
 
 def demo() -> Callable[..., int | None]:
@@ -90,8 +91,9 @@ def demo() -> Callable[..., int | None]:
     Raises:
       FactoryError: a package that it needs is missing.
     """
-    here = next(place for place in _DEMO_PLACES if (place / f"{DEMO.replace('.', '/')}.py").is_file())
-    sys.path.insert(0, str(here))
+    file = f"{DEMO.replace('.', '/')}.py"
+    root = next(folder for folder in _DEMO_FOLDERS if (folder / file).is_file())
+    sys.path.insert(0, str(root))
     try:
         return importlib.import_module(DEMO).main
     except ModuleNotFoundError as error:
@@ -99,26 +101,22 @@ def demo() -> Callable[..., int | None]:
 
 
 def _module(reference: Reference) -> ModuleType:
-    _look_here_first()
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
     try:
         return importlib.import_module(reference.module)
     except ModuleNotFoundError as error:
         if error.name and f"{reference.module}.".startswith(f"{error.name}."):
             raise FactoryError(
-                f"The module {error.name!r} is neither installed nor in {Path.cwd()}. Check the spelling, or run "
-                "memplan in the folder of the module."
+                f"The module {error.name!r} is neither installed nor in {folder}. Check the "
+                "spelling, or run memplan in the folder of the module."
             ) from error
         raise FactoryError(
             f"The module {reference.module!r} imports {error.name!r}, which is not installed."
         ) from error
     except (Exception, SystemExit) as error:
         raise FactoryError(f"Importing {reference.module!r} failed with {type(error).__name__}: {error}") from error
-
-
-def _look_here_first() -> None:
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
 
 
 def _literal(keyword: ast.keyword, text: str) -> tuple[str, Any]:
@@ -132,24 +130,28 @@ def _literal(keyword: ast.keyword, text: str) -> tuple[str, Any]:
         ) from error
 
 
-def _no_factory(reference: Reference, found: object) -> str:
-    if found is not None:
-        return f"{reference} is a {type(found).__name__}, not a function that returns (step, args)."
-    public = [name for name, entry in vars(sys.modules[reference.module]).items() if callable(entry)]
+def _no_factory(reference: Reference, entry: object) -> str:
+    if entry is not None:
+        return f"{reference} is a {type(entry).__name__}, not a function that returns (step, args)."
+    entries = vars(sys.modules[reference.module])
+    public = [name for name, value in entries.items() if callable(value)]
     close = difflib.get_close_matches(reference.name, public, n=3)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     return f"The module {reference.module!r} has no {reference.name!r}.{hint}"
 
 
-def _step_and_args(made: Any, reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    wanted = "It must return (step, args): the function to plan and the tuple of its arguments, such as (state, batch)."
-    if not isinstance(made, tuple):
-        raise FactoryError(f"{reference} returned a {type(made).__name__}. {wanted}")
-    if len(made) != 2:
-        raise FactoryError(f"{reference} returned a tuple of length {len(made)}. {wanted}")
-    step, args = made
+def _step_and_args(
+    result: Any,
+    reference: Reference,
+) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    advice = "It must return (step, args): the function to plan and the tuple of its arguments, such as (state, batch)."
+    if not isinstance(result, tuple):
+        raise FactoryError(f"{reference} returned a {type(result).__name__}. {advice}")
+    if len(result) != 2:
+        raise FactoryError(f"{reference} returned a tuple of length {len(result)}. {advice}")
+    step, args = result
     if not callable(step):
-        raise FactoryError(f"{reference} returned a {type(step).__name__} as its step. {wanted}")
+        raise FactoryError(f"{reference} returned a {type(step).__name__} as its step. {advice}")
     if not isinstance(args, (tuple, list)):
-        raise FactoryError(f"{reference} returned a {type(args).__name__} as its args. {wanted}")
+        raise FactoryError(f"{reference} returned a {type(args).__name__} as its args. {advice}")
     return step, tuple(args)

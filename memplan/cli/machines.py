@@ -1,5 +1,7 @@
-"""Commands about machines: known devices and topologies, what is here, and the processes of a run on this machine."""
+"""Commands about machines: devices, topologies, and the processes of a run on this machine."""
 
+import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -28,7 +30,8 @@ def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
 
 def calibrate(
     out: Annotated[
-        Path | None, typer.Option(help="Write the device to this file; --device PATH.json then uses its rates.")
+        Path | None,
+        typer.Option(help="Write the device to this file; --device PATH.json then uses its rates."),
     ] = None,
     json: Json = None,
     debug: Debug = False,
@@ -42,31 +45,43 @@ def calibrate(
         check_writable(json)
         check_writable(out)
         with progress() as stage:
-            found = calibrate_device(stage)
+            measured_device = calibrate_device(stage)
         if out is not None:
-            save(out, found.save)
-        print_result(Calibration(found.device, rates_of(found.device), rates_of(local_device())), json, None)
+            save(out, measured_device.save)
+        device = measured_device.device
+        calibration = Calibration(device, rates_of(device), rates_of(local_device()))
+        print_result(calibration, json, None)
 
 
 def launch(
-    command: Annotated[list[str], typer.Argument(metavar="-- COMMAND...", help="What to start: python train.py ...")],
+    command: Annotated[
+        list[str],
+        typer.Argument(metavar="-- COMMAND...", help="What to start: python train.py ..."),
+    ],
     processes: Annotated[
-        int, typer.Option("-n", "--processes", min=1, help="Number of processes to start on this machine.")
+        int,
+        typer.Option("-n", "--processes", min=1, help="Number of processes to start on this machine."),
     ],
     devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
     port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of rank 0. Default: a free one.")] = None,
     timeout: Annotated[
-        int, typer.Option(min=1, help="Seconds for which processes wait for one another at the start.")
+        int,
+        typer.Option(min=1, help="Seconds for which processes wait for one another at the start."),
     ] = 60,
     restarts: Annotated[int, typer.Option(min=0, help="Number of restarts after a failure.")] = 0,
     grace: Annotated[
         float,
-        typer.Option(min=0, help="Seconds for the other processes to end after a failure; SIGTERM after half of them."),
+        typer.Option(
+            min=0,
+            help="Seconds for the other processes to end after a failure; SIGTERM after half of them.",
+        ),
     ] = 5.0,
     debug: Debug = False,
 ) -> None:
     """Start the processes of a run on this machine. Exit code: of the first process that failed (128 + signal)."""
     with exit_on_error(debug):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda number, _: sys.exit(128 + number))
         run = Launch(tuple(command), processes, devices, port, timeout, restarts, grace)
         raise typer.Exit(launch_processes(run))
 
@@ -74,7 +89,8 @@ def launch(
 def topology(
     measure: Annotated[bool, typer.Option("--measure", help="Measure the links between the local devices.")] = False,
     out: Annotated[
-        Path | None, typer.Option(help="Write the measured topology to this file, for topology=PATH.json.")
+        Path | None,
+        typer.Option(help="Write the measured topology to this file, for topology=PATH.json."),
     ] = None,
     json: Json = None,
     html: Html = None,
@@ -92,8 +108,8 @@ def topology(
         cluster = parallel.initialize()
         with progress() as stage:
             stage("timing all-reduces", None)
-            found = measure_topology(parallel.mesh())
+            links = measure_topology(parallel.mesh())
         if cluster.process == 0:
             if out is not None:
-                save(out, found.save)
-            print_result(Topologies((found,)), json, html)
+                save(out, links.save)
+            print_result(Topologies((links,)), json, html)

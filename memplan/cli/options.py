@@ -1,4 +1,4 @@
-"""Arguments and options that several commands share, and what their text means."""
+"""Arguments and options that several commands share."""
 
 import functools
 import inspect
@@ -20,7 +20,8 @@ FactoryArgument = Annotated[
     ),
 ]
 Budget = Annotated[
-    str | None, typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: what the device has.")
+    str | None,
+    typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: what the device has."),
 ]
 Json = Annotated[
     Path | None,
@@ -31,15 +32,20 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepOptions:
+class StepCommandOptions:
     """Options of every command that plans a step."""
 
     host_budget: Annotated[str | None, typer.Option(help="Host memory for offloaded values, in the same form.")] = None
     device: Annotated[
-        str | None, typer.Option(help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json.")
+        str | None,
+        typer.Option(help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json."),
     ] = None
     split: Annotated[
-        bool, typer.Option("--split/--no-split", help="Run slab by slab a step that does not fit otherwise, or never.")
+        bool,
+        typer.Option(
+            "--split/--no-split",
+            help="Run slab by slab a step that does not fit otherwise, or never.",
+        ),
     ] = True
     donate: Annotated[
         str | None,
@@ -63,11 +69,14 @@ class StepOptions:
 
     @property
     def asks_for_a_plan(self) -> bool:
-        """Something that `memplan.jit` is told, and not only what becomes of the result."""
-        return replace(self, json=None, html=None, debug=False) != StepOptions()
+        """True if an option for `memplan.jit` is set, not only one for the output."""
+        return replace(self, json=None, html=None, debug=False) != StepCommandOptions()
 
     def of(self, args: tuple[Any, ...]) -> api.RequestOptions:
-        """The request for a step with these arguments. By default the first of several, the state, is donated."""
+        """The request for a step with these arguments.
+
+        By default the first of several arguments, the state, is donated.
+        """
         if self.donate is None:
             donated = (0,) if len(args) > 1 else ()
         else:
@@ -94,28 +103,33 @@ def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> 
     positions = text.split(",")
     if not all(position.strip().isdecimal() and int(position) < len(args) for position in positions):
         raise typer.BadParameter(
-            f"{text!r} does not name positions of the {len(args)} arguments. Write {examples}.", param_hint=option
+            f"{text!r} does not name positions of the {len(args)} arguments. Write {examples}.",
+            param_hint=option,
         )
     return tuple(map(int, positions))
 
 
 def step_command(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer, whose options are parameters, from a function with a parameter `options: StepOptions`.
+    """Make a command for typer from a function with a parameter `options: StepCommandOptions`.
 
-    An error in it becomes a message and an exit code; files that cannot be written are refused before it starts.
+    Typer takes options from parameters, so the command has a parameter for each. An error becomes a
+    message and an exit code. Files that cannot be written are refused before the function runs.
     """
-    shared = list(inspect.signature(StepOptions, eval_str=True).parameters.values())
+    shared = list(inspect.signature(StepCommandOptions, eval_str=True).parameters.values())
     parameters = []
-    for one in inspect.signature(command, eval_str=True).parameters.values():
-        parameters += shared if one.name == "options" else [one.replace(kind=inspect.Parameter.KEYWORD_ONLY)]
+    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+        if parameter.name == "options":
+            parameters += shared
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
 
     @functools.wraps(command)
-    def called(**given: Any) -> None:
-        options = StepOptions(**{one.name: given.pop(one.name) for one in shared})
+    def wrapper(**arguments: Any) -> None:
+        options = StepCommandOptions(**{option.name: arguments.pop(option.name) for option in shared})
         with exit_on_error(options.debug):
             check_writable(options.json, options.html)
-            command(**given, options=options)
+            command(**arguments, options=options)
 
-    called.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
-    called.__annotations__ = {one.name: one.annotation for one in parameters}
-    return called
+    wrapper.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return wrapper

@@ -18,14 +18,18 @@ from memplan.report.progress import Stages
 from memplan.report.result import Result
 from memplan.report.views.table import printable
 
-FAILED, USAGE, INFEASIBLE = 1, 2, 3
+# Exit codes.
+FAILED = 1
+USAGE = 2
+INFEASIBLE = 3
 FINDINGS = 1  # of the doctor
+
 STDOUT = Path("-")
 
 
 @contextlib.contextmanager
 def exit_on_error(debug: bool) -> Iterator[None]:
-    """One message on standard error and the exit code that goes with the error."""
+    """Turn an error into one message on standard error and an exit code."""
     try:
         yield
     except (typer.Exit, typer.Abort, typer.BadParameter):
@@ -49,12 +53,15 @@ def _explanation(error: Exception) -> tuple[str, int]:
     if isinstance(error, MemplanError):
         return str(error), USAGE
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
-    return f"{type(error).__name__}: {error}{notes}\nRun again with --debug for the traceback.", FAILED
+    return (
+        f"{type(error).__name__}: {error}{notes}\nRun again with --debug for the traceback.",
+        FAILED,
+    )
 
 
 @contextlib.contextmanager
 def progress(*, results: bool = False) -> Iterator[Stages]:
-    """Progress on standard error. Unless it prints results, what the user's code prints goes there too."""
+    """Show progress on standard error. The user's prints go there too, unless they are results."""
     with contextlib.ExitStack() as stack:
         stage = stack.enter_context(Stages(Console(stderr=True), lines=results))
         stack.enter_context(api.progress(stage))
@@ -64,10 +71,11 @@ def progress(*, results: bool = False) -> Iterator[Stages]:
 
 
 def check_writable(json: Path | None, html: Path | None = None) -> None:
-    """Refuse before minutes of work what could not be written after it."""
+    """Refuse a file that cannot be written, before minutes of work."""
     if html == STDOUT:
         raise typer.BadParameter(
-            "only JSON can be written to standard output; give a file name for the page.", param_hint="--html"
+            "only JSON can be written to standard output; give a file name for the page.",
+            param_hint="--html",
         )
     if json is not None and json == html:
         raise typer.BadParameter(f"{json} cannot hold both --json and --html.")
@@ -80,11 +88,22 @@ def check_writable(json: Path | None, html: Path | None = None) -> None:
             raise typer.BadParameter(f"{path} cannot be written: {reason}.")
 
 
-def check_extra(path: Path | None, option: str, package: str, extra: str, *others: Path | None) -> None:
-    """Refuse a file that a package of an extra writes, where it is missing or the file is not its own."""
+def check_extra(
+    path: Path | None,
+    option: str,
+    package: str,
+    extra: str,
+    *used: Path | None,
+) -> None:
+    """Refuse a file if another option writes it, or if the package that writes it is missing.
+
+    Args:
+      package, extra: the package, and the extra of memplan that installs it.
+      used: files of other options.
+    """
     if path is None:
         return
-    if path in (STDOUT, *others):
+    if path in (STDOUT, *used):
         raise typer.BadParameter("give it a file name of its own.", param_hint=option)
     if importlib.util.find_spec(package) is None:
         raise typer.BadParameter(f"it needs {package}: pip install 'memplan[{extra}]'.", param_hint=option)
@@ -92,7 +111,7 @@ def check_extra(path: Path | None, option: str, package: str, extra: str, *other
 
 
 def print_result(result: Result, json: Path | None, html: Path | None) -> None:
-    """Write what was asked for, and the tables unless standard output is for JSON alone."""
+    """Write the files, and print the tables unless standard output is for JSON alone."""
     if json == STDOUT:
         print_line(result.to_json())
     elif json is not None:
@@ -111,8 +130,8 @@ def save(path: Path, write: Callable[[Path], None]) -> None:
     try:
         write(path)
     except (OSError, ValueError) as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise typer.BadParameter(f"{path} cannot be written: {why.rstrip('.')}.") from error
+        reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+        raise typer.BadParameter(f"{path} cannot be written: {reason.rstrip('.')}.") from error
     Console(stderr=True).print(Text(f"memplan: wrote {path}"), soft_wrap=True)
 
 

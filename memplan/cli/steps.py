@@ -1,4 +1,4 @@
-"""Commands that plan one step of the user's."""
+"""Commands that plan one step of the user."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +8,7 @@ import typer
 
 from memplan import api
 from memplan.cli import factory
-from memplan.cli.options import Budget, FactoryArgument, StepOptions, step_command
+from memplan.cli.options import Budget, FactoryArgument, StepCommandOptions, step_command
 from memplan.cli.output import (
     FAILED,
     FINDINGS,
@@ -31,15 +31,18 @@ def inspect(
     step: FactoryArgument,
     *,
     budget: Budget = None,
-    options: StepOptions,
+    options: StepCommandOptions,
     verify: Annotated[
-        str, typer.Option(help="compile, numbers (also run both steps and compare their results), or none.")
+        str,
+        typer.Option(help="compile, numbers (also run both steps and compare their results), or none."),
     ] = ("compile"),
     trace: Annotated[
-        Path | None, typer.Option(help="Write a trace for ui.perfetto.dev to this file; needs the extra trace.")
+        Path | None,
+        typer.Option(help="Write a trace for ui.perfetto.dev to this file; needs the extra trace."),
     ] = None,
     png: Annotated[
-        Path | None, typer.Option(help="Draw memory over the step to this file; needs the extra plots.")
+        Path | None,
+        typer.Option(help="Draw memory over the step to this file; needs the extra plots."),
     ] = None,
 ) -> None:
     """Plan and compile one step and report its memory and time. Runs nothing unless --verify numbers."""
@@ -49,9 +52,14 @@ def inspect(
         raise typer.BadParameter(f"{verify!r} is not one of compile, numbers, none.", param_hint="--verify")
     with progress() as stage:
         function, args = _load(step, stage)
-        if not _is_planned(function, bool(budget) or verify != "compile" or options.asks_for_a_plan):
-            asked = {"budget": budget, "verify": None if verify == "none" else verify, **options.of(args)}
-            function = api.jit(function, **asked)
+        has_options = bool(budget) or verify != "compile" or options.asks_for_a_plan
+        if not _is_planned(function, has_options):
+            function = api.jit(
+                function,
+                budget=budget,
+                verify=None if verify == "none" else verify,
+                **options.of(args),
+            )
         report = replace(function.plan(*args).report, step=str(factory.parse(step)))
     print_result(report, options.json, options.html)
     for path, write in ((trace, report.save_trace), (png, report.save_png)):
@@ -60,19 +68,19 @@ def inspect(
 
 
 @step_command
-def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepOptions) -> None:
+def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepCommandOptions) -> None:
     """What to do first about the memory of one step, cheapest first, before any plan: bytes, seconds, lines.
 
     Exit code 0 if there is nothing to gain, 1 if there are findings.
     """
     with progress() as stage:
         function, args = _plain_step(step, stage)
-        asked = options.of(args)
-        if options.donate is None:  # as the step itself says: it is what the first finding is about
-            asked["donate_argnums"] = None
-        found = api.doctor(function, args, budget=budget, **asked)
-    print_result(found, options.json, options.html)
-    if not found.is_healthy:
+        request = options.of(args)
+        if options.donate is None:  # The doctor finds arguments that the step does not donate.
+            request["donate_argnums"] = None
+        diagnosis = api.doctor(function, args, budget=budget, **request)
+    print_result(diagnosis, options.json, options.html)
+    if not diagnosis.is_healthy:
         raise typer.Exit(FINDINGS)
 
 
@@ -92,7 +100,7 @@ def check(
         str | None,
         typer.Option(help="Plan the step within this: bytes, '16GiB' or '80%'. Default: the step as it is."),
     ] = None,
-    options: StepOptions,
+    options: StepCommandOptions,
 ) -> None:
     """Compare a step with its saved report. Exit code 1 if its memory or time rose; shows which buffers grew."""
     tolerance = Tolerance(bytes_percent, ms_percent)
@@ -104,10 +112,10 @@ def check(
     with progress() as stage:
         function, args = _load(step, stage)
         if _is_planned(function, bool(budget) or options.asks_for_a_plan):
-            found = function.plan(*args).report
+            report = function.plan(*args).report
         else:
-            found = api.report(function, args, budget=budget, **options.of(args))
-        new = replace(found, step=str(factory.parse(step)))
+            report = api.report(function, args, budget=budget, **options.of(args))
+        new = replace(report, step=str(factory.parse(step)))
     if saves:
         print_result(new if old is None else Difference.of(old, new), options.json, options.html)
         save(against, new.save_json)
@@ -115,13 +123,14 @@ def check(
         difference = Difference.of(old, new)
         difference.check_same()
         print_result(difference, options.json, options.html)
-        if risen := tolerance.exceeded_by(difference):
-            print_error(f"{new.step} on {new.device}: {' and '.join(risen)}. To accept it, run again with --save.")
+        rises = " and ".join(tolerance.exceeded_by(difference))
+        if rises:
+            print_error(f"{new.step} on {new.device}: {rises}. To accept it, run again with --save.")
             raise typer.Exit(FAILED)
 
 
 @step_command
-def compare(step: FactoryArgument, *, budget: Budget = None, options: StepOptions) -> None:
+def compare(step: FactoryArgument, *, budget: Budget = None, options: StepCommandOptions) -> None:
     """Compile one step in several ways, with memplan and without, and show which fit. Exit code 3 if none does."""
     with progress() as stage:
         function, args = _plain_step(step, stage)
@@ -137,19 +146,20 @@ def curve(
     *,
     points: Annotated[int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")] = 8,
     share: Annotated[
-        list[float] | None, typer.Option(help="A budget, as a share of the plain step's peak; may be repeated.")
+        list[float] | None,
+        typer.Option(help="A budget, as a share of the plain step's peak; may be repeated."),
     ] = None,
-    options: StepOptions,
+    options: StepCommandOptions,
     png: Annotated[Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")] = None,
 ) -> None:
     """Step time against memory: plans for several budgets, and jax and XLA without a plan."""
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
     with progress() as stage:
         function, args = _plain_step(step, stage)
-        found = api.curve(function, args, points=share or points, **options.of(args))
+        result = api.curve(function, args, points=share or points, **options.of(args))
     if png is not None:
-        save(png, found.save_png)
-    print_result(found, options.json, options.html)
+        save(png, result.save_png)
+    print_result(result, options.json, options.html)
 
 
 @step_command
@@ -158,21 +168,16 @@ def largest(
     *,
     vary: Annotated[
         list[str],
-        typer.Option(metavar="NAME=LOW:HIGH[:STEP]", help="An integer argument of the factory, and its range."),
+        typer.Option(
+            metavar="NAME=LOW:HIGH[:STEP]",
+            help="An integer argument of the factory, and its range.",
+        ),
     ],
     budget: Budget = None,
-    options: StepOptions,
+    options: StepCommandOptions,
 ) -> None:
     """Find the largest size whose step fits."""
-    if len(vary) > 1:  # of which typer would take the last
-        raise typer.BadParameter("--vary takes one size; search it for each value of the other.", param_hint="--vary")
-    name, _, limits = vary[0].partition("=")
-    bounds = limits.split(":")
-    if not name.isidentifier() or len(bounds) not in (2, 3) or not all(bound.strip().isdecimal() for bound in bounds):
-        raise typer.BadParameter(
-            f"{vary[0]!r} is not a range. Write batch=1:64 or image=224:1024:32.", param_hint="--vary"
-        )
-    low, high, by = map(int, (*bounds, "1")[:3])
+    name, low, high, stride = _size_range(vary)
     reference = factory.parse(step)
 
     def make(size: int) -> tuple[Any, tuple[Any, ...]]:
@@ -180,8 +185,31 @@ def largest(
 
     with progress():
         _, args = make(low)
-        found = api.frontier(make, name=name, low=low, high=high, step=by, budget=budget, **options.of(args))
-    print_result(found, options.json, options.html)
+        frontier = api.frontier(
+            make,
+            name=name,
+            low=low,
+            high=high,
+            step=stride,
+            budget=budget,
+            **options.of(args),
+        )
+    print_result(frontier, options.json, options.html)
+
+
+def _size_range(vary: list[str]) -> tuple[str, int, int, int]:
+    """The name of a size, its bounds and its stride."""
+    if len(vary) > 1:  # typer would silently take the last
+        message = "--vary takes one size; search it for each value of the other."
+        raise typer.BadParameter(message, param_hint="--vary")
+    name, _, limits = vary[0].partition("=")
+    bounds = limits.split(":")
+    are_numbers = all(bound.strip().isdecimal() for bound in bounds)
+    if not name.isidentifier() or len(bounds) not in (2, 3) or not are_numbers:
+        message = f"{vary[0]!r} is not a range. Write batch=1:64 or image=224:1024:32."
+        raise typer.BadParameter(message, param_hint="--vary")
+    low, high, stride = map(int, (*bounds, "1")[:3])
+    return name, low, high, stride
 
 
 def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
@@ -190,13 +218,13 @@ def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     return factory.load(reference)
 
 
-def _is_planned(function: Any, is_asked: bool) -> bool:
-    """Is it a step of `memplan.jit`, with its own options? Then the command may not ask for others."""
-    if hasattr(function, "plan") and is_asked:
+def _is_planned(function: Any, has_options: bool) -> bool:
+    """Is it a step of `memplan.jit`? It has its own options, so the command may not have any."""
+    if hasattr(function, "plan") and has_options:
         raise typer.BadParameter(
-            "the factory returns a step that is already planned by memplan.jit, with its own options. Leave out "
-            "--budget, --host-budget, --device, --verify, --no-split, --donate, --host-state and --pin, or return "
-            "the plain step."
+            "the factory returns a step that is already planned by memplan.jit, with its own "
+            "options. Leave out --budget, --host-budget, --device, --verify, --no-split, --donate, "
+            "--host-state and --pin, or return the plain step."
         )
     return hasattr(function, "plan")
 

@@ -18,7 +18,7 @@ from memplan.planning.schedule import Solution, rank
 from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import Module, large_constants
+from memplan.xla.module import Module
 from memplan.xla.overlap import Overlap
 from memplan.xla.pins import with_pins
 from memplan.xla.replay import Replay, replay
@@ -225,7 +225,7 @@ class ScheduledModule:
     @functools.cached_property
     def constant_bytes(self) -> int:
         """Bytes of large constants, such as arrays that the step closes over."""
-        return sum(op.nbytes for text in self.module.texts.values() for op in large_constants(text))
+        return sum(op.nbytes for op in self.module.large_constants)
 
     @functools.cached_property
     def resident_bytes(self) -> int:

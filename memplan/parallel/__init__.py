@@ -1,4 +1,4 @@
-"""Data parallelism: a step for one device over a mesh, shaped to the links, and the processes of one machine.
+"""Data parallelism: a step for one device over a mesh, and the processes of a run.
 
 May import `program`, `planning`, `hardware`, and from `xla` what the local device is.
 """

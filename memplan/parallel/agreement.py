@@ -1,6 +1,6 @@
-"""All processes of a mesh must run the same: differences are refused before the first step, and all follow one plan.
+"""Checks before the first step that all processes run the same one, and shares one plan.
 
-Processes are compared if the mesh has devices of all of them; with one process there is nothing to compare.
+Processes are compared only if the mesh has devices of all of them, and if there are several.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from memplan.program import compat
 from memplan.program.constants import digest_of, digests_of_constants, type_of
 from memplan.program.trace import Program, comparable
 
-_PLAN_S = 900.0  # the first process plans while the others wait
+_PLAN_S = 900.0  # How long processes wait for the plan of the first one.
 
 Step = Callable[..., Any]
 
@@ -50,14 +50,15 @@ def same_step(processes: tuple[int, ...], program: Program, options: Any) -> Non
     """Refuse processes that trace another step, or run it on other devices or with other options.
 
     Raises:
-      MemplanError: names the ranks and what differs: versions, shapes, devices, options, equations or constants.
+      MemplanError: names the ranks and what differs: versions, shapes, devices, options, equations
+        or constants.
     """
     division = program.traced.division
     if not _are_all(processes) or division is None:
         return
     closed = program.traced.jaxpr
-    devices = [f"{one.process_index}:{one.id}" for one in division.devices or ()]
-    shardings = [str(getattr(one, "spec", one)) for one in division.inputs]
+    devices = [f"{device.process_index}:{device.id}" for device in division.devices or ()]
+    shardings = [str(getattr(sharding, "spec", sharding)) for sharding in division.inputs]
     _refuse_differences(
         program.step,
         {
@@ -73,11 +74,12 @@ def same_step(processes: tuple[int, ...], program: Program, options: Any) -> Non
 
 
 def same_collectives(processes: tuple[int, ...], step: Step, sequence: str) -> None:
-    """Refuse processes whose compiled steps do not send the same collectives in the same order: they would wait for
-    each other without end.
+    """Refuse processes whose compiled steps send other collectives, or in another order.
+
+    They would deadlock.
 
     Args:
-      sequence: of all collectives of this process's step.
+      sequence: all collectives of this process's step, in order.
 
     Raises:
       MemplanError: names the ranks.
@@ -90,68 +92,78 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
     """The plan of the first of these processes; the others wait for it.
 
     Args:
-      fingerprint: of this process's module.
+      fingerprint: identifies this process's module.
       key: a digest of everything the plan depends on.
 
     Raises:
-      MemplanError: the first process could not make one, or not within `_PLAN_S`.
+      MemplanError: the first process failed to plan, or took longer than `_PLAN_S`.
     """
     if len(processes) < 2 or jax.process_index() not in processes:
         return make()
-    client, place = compat.coordination_client(), f"memplan/plan/{key}/{fingerprint}"
+    client = compat.coordination_client()
+    name = f"memplan/plan/{key}/{fingerprint}"
     if jax.process_index() == processes[0]:
         try:
             plan = make()
         except Exception as error:
-            client.key_value_set(place, json.dumps({"error": str(error)}), allow_overwrite=True)
+            client.key_value_set(name, json.dumps({"error": str(error)}), allow_overwrite=True)
             raise
-        client.key_value_set(place, plan.to_json(), allow_overwrite=True)
+        client.key_value_set(name, plan.to_json(), allow_overwrite=True)
         return plan
     try:
-        text = client.blocking_key_value_get(place, int(1000 * _PLAN_S))
+        text = client.blocking_key_value_get(name, int(1000 * _PLAN_S))
     except jax.errors.JaxRuntimeError as error:
         raise MemplanError(
-            f"process {processes[0]} sent no plan for {_name(step)!r} within {_PLAN_S:.0f} s: it stopped, or compiles "
-            "another step. All processes must run the same script, versions and options."
+            f"process {processes[0]} sent no plan for {_name(step)!r} within {_PLAN_S:.0f} s: it "
+            "stopped, or compiles another step. All processes must run the same script, versions "
+            "and options."
         ) from error
-    if "error" in (found := json.loads(text)):
-        raise MemplanError(f"process {processes[0]} could not plan {_name(step)!r}: {found['error']}")
+    answer = json.loads(text)
+    if "error" in answer:
+        raise MemplanError(f"process {processes[0]} could not plan {_name(step)!r}: {answer['error']}")
     return Plan.from_json(text)
 
 
 def _are_all(processes: tuple[int, ...]) -> bool:
-    """Whether the processes can be compared: jax gathers from all of them, not from some."""
+    """Can the processes be compared? jax gathers only from all processes of the run."""
     return 1 < len(processes) == jax.process_count()
 
 
 def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:
-    """Gather a digest of each part from all processes, which must have equally many parts."""
-    own = np.array([list(hashlib.blake2b(text.encode(), digest_size=16).digest()) for text in parts.values()], np.uint8)
-    if not len(own):
+    """Compare a digest of each part across all processes, which must have equally many parts."""
+    if not parts:
         return
-    with ThreadPoolExecutor(1) as apart:  # jax gathers nothing in a thread that traces a step
-        everyone = np.asarray(apart.submit(multihost_utils.process_allgather, own).result()).reshape(-1, *own.shape)
-    differing: dict[str, str] = {}  # name of a part -> the ranks that differ from most
+    digests = np.array([list(_digest(text)) for text in parts.values()], np.uint8)
+    with ThreadPoolExecutor(1) as thread:  # jax gathers nothing in a thread that traces a step
+        all_digests = thread.submit(multihost_utils.process_allgather, digests).result()
+    by_rank = np.asarray(all_digests).reshape(-1, *digests.shape)
+    odd_ranks: dict[str, str] = {}  # name of a part -> the ranks that differ from the majority
     for number, name in enumerate(parts):
-        digests = [rows[number].tobytes() for rows in everyone]
-        usual = Counter(digests).most_common(1)[0][0]
-        if odd := [str(rank) for rank, digest in enumerate(digests) if digest != usual]:
-            differing[name] = ", ".join(odd)
-    if not differing:
+        column = [rows[number].tobytes() for rows in by_rank]
+        majority = Counter(column).most_common(1)[0][0]
+        ranks = [str(rank) for rank, digest in enumerate(column) if digest != majority]
+        if ranks:
+            odd_ranks[name] = ", ".join(ranks)
+    if not odd_ranks:
         return
-    listed = "; ".join(f"{name} on rank {odd}" for name, odd in list(differing.items())[:5])
-    first = next(iter(differing))
-    short = len(parts[first]) < 200
-    here = f" Here, on rank {jax.process_index()}, {first} is: {parts[first]}." if short else ""
+    differences = "; ".join(f"{name} on rank {ranks}" for name, ranks in list(odd_ranks.items())[:5])
+    first = next(iter(odd_ranks))
+    example = ""
+    if len(parts[first]) < 200:
+        example = f" Here, on rank {jax.process_index()}, {first} is: {parts[first]}."
     raise MemplanError(
-        f"The processes differ in what they give {_name(step)!r}: {listed}.{here} All must run the same script, "
-        "versions and options, and begin with the same state."
+        f"The processes differ in what they give {_name(step)!r}: {differences}.{example} All must "
+        "run the same script, versions and options, and begin with the same state."
     )
 
 
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=16).digest()
+
+
 def _versions() -> dict[str, str]:
-    found = dict(io.versions("jax", "jaxlib", "memplan"))
-    return {"the versions of packages": ", ".join(f"{name} {version}" for name, version in found.items())}
+    versions = io.versions("jax", "jaxlib", "memplan")
+    return {"the versions of packages": ", ".join(f"{name} {version}" for name, version in versions)}
 
 
 def _name(step: Step) -> str:

@@ -1,20 +1,24 @@
-"""Joins this process to the others of its run by `jax.distributed`: the first call of a script, before jax is used.
+"""Joins this process to the others of its run by `jax.distributed`.
 
-jax detects Slurm, Open MPI and Kubernetes; `memplan launch` sets the address of rank 0 in the environment. Without any
-of these, the process is alone.
+`initialize` is the first call of a script, before jax is used. jax detects Slurm, Open MPI and
+Kubernetes; `memplan launch` puts the address of rank 0 into the environment. Without any of these,
+the process is alone.
 """
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import jax
 
 from memplan.errors import MemplanError
 
-# A C++ thread sends jax's heartbeats, also while the process compiles or loads data. With these two values, if rank 1
-# of three is killed, stopped or leaves during a step, the others end within 9, 9 and 20 seconds.
-HEARTBEAT_S = 10  # without a heartbeat until a process counts as lost; 100 in jax
-LEAVING_S = 20  # for which a process waits for the others at its end, until all end with an error; 300 in jax
+# A C++ thread sends jax's heartbeats, also while the process compiles or loads data. With these two
+# values, if rank 1 of three is killed, stops or leaves during a step, the others end within 9, 9
+# and 20 seconds.
+HEARTBEAT_S = 10  # A process without a heartbeat for so long is lost; 100 in jax.
+LEAVING_S = 20  # At its end, a process waits so long for the others before all fail; 300 in jax.
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,8 @@ class Cluster:
     def __str__(self) -> str:
         if self.processes == 1:
             return f"one process, {self.devices} device(s)"
-        return f"rank {self.process} of {self.processes}, {self.local_devices} of {self.devices} device(s)"
+        devices = f"{self.local_devices} of {self.devices} device(s)"
+        return f"rank {self.process} of {self.processes}, {devices}"
 
 
 def initialize(
@@ -42,64 +47,129 @@ def initialize(
 ) -> Cluster:
     """Start `jax.distributed`, or adopt the run if the script has started it.
 
-    If a process dies, stops or leaves while others wait for it, jax ends every other process with an error within 30
-    seconds.
+    If a process dies, stops or leaves while others wait for it, jax ends every other process with
+    an error within 30 seconds.
 
     Args:
       coordinator: host:port of rank 0. Default: from `memplan launch`, else what jax detects.
-      processes, process: how many there are, and the rank of this one; with `processes=1` it is alone.
-      timeout_s: how long to wait for the others at the start. Default: `memplan launch --timeout`, else 60.
-      leaving_s: how long a process waits for the others at its end. Raise it if one rank goes on working alone.
+      processes, process: their number, and the rank of this one; with `processes=1` it is alone.
+      timeout_s: how long to wait for the others at the start. Default: `memplan launch --timeout`,
+        else 60.
+      leaving_s: how long a process waits for the others at its end. Raise it if one rank goes on
+        working alone.
 
     Raises:
-      MemplanError: jax was used before, `jax.distributed` runs with another rank, or an argument is missing.
+      MemplanError: jax was used before, `jax.distributed` runs with another rank, or an argument is
+        missing.
     """
     if jax.distributed.is_initialized():
-        found = _cluster()
-        if (process, processes) not in ((found.process, found.processes), (None, None)):
+        cluster = _cluster()
+        if (process, processes) not in ((cluster.process, cluster.processes), (None, None)):
             raise MemplanError(
-                f"jax.distributed.initialize has made this process rank {found.process} of {found.processes}, not "
-                f"{process} of {processes}. Call memplan.parallel.initialize() without arguments after it."
+                f"jax.distributed.initialize has made this process rank {cluster.process} of "
+                f"{cluster.processes}, not {process} of {processes}. Call "
+                "memplan.parallel.initialize() without arguments after it."
             )
-        return found
+        return cluster
     _refuse_late()
     environment = os.environ
     if timeout_s is None:
         timeout_s = _number("MEMPLAN_TIMEOUT") if "MEMPLAN_TIMEOUT" in environment else 60
-    if (coordinator, processes, process) == (None, None, None) and "MEMPLAN_COORDINATOR" in environment:
+    arguments = (coordinator, processes, process)
+    if arguments == (None, None, None) and "MEMPLAN_COORDINATOR" in environment:
         coordinator = environment["MEMPLAN_COORDINATOR"]
-        processes, process = _number("MEMPLAN_PROCESSES"), _number("MEMPLAN_PROCESS")
+        processes = _number("MEMPLAN_PROCESSES")
+        process = _number("MEMPLAN_PROCESS")
     if "MEMPLAN_DEVICES" in environment:
         jax.config.update("jax_num_cpu_devices", _number("MEMPLAN_DEVICES"))
     if processes == 1:
         return _cluster()
-    given = [one is not None for one in (coordinator, processes, process)]
-    if any(given) and not all(given):
+    are_set = {argument is not None for argument in (coordinator, processes, process)}
+    if len(are_set) > 1:
         raise MemplanError("coordinator, processes and process belong together: give all three, or none of them.")
     if process is not None and processes is not None and not 0 <= process < processes:
         raise MemplanError(f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}.")
+    _start(coordinator, processes, process, timeout_s, leaving_s)
+    return _cluster()
+
+
+def variables_of_processes(
+    processes: int,
+    devices: int | None,
+    port: int,
+    timeout_s: int,
+) -> Sequence[Mapping[str, str]]:
+    """For each rank of a run on this machine, the variables that `initialize` reads.
+
+    Args:
+      devices: CPU devices of each process. If None, the processes share out the GPUs, if any.
+
+    Raises:
+      MemplanError: the GPUs cannot be divided.
+    """
+    shared = {
+        "PYTHONUNBUFFERED": "1",  # else a killed process loses its last lines
+        "MEMPLAN_COORDINATOR": f"127.0.0.1:{port}",
+        "MEMPLAN_PROCESSES": str(processes),
+        "MEMPLAN_TIMEOUT": str(timeout_s),
+    }
+    if devices is not None:
+        shared |= {"MEMPLAN_DEVICES": str(devices), "JAX_PLATFORMS": "cpu"}
+    variables = [{**shared, "MEMPLAN_PROCESS": str(rank)} for rank in range(processes)]
+    if devices is not None or os.environ.get("JAX_PLATFORMS", "").startswith("cpu"):
+        return variables
+    installed = ",".join(str(path) for path in Path("/proc/driver/nvidia/gpus").glob("*"))
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", installed)
+    gpus = len(visible.split(",")) if visible else 0
+    if gpus % processes:
+        raise MemplanError(
+            f"{gpus} GPUs cannot be divided among {processes} processes. Start a number that "
+            "divides them, show fewer with CUDA_VISIBLE_DEVICES, or use CPU devices with --devices."
+        )
+    share = gpus // processes
+    if share:
+        for rank in range(processes):
+            numbers = range(rank * share, (rank + 1) * share)
+            variables[rank]["MEMPLAN_LOCAL_DEVICE_IDS"] = ",".join(map(str, numbers))
+    return variables
+
+
+def _start(
+    coordinator: str | None,
+    processes: int | None,
+    process: int | None,
+    timeout_s: float,
+    leaving_s: float,
+) -> None:
+    """Start `jax.distributed`, unless there are no arguments and jax detects no cluster."""
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
-    jax.config.update("jax_enable_preemption_service", False)  # its handler keeps SIGTERM from ending the process
-    chosen = environment.get("MEMPLAN_LOCAL_DEVICE_IDS")
+    # Its handler would keep SIGTERM from ending the process.
+    jax.config.update("jax_enable_preemption_service", False)
+    device_ids = [*filter(None, os.environ.get("MEMPLAN_LOCAL_DEVICE_IDS", "").split(","))]
     try:
         jax.distributed.initialize(
             coordinator,
             processes,
             process,
-            local_device_ids=[int(number) for number in chosen.split(",")] if chosen else None,
-            cluster_detection_method="deactivate" if all(given) else None,
+            local_device_ids=[*map(int, device_ids)] or None,
+            cluster_detection_method=None if coordinator is None else "deactivate",
             initialization_timeout=max(10, round(timeout_s)),
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=round(leaving_s),
         )
     except ValueError as error:
-        if any(given) or "coordinator_address" not in str(error):  # else jax detects no cluster: this process is alone
+        # Without arguments, this error says that jax detects no cluster: the process is alone.
+        if coordinator is not None or "coordinator_address" not in str(error):
             raise MemplanError(f"jax.distributed could not start: {error}") from error
-    return _cluster()
 
 
 def _cluster() -> Cluster:
-    return Cluster(jax.process_index(), jax.process_count(), jax.local_device_count(), jax.device_count())
+    return Cluster(
+        process=jax.process_index(),
+        processes=jax.process_count(),
+        local_devices=jax.local_device_count(),
+        devices=jax.device_count(),
+    )
 
 
 def _refuse_late() -> None:
@@ -107,8 +177,9 @@ def _refuse_late() -> None:
         jax.distributed.initialize(coordinator_address="", cluster_detection_method="deactivate")
     except RuntimeError as error:
         raise MemplanError(
-            "jax was used before memplan.parallel.initialize, so its devices are already those of this process alone. "
-            "Call it first, before jax.devices(), jax.random.key and the like; imports at the top of a file count."
+            "jax was used before memplan.parallel.initialize, so its devices are already those of "
+            "this process alone. Call it first, before jax.devices(), jax.random.key and the like; "
+            "imports at the top of a file count."
         ) from error
     except ValueError:
         pass

@@ -1,4 +1,4 @@
-"""Meshes, the machine that they stand on, and its links: assumed from presets, or measured by all-reduces."""
+"""Meshes, the machine below them, and its links: from presets, or measured by all-reduces."""
 
 import math
 import re
@@ -17,39 +17,42 @@ from memplan.hardware.machine import Machine, per_host
 from memplan.hardware.topology import Axis, Topology, topology_named
 from memplan.program import compat
 
-SMALL_BYTES, LARGE_BYTES = 1 << 12, 4 << 20
+SMALL_BYTES = 1 << 12
+LARGE_BYTES = 4 << 20
 _RUNS = 5
+_SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
 
 
 def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
     """A mesh of all devices of all processes, or of the first ones.
 
     Args:
-      sizes: axis -> size, outermost first; by default the processes (`host`) and the devices of each (`device`).
+      sizes: axis -> size, outermost first. Default: the processes (`host`) and the devices of each
+        (`device`).
 
     Raises:
       MeshError: there are fewer devices, or processes have unequal numbers of them.
     """
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if sizes is None:
-        counts = {p: sum(d.process_index == p for d in devices) for p in range(jax.process_count())}
+        counts = dict.fromkeys(range(jax.process_count()), 0)
+        for device in devices:
+            counts[device.process_index] += 1
         if len(set(counts.values())) > 1:
             raise MeshError(
-                f"the processes have unequal numbers of devices ({counts}): no mesh of hosts and devices holds all. "
-                "Start them with equal numbers, or give the sizes of a mesh."
+                f"the processes have unequal numbers of devices ({counts}): no mesh of hosts and "
+                "devices holds all. Start them with equal numbers, or give the sizes of a mesh."
             )
         sizes = {"host": len(counts), "device": len(devices) // len(counts)}
-    wanted = math.prod(sizes.values())
-    if wanted > len(devices) or min(sizes.values(), default=1) < 1:
+    count = math.prod(sizes.values())
+    if count > len(devices) or min(sizes.values(), default=1) < 1:
         shape = " x ".join(f"{name} {size}" for name, size in sizes.items())
         raise MeshError(
-            f"a mesh of {shape} needs {wanted} devices; there are {len(devices)} in {jax.process_count()} processes. "
-            "Take a smaller mesh, or start more processes (memplan launch -n)."
+            f"a mesh of {shape} needs {count} devices; there are {len(devices)} in "
+            f"{jax.process_count()} processes. Take a smaller mesh, or start more processes "
+            "(memplan launch -n)."
         )
-    return Mesh(np.array(devices[:wanted]).reshape(tuple(sizes.values())), tuple(sizes))
-
-
-_SHAPE = re.compile(r"[0-9]{1,9}(x[0-9]{1,9})*")
+    return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
 def machine_of(division: compat.Division, topology: Topology | str | None, described: bool) -> Machine:
@@ -57,31 +60,34 @@ def machine_of(division: compat.Division, topology: Topology | str | None, descr
 
     Args:
       topology: as for `memplan.jit`.
-      described: devices that are absent take the place of those of the step, in the order of their numbers.
+      described: the step is compiled for absent devices, which replace its own in the order of
+        their numbers.
 
     Raises:
       TopologyError: it has another number of devices.
     """
-    count, devices = division.count, division.devices
+    count = division.count
+    devices = division.devices
     if described or devices is None:
         order = range(count) if devices is None else [device.id for device in devices]
-        known = topology_for(topology, count, per_host(count), "today")
+        links = topology_for(topology, count, per_host(count), "today")
     else:
         hosts = [_host_of(device) for device in devices]
         order = [(host, device.id) for host, device in zip(hosts, devices, strict=True)]
         even = len({hosts.count(host) for host in hosts}) == 1
         preset = "local" if devices[0].platform == "cpu" else "today"
-        known = topology_for(topology, count, hosts.count(hosts[0]) if even else count, preset)
-    ranks = {one: rank for rank, one in enumerate(sorted(order))}
-    return Machine(known, tuple(ranks[one] for one in order))
+        links = topology_for(topology, count, hosts.count(hosts[0]) if even else count, preset)
+    ranks = {key: rank for rank, key in enumerate(sorted(order))}
+    return Machine(links, tuple(ranks[key] for key in order))
 
 
 def topology_for(topology: Topology | str | None, count: int, per_host: int, preset: str) -> Topology:
     """A topology for so many devices.
 
     Args:
-      topology: None is `per_host` on every host, with the links of the preset; a shape such as "2x4" likewise; of a
-        name without a shape, and of a topology, the outermost level is resized.
+      topology: None is `per_host` devices on every host, with the links of the preset. A shape such
+        as "2x4" takes the preset's links, too. The outermost level of a topology, or of a name
+        without a shape, is resized.
 
     Raises:
       TopologyError: there is none, or it has another number of devices.
@@ -91,19 +97,19 @@ def topology_for(topology: Topology | str | None, count: int, per_host: int, pre
     if isinstance(topology, str) and _SHAPE.fullmatch(topology):
         topology = f"{preset}@{topology}"
     shaped = isinstance(topology, str) and "@" in topology
-    known = topology_named(topology) if isinstance(topology, str) else topology
-    if known.devices == count or shaped:
-        return known  # Machine refuses another number of devices
-    first, *rest = known.axes
-    inside = math.prod(axis.size for axis in rest)
+    links = topology_named(topology) if isinstance(topology, str) else topology
+    if links.devices == count or shaped:
+        return links  # Machine refuses another number of devices
+    outermost, *inner_axes = links.axes
+    inside = math.prod(axis.size for axis in inner_axes)
     if count % inside == 0:
-        return known.resized({first.name: count // inside})
-    return known.resized({axis.name: 1 for axis in known.axes} | {known.axes[-1].name: count})
+        return links.resized({outermost.name: count // inside})
+    return links.resized({axis.name: 1 for axis in links.axes} | {links.axes[-1].name: count})
 
 
 def _host_of(device: Any) -> int:
-    """jax starts one process for each GPU on many clusters: there it tells the hosts by the slice of a device."""
-    slices = {one.slice_index for one in jax.devices() if hasattr(one, "slice_index")}
+    """The host of a device: its process or, where each GPU has a process of its own, its slice."""
+    slices = {peer.slice_index for peer in jax.devices() if hasattr(peer, "slice_index")}
     return device.slice_index if len(slices) > 1 else device.process_index
 
 
@@ -113,47 +119,58 @@ def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
 
 
 def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:
-    """Latency and bandwidth of every axis, by timing a small and a large all-reduce; the same result in all processes.
+    """Measure latency and bandwidth of every axis by a small and a large all-reduce.
 
-    Every process of the mesh must call it. Groups of the other axes send at the same time, so the bandwidth of a link
-    that they share comes out as that of the link. Best of five runs, minus the launch that the cost model counts.
+    Every process of the mesh must call it; all get the same result. Groups of the other axes send
+    at the same time, so this measures the whole bandwidth of a link that they share. Each time is
+    the best of five runs, minus the launch overhead that the cost model adds.
     """
     axes = []
-    for place, (axis, size) in enumerate(mesh.shape.items()):
-        inner = int(np.prod(list(mesh.shape.values())[place + 1 :], dtype=int))
-        shared = place < len(mesh.shape) - 1
+    for level, (axis, size) in enumerate(mesh.shape.items()):
+        inner = math.prod(list(mesh.shape.values())[level + 1 :])
+        shared = level < len(mesh.shape) - 1
         if size == 1:
             axes.append(Axis(axis, 1, 0.0, 1e12, shared))
             continue
-        small, large = (_seconds(mesh, axis, nbytes) for nbytes in (SMALL_BYTES, LARGE_BYTES))
-        if jax.process_count() > 1:  # what rank 0 measured
-            small, large = map(float, multihost_utils.broadcast_one_to_all(np.asarray((small, large))))
+        times = np.asarray([_seconds(mesh, axis, nbytes) for nbytes in (SMALL_BYTES, LARGE_BYTES)])
+        if jax.process_count() > 1:  # all take the times of rank 0
+            times = multihost_utils.broadcast_one_to_all(times)
+        small_s, large_s = map(float, times)
         sent = 2 * (size - 1) / size * (LARGE_BYTES - SMALL_BYTES) * (inner if shared else 1)
         steps = 2 * (size - 1).bit_length()
-        latency_s = max(0.0, small - LAUNCH_S) / steps
-        axes.append(Axis(axis, size, latency_s, sent / max(large - small, 1e-9), shared))
-    description = f"{mesh.devices.size} devices ({mesh.devices.flat[0].device_kind}) in {jax.process_count()} processes"
+        latency_s = max(0.0, small_s - LAUNCH_S) / steps
+        axes.append(Axis(axis, size, latency_s, sent / max(large_s - small_s, 1e-9), shared))
+    kind = mesh.devices.flat[0].device_kind
     source = (
         f"measured by memplan on jax {jax.__version__}: all-reduces of {SMALL_BYTES} and {LARGE_BYTES} bytes per axis"
     )
-    return Topology(name, description, tuple(axes), (source,))
+    return Topology(
+        name=name,
+        description=f"{mesh.devices.size} devices ({kind}) in {jax.process_count()} processes",
+        axes=tuple(axes),
+        sources=(source,),
+    )
 
 
 def _seconds(mesh: Mesh, axis: str, nbytes: int) -> float:
-    """Seconds of an all-reduce of `nbytes` on every device over an axis; the fastest of several."""
-    floats, own = nbytes // 4, NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))
-    values = jax.make_array_from_callback(
-        (mesh.devices.size * floats,), own, lambda index: np.zeros(floats, np.float32)
-    )
+    """Seconds of an all-reduce of `nbytes` on every device over an axis: the fastest run."""
+    part = np.zeros(nbytes // 4, np.float32)
+    sharding = NamedSharding(mesh, PartitionSpec(tuple(mesh.axis_names)))
+    shape = (mesh.devices.size * part.size,)
+    values = jax.make_array_from_callback(shape, sharding, lambda index: part)
     reduce = jax.jit(
         jax.shard_map(
-            lambda part: jax.lax.psum(part, axis), mesh=mesh, in_specs=own.spec, out_specs=own.spec, check_vma=False
+            lambda part: jax.lax.psum(part, axis),
+            mesh=mesh,
+            in_specs=sharding.spec,
+            out_specs=sharding.spec,
+            check_vma=False,
         )
     )
     jax.block_until_ready(reduce(values))
-    found = []
+    times = []
     for _ in range(_RUNS):
         start = time.perf_counter()
         jax.block_until_ready(reduce(values))
-        found.append(time.perf_counter() - start)
-    return min(found)
+        times.append(time.perf_counter() - start)
+    return min(times)

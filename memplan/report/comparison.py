@@ -1,6 +1,7 @@
 """Compares several methods of running one step within one budget.
 
-The JSON is an object with the fields below, first `"schema": "memplan.comparison/1"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.comparison/1"`; see
+`memplan.report.model`.
 """
 
 from dataclasses import dataclass
@@ -50,10 +51,10 @@ class Comparison(Record):
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row per method, regardless of `rows`: green if it fits and red if it does not."""
         budget = f" in {format_bytes(self.budget_bytes)}" if self.budget_bytes is not None else ""
-        place = f" on {self.device}" if self.device else ""
+        device = f" on {self.device}" if self.device else ""
         words = {True: "yes", False: "no", None: UNKNOWN}
         tones = {True: "good", False: "bad", None: ""}
-        ways = tuple(
+        table_rows = tuple(
             (
                 row.name,
                 format_bytes(row.device_bytes),
@@ -65,4 +66,5 @@ class Comparison(Record):
             for row in self.rows
         )
         columns = ("way", ">device", ">host", ">step", "fits", "note")
-        return (Table(f"One step{place}{budget}", columns, ways, tuple(tones[row.fits] for row in self.rows)),)
+        emphasis = tuple(tones[row.fits] for row in self.rows)
+        return (Table(f"One step{device}{budget}", columns, table_rows, emphasis),)

@@ -1,6 +1,7 @@
-"""Step time against device memory: one step planned for many budgets, compared with jax and XLA without a plan.
+"""Step time against device memory: one step planned for many budgets, beside jax and XLA.
 
-The JSON is an object with the fields below, first `"schema": "memplan.curve/1"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.curve/1"`; see
+`memplan.report.model`.
 """
 
 import os
@@ -15,20 +16,22 @@ from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 _GIB = 2**30
 
-MEMPLAN, XLA, BOUND = "memplan", "XLA's rematerialization", "lower bound"  # methods with a point for every budget
+# Methods with a point for every budget.
+MEMPLAN = "memplan"
+XLA = "XLA's rematerialization"
+BOUND = "lower bound"
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
     """One method to run the step within one budget."""
 
-    # `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is faster; its bytes are the
-    # budget), or a method without a budget
+    # The method: `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is
+    # faster; its bytes are the budget), or a method without a budget.
     way: str
     budget_bytes: int | None  # None for a method without a budget
-    # device_bytes, host_bytes: by the compiler; None if nothing fits or it does not compile
-    device_bytes: int | None
-    host_bytes: int | None
+    device_bytes: int | None  # by the compiler; None if nothing fits or it does not compile
+    host_bytes: int | None  # likewise
     step_s: float | None  # predicted seconds of one step, from the compiled program; None as above
     note: str = ""  # further information
 
@@ -57,7 +60,7 @@ class Curve(Record):
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row per point, regardless of `rows`."""
-        listed = tuple(
+        table_rows = tuple(
             (
                 point.way,
                 format_bytes(point.budget_bytes) if point.budget_bytes is not None else "any",
@@ -71,7 +74,7 @@ class Curve(Record):
         )
         columns = ("way", ">budget", ">device", ">host", ">step", ">to plain", "note")
         title = f"Step time against memory on {self.device}; floor {format_bytes(self.floor_bytes)}"
-        return (Table(title, columns, listed, ("",) * len(listed)),)
+        return (Table(title, columns, table_rows, ("",) * len(table_rows)),)
 
     def against_plain(self, point: Point) -> str:
         """Relative time over the unmodified step, as `+3.1%`."""
@@ -80,18 +83,23 @@ class Curve(Record):
         return f"{point.step_s / self.plain_step_s - 1:+.1%}"
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
-        """Draw it.
+        """Draw the curve.
 
         Raises:
           ImportError: matplotlib, the extra `plots`, is not installed.
           OSError: the file cannot be written; nothing is left behind.
         """
-        ways = dict.fromkeys(point.way for point in self.points)
-        series = [found for way in ways if (found := self._series(way)).points]
+        methods = dict.fromkeys(point.way for point in self.points)
+        series = [series for series in map(self._series, methods) if series.points]
         axes = "device memory (GiB)", "step (ms)"
-        write_atomic(path, pictures.png_of_series(self.device, axes, series, ("floor", self.floor_bytes / _GIB)))
+        floor = "floor", self.floor_bytes / _GIB
+        write_atomic(path, pictures.png_of_series(self.device, axes, series, floor))
 
-    def _series(self, way: str) -> pictures.Series:
-        points = [point for point in self.points if point.way == way]
-        known = [(p.device_bytes / _GIB, 1e3 * p.step_s) for p in points if p.device_bytes is not None and p.step_s]
-        return pictures.Series(way, sorted(known), points[0].budget_bytes is not None)
+    def _series(self, method: str) -> pictures.Series:
+        points = [point for point in self.points if point.way == method]
+        coordinates = [
+            (point.device_bytes / _GIB, 1e3 * point.step_s)
+            for point in points
+            if point.device_bytes is not None and point.step_s
+        ]
+        return pictures.Series(method, sorted(coordinates), points[0].budget_bytes is not None)

@@ -1,4 +1,4 @@
-"""What becomes of each value, and what the other choices about it would cost, as rows of a report."""
+"""The decision about each value, and the costs of its alternatives, as rows of a report."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,16 +12,16 @@ Choice = Literal["keep", "offload", "recompute", "split"]
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What each choice about a value costs if all other decisions stay; of the choice that was made, its own costs.
+    """The cost of each choice about a value, if all other decisions stay.
 
     Attributes:
-      keep_bytes: by which the device's peak rises if it stays there between its uses; 0 if it does.
-      recompute_s: seconds of the kernels that compute it again, with those of its operands that have gone by then; None
-        if that cannot be: `no_recompute` says why.
-      host_s: seconds of its copies, both ways; None if it cannot go to the host: `no_host` says why.
-      host_wait_s: of a step, that kernels wait for these copies; 0 if they are hidden; None without copies, and in
-        loops, where it is not known.
-      no_recompute, no_host: '' where the choice is possible.
+      keep_bytes: rise of the device's peak if the value stays there between its uses; 0 if it does.
+      recompute_s: seconds of the kernels that recompute it, with those of its operands that are no
+        longer alive; None if that is impossible: `no_recompute` says why.
+      host_s: seconds of its copies, both ways; None if it cannot be offloaded: `no_host` says why.
+      host_wait_s: the part that stalls compute; 0 if compute hides the copies; None without copies,
+        and in loops, where it is not known.
+      no_recompute, no_host: '' if the choice is possible.
     """
 
     keep_bytes: int
@@ -40,11 +40,12 @@ class Decision:
       name: as in the graph.
       shape, dtype: of the array.
       nbytes: bytes on the device.
-      source: `file:line` of the user's code that makes it, or ''.
-      decision: it stays on the device, is offloaded to the host and comes back, is recomputed, or is computed in slabs.
+      source: `file:line` of the user's code that computes it, or ''.
+      decision: it stays on the device, is offloaded to the host and comes back, is recomputed, or
+        is computed in slabs.
       seconds: predicted time of its copies (both ways) or of its recomputation; 0 if it is kept.
-      choices: the costs of this choice beside those of the others; None for residuals of loops, for slabs, and where
-        the planner has none.
+      choices: the costs of this and the other choices; None for residuals of loops, for slabs, and
+        where the planner has no choice.
     """
 
     name: str
@@ -58,35 +59,38 @@ class Decision:
 
 
 def decisions_table(decisions: Sequence[Decision], limit: int) -> Table:
-    """The largest first, with what each choice costs: bytes at the peak, seconds, seconds that kernels wait."""
-    shown = sorted(decisions, key=lambda one: -one.nbytes)[:limit]
+    """The largest values first, with the costs of each choice: bytes, seconds, stalls."""
+    largest_decisions = sorted(decisions, key=lambda decision: -decision.nbytes)[:limit]
     rows = tuple(
         (
-            format_bytes(one.nbytes),
-            one.decision,
-            *_costs(one),
-            shape(one.shape, one.dtype),
-            one.source.rpartition("/")[2],  # there is no room for its folder
-            one.name,
+            format_bytes(decision.nbytes),
+            decision.decision,
+            *_costs(decision),
+            shape(decision.shape, decision.dtype),
+            decision.source.rpartition("/")[2],  # its folder would be too wide
+            decision.name,
         )
-        for one in shown
+        for decision in largest_decisions
     )
     title = largest("Decisions, and what each choice costs", len(rows), len(decisions))
-    return Table(title, (">bytes", "decision", ">keep", ">again", ">host", "shape", "source", "value"), rows)
+    columns = (">bytes", "decision", ">keep", ">again", ">host", "shape", "source", "value")
+    return Table(title, columns, rows)
 
 
 def _costs(decision: Decision) -> tuple[str, str, str]:
-    """To keep, to recompute, on the host: `196.0 MiB`, `419 us`, `hidden`; `-` where a choice is not possible."""
-    known = decision.choices
-    if known is None:
-        taken = format_seconds(decision.seconds) if decision.seconds else "-"
-        kept = "0 B" if decision.decision == "keep" else "-"
-        return (kept, taken, "-") if decision.decision == "recompute" else (kept, "-", taken)
-    recompute = "-" if known.recompute_s is None else format_seconds(known.recompute_s)
-    if known.host_s is None:
+    """To keep, to recompute, to offload: `196.0 MiB`, `419 us`, `hidden`; `-` if impossible."""
+    choices = decision.choices
+    if choices is None:
+        seconds = format_seconds(decision.seconds) if decision.seconds else "-"
+        keep_cost = "0 B" if decision.decision == "keep" else "-"
+        if decision.decision == "recompute":
+            return keep_cost, seconds, "-"
+        return keep_cost, "-", seconds
+    recompute = "-" if choices.recompute_s is None else format_seconds(choices.recompute_s)
+    if choices.host_s is None:
         host = "-"
-    elif known.host_wait_s == 0:
+    elif choices.host_wait_s == 0:
         host = "hidden"
     else:
-        host = format_seconds(known.host_s if known.host_wait_s is None else known.host_wait_s)
-    return format_bytes(known.keep_bytes), recompute, host
+        host = format_seconds(choices.host_s if choices.host_wait_s is None else choices.host_wait_s)
+    return format_bytes(choices.keep_bytes), recompute, host

@@ -1,6 +1,7 @@
-"""The difference of two reports: their figures, and the buffers at the peak that are new, gone, larger or smaller.
+"""The difference of two reports: their figures, and the buffers at the peak that changed.
 
-The JSON is an object with the fields below, first `"schema": "memplan.difference/1"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.difference/1"`; see
+`memplan.report.model`.
 """
 
 import math
@@ -19,7 +20,8 @@ from memplan.report.views import page
 from memplan.report.views.table import Table, largest, short_source
 from memplan.units import format_bytes, format_seconds
 
-_NUMBER = re.compile(r"\.[a-z]*\d+\b|\{[\d,]*\}")  # of an instruction, and the leaf of a tuple
+# The number of an instruction, and the leaf of a tuple.
+_NUMBER = re.compile(r"\.[a-z]*\d+\b|\{[\d,]*\}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +31,9 @@ class Side:
     Attributes:
       step, device, planner, budget_bytes, peak_kernel, versions: as in the report.
       compiled_bytes, host_bytes: device and host bytes at their peaks.
-      other_bytes: of the compiled bytes, those of no buffer: holes between temporaries, and tables.
-      step_s: predicted seconds of one step; None if they are not known.
-      timeline: memory over the step, for the page; None where the report has none. The JSON does not have it.
+      other_bytes: compiled bytes that belong to no buffer: holes between temporaries, and tables.
+      step_s: predicted seconds of one step; None if unknown.
+      timeline: memory over the step, for the page; None if the report has none. The JSON omits it.
     """
 
     step: str
@@ -48,34 +50,36 @@ class Side:
 
     @classmethod
     def of(cls, report: Report) -> Self:
-        """The side of a report; raises ReportError where its step was not compiled."""
-        compiled = report.compiled_peak_bytes
-        if compiled is None:
-            raise ReportError(f"the report of {report.step or 'a step'} on {report.device} has no compiled bytes.")
+        """The side of a report; raises ReportError if its step was not compiled."""
+        compiled_bytes = report.compiled_peak_bytes
+        if compiled_bytes is None:
+            step = report.step or "a step"
+            raise ReportError(f"the report of {step} on {report.device} has no compiled bytes.")
         return cls(
-            report.step,
-            report.device,
-            report.planner,
-            report.budget_bytes,
-            compiled,
-            compiled - sum(one.nbytes for one in report.live_at_peak),
-            report.host_peak_bytes,
-            report.predicted_step_s,
-            report.peak_kernel,
-            report.versions,
-            report.timeline,
+            step=report.step,
+            device=report.device,
+            planner=report.planner,
+            budget_bytes=report.budget_bytes,
+            compiled_bytes=compiled_bytes,
+            other_bytes=compiled_bytes - sum(value.nbytes for value in report.live_at_peak),
+            host_bytes=report.host_peak_bytes,
+            step_s=report.predicted_step_s,
+            peak_kernel=report.peak_kernel,
+            versions=report.versions,
+            timeline=report.timeline,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A buffer that is at the peak of one report alone, or has other bytes there.
+    """A buffer that is at the peak of only one report, or has other bytes there.
 
     Attributes:
-      kind: `new` or `larger`, `gone` or `smaller`. A buffer is gone also where it still exists at other moments.
+      kind: `new` or `larger`, `gone` or `smaller`. A buffer that is gone may still be alive at
+        other times.
       name, source: as in the newer report that has it.
-      old_shape, new_shape: '' where it is not.
-      old_bytes, new_bytes: 0 where it is not.
+      old_shape, new_shape: '' in a report without it.
+      old_bytes, new_bytes: 0 in a report without it.
     """
 
     kind: Literal["new", "larger", "smaller", "gone"]
@@ -88,7 +92,7 @@ class Change:
 
     @property
     def more_bytes(self) -> int:
-        """By how much it grew; negative if it shrank."""
+        """The growth; negative if it shrank."""
         return self.new_bytes - self.old_bytes
 
 
@@ -96,12 +100,12 @@ class Change:
 class Difference(Result):
     """What changed from one report to another.
 
-    Buffers are matched by source line, layer and shape, and by fewer of these, or by bytes, where lines moved or shapes
-    changed; the numbers in the names of instructions do not count.
+    Buffers are matched by source line, layer and shape. If lines moved or shapes changed, they are
+    matched by fewer of these, or by bytes. Numbers in names of instructions are ignored.
 
     Attributes:
       old, new: the figures of both.
-      buffers: those that differ, from the one that grew most to the one that shrank most.
+      buffers: the changed ones, from the largest growth to the largest shrinkage.
     """
 
     SCHEMA: ClassVar[str] = "memplan.difference/1"
@@ -113,49 +117,56 @@ class Difference(Result):
 
     @classmethod
     def of(cls, old: Report, new: Report) -> Self:
-        """The difference of two reports, of whatever steps; raises ReportError where one was not compiled."""
-        changes = (_change(*pair) for pair in _pairs(old.live_at_peak, new.live_at_peak))
-        found = sorted((one for one in changes if one.more_bytes), key=lambda one: (-one.more_bytes, one.name))
-        return cls(Side.of(old), Side.of(new), tuple(found))
+        """The difference of any two reports; raises ReportError if one has no compiled bytes."""
+        pairs = _pairs(old.live_at_peak, new.live_at_peak)
+        changes = [change for change in (_change(*pair) for pair in pairs) if change.more_bytes]
+        changes.sort(key=lambda change: (-change.more_bytes, change.name))
+        return cls(Side.of(old), Side.of(new), tuple(changes))
 
     @property
     def bytes_percent(self) -> float:
-        """By how many percent the compiled bytes rose."""
+        """Rise of the compiled bytes, in percent."""
         return _percent(self.old.compiled_bytes, self.new.compiled_bytes)
 
     @property
     def step_percent(self) -> float:
-        """By how many percent the predicted seconds rose; NaN where a report has none."""
+        """Rise of the predicted seconds, in percent; NaN if a report has none."""
         return _percent(self.old.step_s, self.new.step_s)
 
     @property
     def grown(self) -> tuple[Change, ...]:
         """Buffers that are new or larger, the largest growth first."""
-        return tuple(one for one in self.buffers if one.more_bytes > 0)
+        return tuple(change for change in self.buffers if change.more_bytes > 0)
 
     @property
     def shrunk(self) -> tuple[Change, ...]:
         """Buffers that are gone or smaller, the largest first."""
-        return tuple(one for one in reversed(self.buffers) if one.more_bytes < 0)
+        return tuple(change for change in reversed(self.buffers) if change.more_bytes < 0)
 
     def check_same(self) -> None:
-        """Raise ReportError where the reports are of different steps or devices. A step without a name is any step."""
-        for what, old, new in (("step", self.old.step, self.new.step), ("device", self.old.device, self.new.device)):
+        """Raise ReportError if steps or devices differ. A step without a name equals any."""
+        for name in ("step", "device"):
+            old = getattr(self.old, name)
+            new = getattr(self.new, name)
             if old != new and old and new:
                 raise ReportError(
-                    f"the saved report is of another {what}: {old}, not {new}. Compare with a report of this {what}, "
-                    "or save it anew."
+                    f"the saved report is of another {name}: {old}, not {new}. Compare with a "
+                    f"report of this {name}, or save it anew."
                 )
 
     def entries(self) -> dict[str, Any]:
-        sides = {name: replace(side, timeline=None) for name, side in (("old", self.old), ("new", self.new))}
-        found = io.encode(replace(self, **sides))
-        for name in sides:
-            del found[name]["timeline"]
-        return found
+        without_timelines = replace(
+            self,
+            old=replace(self.old, timeline=None),
+            new=replace(self.new, timeline=None),
+        )
+        entries = io.encode(without_timelines)
+        del entries["old"]["timeline"]
+        del entries["new"]["timeline"]
+        return entries
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """Figures, what grew, what shrank; at most `rows` rows of the latter."""
+        """Figures, and buffers that grew and shrank, at most `rows` rows of each."""
         return tuple(table for table in (*_figures(self), *self._changes(rows)) if table.rows)
 
     def _changes(self, rows: int) -> tuple[Table, Table]:
@@ -167,12 +178,13 @@ class Difference(Result):
         return f"{self.TITLE}: {self.new.step or self.new.device}"
 
     def to_html(self) -> str:
-        """A self-contained page: memory over both steps, the buffers that differ, figures. Loads nothing."""
-        more = self.new.compiled_bytes - self.old.compiled_bytes
+        """A self-contained page: memory over both steps, changed buffers, figures."""
+        growth = self.new.compiled_bytes - self.old.compiled_bytes
         share = _share(self.old.compiled_bytes, self.new.compiled_bytes)
-        status = f"{_signed(more)} {share}".rstrip() if more else "as before"
-        header = page.Header(self.title, status, more <= 0, self.new.versions)
-        return page.of_difference(header, io.encode(self), tuple(_figures(self)), self._changes(page.FALLBACK_ROWS))
+        status = f"{_signed(growth)} {share}".rstrip() if growth else "as before"
+        header = page.Header(self.title, status, growth <= 0, self.new.versions)
+        fallbacks = self._changes(page.FALLBACK_ROWS)
+        return page.of_difference(header, io.encode(self), tuple(_figures(self)), fallbacks)
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)
@@ -180,13 +192,14 @@ class Difference(Result):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """By how many percent a step may grow.
-
-    Raises ReportError for what is not a percentage.
+    """The percentages by which a step may grow.
 
     Attributes:
       bytes: of compiled bytes.
       ms: of the predicted time of a step.
+
+    Raises:
+      ReportError: one is negative or NaN.
     """
 
     bytes: float = 2.0
@@ -194,22 +207,28 @@ class Tolerance:
 
     def __post_init__(self) -> None:
         for name in ("bytes", "ms"):
-            if not (percent := getattr(self, name)) >= 0:
+            percent = getattr(self, name)
+            if not percent >= 0:
                 raise ReportError(f"{name} is {percent}; it is a percentage by which a step may grow, 0 or more.")
 
     def exceeded_by(self, difference: Difference) -> tuple[str, ...]:
-        """What grew by more, for people. Seconds that a report does not have are not compared."""
-        old, new = difference.old, difference.new
-        nbytes = format_bytes(old.compiled_bytes), format_bytes(new.compiled_bytes)
-        seconds = format_seconds(old.step_s), format_seconds(new.step_s)
-        return tuple(
-            f"its {what} rose by {percent:.4g} %, from {before} to {now} ({allowed:g} % are allowed)"
-            for what, percent, allowed, (before, now) in (
-                ("compiled bytes", difference.bytes_percent, self.bytes, nbytes),
-                ("predicted time", difference.step_percent, self.ms, seconds),
+        """The larger rises, as text. Seconds are compared only if both reports have them."""
+        old = difference.old
+        new = difference.new
+        rises = []
+        if difference.bytes_percent > self.bytes:
+            rises.append(
+                f"its compiled bytes rose by {difference.bytes_percent:.4g} %, from "
+                f"{format_bytes(old.compiled_bytes)} to {format_bytes(new.compiled_bytes)} "
+                f"({self.bytes:g} % are allowed)"
             )
-            if percent > allowed
-        )
+        if difference.step_percent > self.ms:
+            rises.append(
+                f"its predicted time rose by {difference.step_percent:.4g} %, from "
+                f"{format_seconds(old.step_s)} to {format_seconds(new.step_s)} ({self.ms:g} % are "
+                "allowed)"
+            )
+        return tuple(rises)
 
 
 def _percent(old: float | None, new: float | None) -> float:
@@ -221,12 +240,12 @@ def _percent(old: float | None, new: float | None) -> float:
 
 
 def _scope(value: LiveValue) -> str:
-    """The layer that makes a buffer, or its instruction without numbers: those change with every edit."""
+    """The layer of a buffer, or its instruction without numbers, which change with every edit."""
     return value.name if "/" in value.name else _NUMBER.sub("", value.name)
 
 
 def _line(value: LiveValue) -> str:
-    """The line, wherever the folder of the project is."""
+    """The line, without the folder of the project."""
     return "/".join(value.source.split("/")[-2:])
 
 
@@ -238,50 +257,69 @@ def _rank(value: LiveValue) -> str:
     return str(value.shape.count(","))
 
 
-# By what buffers are matched, in this order; () is nothing. It matters little which are paired of those that take the
-# same bytes: they are no change. Where bytes differ, too, an instruction without a line says too little.
+# Keys by which buffers are matched, in this order; () matches nothing. Among buffers of equal
+# bytes, the pairing matters little: they are no change. If bytes differ, an instruction without a
+# line is no match.
 _KEYS: tuple[Callable[[LiveValue], tuple[str, ...]], ...] = (
-    lambda one: (_line(one), _scope(one), one.shape),
-    lambda one: (_file(one), _scope(one), one.shape),
-    lambda one: (_scope(one), one.shape),
-    lambda one: (_line(one), str(one.nbytes)),
-    lambda one: (_line(one), _scope(one), _rank(one)) if one.source else (),
-    lambda one: (_file(one), _scope(one), _rank(one)) if _file(one) else (),
+    lambda value: (_line(value), _scope(value), value.shape),
+    lambda value: (_file(value), _scope(value), value.shape),
+    lambda value: (_scope(value), value.shape),
+    lambda value: (_line(value), str(value.nbytes)),
+    lambda value: (_line(value), _scope(value), _rank(value)) if value.source else (),
+    lambda value: (_file(value), _scope(value), _rank(value)) if _file(value) else (),
 )
 
 
 def _pairs(old: Iterable[LiveValue], new: Iterable[LiveValue]) -> Iterator[tuple[LiveValue | None, LiveValue | None]]:
-    """The buffers of both reports in pairs; None beside those of one report alone."""
-    left, right = _largest_first(old), _largest_first(new)
+    """The buffers of both reports in pairs; None beside those of only one report."""
+    unpaired_old = _largest_first(old)
+    unpaired_new = _largest_first(new)
     for key in _KEYS:
-        alike: dict[tuple[str, ...], deque[LiveValue]] = defaultdict(deque)
-        for one in left:
-            alike[key(one)].append(one)
-        found = [(alike[key(one)].popleft() if key(one) and alike[key(one)] else None, one) for one in right]
-        yield from (pair for pair in found if pair[0] is not None)
-        left = _largest_first(one for some in alike.values() for one in some)
-        right = [one for match, one in found if match is None]
-    yield from ((one, None) for one in left)
-    yield from ((None, one) for one in right)
+        by_key: dict[tuple[str, ...], deque[LiveValue]] = defaultdict(deque)
+        for value in unpaired_old:
+            by_key[key(value)].append(value)
+        unmatched = []
+        for value in unpaired_new:
+            matches = by_key[key(value)] if key(value) else None
+            if matches:
+                yield matches.popleft(), value
+            else:
+                unmatched.append(value)
+        unpaired_old = _largest_first(value for values in by_key.values() for value in values)
+        unpaired_new = unmatched
+    yield from ((value, None) for value in unpaired_old)
+    yield from ((None, value) for value in unpaired_new)
 
 
 def _largest_first(values: Iterable[LiveValue]) -> list[LiveValue]:
-    return sorted(values, key=lambda one: -one.nbytes)
+    return sorted(values, key=lambda value: -value.nbytes)
 
 
 def _change(old: LiveValue | None, new: LiveValue | None) -> Change:
-    shapes = old.shape if old else "", new.shape if new else ""
-    nbytes = old.nbytes if old else 0, new.nbytes if new else 0
-    among_both = "larger" if nbytes[0] < nbytes[1] else "smaller"
-    known = new or old
-    assert known is not None
-    kind = "gone" if new is None else "new" if old is None else among_both
-    return Change(kind, known.name, known.source, *shapes, *nbytes)
+    value = new or old
+    assert value is not None
+    old_bytes = old.nbytes if old else 0
+    new_bytes = new.nbytes if new else 0
+    kind = "larger" if old_bytes < new_bytes else "smaller"
+    if old is None:
+        kind = "new"
+    elif new is None:
+        kind = "gone"
+    return Change(
+        kind=kind,
+        name=value.name,
+        source=value.source,
+        old_shape=old.shape if old else "",
+        new_shape=new.shape if new else "",
+        old_bytes=old_bytes,
+        new_bytes=new_bytes,
+    )
 
 
 def _figures(difference: Difference) -> Iterator[Table]:
-    """What is compared, and what else the reports say of themselves where that differs."""
-    old, new = difference.old, difference.new
+    """The compared figures, and other entries of the reports that differ."""
+    old = difference.old
+    new = difference.new
     nbytes = (
         ("device peak", old.compiled_bytes, new.compiled_bytes),
         ("  between buffers", old.other_bytes, new.other_bytes),
@@ -291,23 +329,32 @@ def _figures(difference: Difference) -> Iterator[Table]:
         (
             name,
             format_bytes(before),
-            format_bytes(now),
-            _signed(now - before) if now != before else "",
-            _share(before, now),
+            format_bytes(after),
+            _signed(after - before) if after != before else "",
+            _share(before, after),
         )
-        for name, before, now in nbytes
-        if before or now
+        for name, before, after in nbytes
+        if before or after
     ]
     seconds = format_seconds(old.step_s), format_seconds(new.step_s)
     rows.append(("step, predicted", *seconds, "", _share(old.step_s, new.step_s)))
     yield Table(f"memplan: {new.device}", ("", ">before", ">now", ">more", ""), tuple(rows))
-    facts = {"step": (old.step, new.step), "device": (old.device, new.device), "planner": (old.planner, new.planner)}
-    facts["device budget"] = format_bytes(old.budget_bytes), format_bytes(new.budget_bytes)
-    facts["runs at the peak"] = old.peak_kernel, new.peak_kernel
-    versions = dict(old.versions), dict(new.versions)
-    facts |= {name: (versions[0].get(name, ""), versions[1].get(name, "")) for name in versions[0] | versions[1]}
-    differ = tuple((name, before, now) for name, (before, now) in facts.items() if before != now)
-    yield Table("Other than before", ("", "before", "now"), differ)
+    old_entries = _entries(old)
+    new_entries = _entries(new)
+    entries = [(name, old_entries.get(name, ""), new_entries.get(name, "")) for name in old_entries | new_entries]
+    differences = tuple((name, before, after) for name, before, after in entries if before != after)
+    yield Table("Other than before", ("", "before", "now"), differences)
+
+
+def _entries(side: Side) -> dict[str, str]:
+    return {
+        "step": side.step,
+        "device": side.device,
+        "planner": side.planner,
+        "device budget": format_bytes(side.budget_bytes),
+        "runs at the peak": side.peak_kernel,
+        **dict(side.versions),
+    }
 
 
 def _share(old: float | None, new: float | None) -> str:
@@ -320,31 +367,41 @@ def _signed(nbytes: int) -> str:
 
 
 def _buffers(title: str, tone: str, changes: Sequence[Change], limit: int) -> Table:
-    """A row for all buffers of one line that changed alike, as those of a network's layers do."""
-    alike: dict[Any, list[Change]] = defaultdict(list)
-    for one in changes:
-        alike[one.kind, one.source, one.old_shape, one.new_shape, one.more_bytes].append(one)
-    found = sorted(alike.values(), key=lambda some: -abs(sum(one.more_bytes for one in some)))
-    rows = tuple(
-        (
-            _signed(sum(one.more_bytes for one in some)),
-            some[0].kind,
-            (f"{len(some)} x " if len(some) > 1 else "") + _shapes(some[0]),
-            short_source(some[0].source),
-            some[0].name + (", ..." if len({one.name for one in some}) > 1 else ""),
+    """One row for equal changes of one line, such as those of a network's layers."""
+    by_line: dict[Any, list[Change]] = defaultdict(list)
+    for change in changes:
+        shapes = change.old_shape, change.new_shape
+        by_line[change.kind, change.source, shapes, change.more_bytes].append(change)
+    groups = sorted(by_line.values(), key=lambda group: -abs(_more_bytes(group)))
+    rows = []
+    for group in groups[:limit]:
+        change = group[0]
+        count = f"{len(group)} x " if len(group) > 1 else ""
+        more_names = ", ..." if len({change.name for change in group}) > 1 else ""
+        rows.append(
+            (
+                _signed(_more_bytes(group)),
+                change.kind,
+                count + _shapes(change),
+                short_source(change.source),
+                change.name + more_names,
+            )
         )
-        for some in found[:limit]
-    )
-    more = _signed(sum(one.more_bytes for one in changes))
+    title = largest(f"{title}: {_signed(_more_bytes(changes))}", len(rows), len(groups))
     columns = (">more", "", "shape", "source", "buffer")
-    return Table(largest(f"{title}: {more}", len(rows), len(found)), columns, rows, (tone,) * len(rows))
+    return Table(title, columns, tuple(rows), (tone,) * len(rows))
+
+
+def _more_bytes(changes: Sequence[Change]) -> int:
+    return sum(change.more_bytes for change in changes)
 
 
 def _shapes(change: Change) -> str:
     """`float32[2 -> 4,64]`."""
     shapes = list(dict.fromkeys(filter(None, (change.old_shape, change.new_shape))))
-    dtypes, sides = {shape.partition("[")[0] for shape in shapes}, [shape.rstrip("]").split(",") for shape in shapes]
+    dtypes = {shape.partition("[")[0] for shape in shapes}
+    sides = [shape.rstrip("]").split(",") for shape in shapes]
     if len(dtypes) > 1 or len({len(side) for side in sides}) > 1:
         return " -> ".join(shapes)
-    dims = [[side.rpartition("[")[2] for side in both] for both in zip(*sides, strict=True)]
-    return f"{''.join(dtypes)}[{','.join(' -> '.join(dict.fromkeys(both)) for both in dims)}]"
+    dims = [[side.rpartition("[")[2] for side in lengths] for lengths in zip(*sides, strict=True)]
+    return f"{''.join(dtypes)}[{','.join(' -> '.join(dict.fromkeys(lengths)) for lengths in dims)}]"

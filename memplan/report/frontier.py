@@ -1,6 +1,7 @@
 """The largest size whose step fits, and the first size that does not.
 
-The JSON is an object with the fields below, first `"schema": "memplan.frontier/2"`; see `memplan.report.model`.
+The JSON is an object with the fields below, first `"schema": "memplan.frontier/2"`; see
+`memplan.report.model`.
 """
 
 from dataclasses import dataclass
@@ -17,12 +18,11 @@ class Trial:
 
     size: int
     fits: bool  # a program within both budgets was found
-    # device_bytes, host_bytes: of that program, or of the smallest one, by the compiler
-    device_bytes: int
-    host_bytes: int
-    way: str  # how that program runs: `plain`, or the planner, and whether in slabs
-    floor_bytes: int  # floor_bytes: no plan of this size needs less; `operation`: the operation that sets it
-    operation: str
+    device_bytes: int  # of that program, or else of the smallest one, by the compiler
+    host_bytes: int  # likewise
+    way: str  # `plain`, or the planner, and whether in slabs
+    floor_bytes: int  # No plan of this size needs less.
+    operation: str  # sets the floor
     compilations: int  # programs compiled for this size
 
 
@@ -56,57 +56,62 @@ class Frontier(Record):
     versions: Versions = ()
 
     def __post_init__(self) -> None:
-        tried = {one.size for one in self.tried}
-        if not {self.largest} | ({self.refused} - {None}) <= tried:
+        sizes = {trial.size for trial in self.tried}
+        if not {self.largest} | ({self.refused} - {None}) <= sizes:
             raise ValueError(f"{self.largest} or {self.refused} is none of the sizes tried")
 
     @property
     def compilations(self) -> int:
-        """Seconds of all sizes together."""
-        return sum(one.compilations for one in self.tried)
+        """Programs that were compiled for all sizes."""
+        return sum(trial.compilations for trial in self.tried)
 
     def at(self, size: int) -> Trial:
         """The figures of a compiled size."""
-        return next(one for one in self.tried if one.size == size)
+        return next(trial for trial in self.tried if trial.size == size)
 
     @property
     def limit(self) -> str:
-        """Why the next size does not fit: one operation's working set exceeds the budget, or its plans do."""
+        """Why the next size does not fit: one operation exceeds the budget, or every plan does."""
         if self.refused is None:
             return "the range ends"
-        known = self.at(self.refused)
-        if known.floor_bytes > self.budget_bytes:
-            return f"floor {format_bytes(known.floor_bytes)}, {known.operation}"
-        if known.device_bytes > self.budget_bytes:
-            return f"the next needs {format_bytes(known.device_bytes)}"
-        return f"the next needs {format_bytes(known.host_bytes)} of the host"
+        trial = self.at(self.refused)
+        if trial.floor_bytes > self.budget_bytes:
+            return f"floor {format_bytes(trial.floor_bytes)}, {trial.operation}"
+        if trial.device_bytes > self.budget_bytes:
+            return f"the next needs {format_bytes(trial.device_bytes)}"
+        return f"the next needs {format_bytes(trial.host_bytes)} of the host"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """The largest size and every compiled size, regardless of `rows`."""
-        known = self.at(self.largest)
-        first = (str(self.largest), format_bytes(known.device_bytes), format_bytes(known.host_bytes), self.limit)
-        tried = tuple(
+        trial = self.at(self.largest)
+        row = (
+            str(self.largest),
+            format_bytes(trial.device_bytes),
+            format_bytes(trial.host_bytes),
+            self.limit,
+        )
+        table_rows = tuple(
             (
-                str(one.size),
-                format_bytes(one.device_bytes),
-                format_bytes(one.floor_bytes),
-                one.way,
-                str(one.compilations),
-                "fits" if one.fits else "too large",
+                str(trial.size),
+                format_bytes(trial.device_bytes),
+                format_bytes(trial.floor_bytes),
+                trial.way,
+                str(trial.compilations),
+                "fits" if trial.fits else "too large",
             )
-            for one in self.tried
+            for trial in self.tried
         )
         name = f">{self.name}"
         return (
             Table(
                 f"The largest that fits {format_bytes(self.budget_bytes)} on {self.device}",
                 (name, ">device", ">host", "limit"),
-                (first,),
+                (row,),
             ),
             Table(
                 f"Sizes tried: {len(self.tried)}, in {self.compilations} programs",
                 (name, ">device", ">floor", "way", ">programs", ""),
-                tried,
-                tuple("good" if one.fits else "bad" for one in self.tried),
+                table_rows,
+                tuple("good" if trial.fits else "bad" for trial in self.tried),
             ),
         )

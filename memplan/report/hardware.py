@@ -1,7 +1,7 @@
-"""Machines: the devices and topologies that memplan can plan for, and a measured device.
+"""Machines: devices and topologies to plan for, and a measured device.
 
-The JSON has the figures that plans depend on, first `"schema": "memplan.devices/1"`, `"memplan.topologies/1"` or
-`"memplan.calibration/2"`.
+The JSON has the figures that plans depend on, first `"schema": "memplan.devices/1"`,
+`"memplan.topologies/1"` or `"memplan.calibration/2"`.
 """
 
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ from memplan.units import format_bytes, format_flops, format_seconds
 
 @dataclass(frozen=True)
 class Devices(Result):
-    """Every named device, and the host links that it can be combined with, as in `v100@pcie4x16`."""
+    """Every named device, and the host links to combine it with, as in `v100@pcie4x16`."""
 
     SCHEMA: ClassVar[str] = "memplan.devices/1"
     TITLE: ClassVar[str] = "memplan devices"
@@ -45,8 +45,17 @@ class Devices(Result):
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """All devices, regardless of `rows`, and the links."""
-        columns = ("name", ">memory", ">GB/s", ">float32 TFLOP/s", ">bfloat16 TFLOP/s", ">link GB/s", "link", "product")
-        listed = tuple(
+        columns = (
+            "name",
+            ">memory",
+            ">GB/s",
+            ">float32 TFLOP/s",
+            ">bfloat16 TFLOP/s",
+            ">link GB/s",
+            "link",
+            "product",
+        )
+        table_rows = tuple(
             (
                 device.name,
                 format_bytes(device.memory_bytes),
@@ -60,7 +69,7 @@ class Devices(Result):
             for device in self.devices
         )
         links = (("behind another host link", "v100@pcie4x16"), ("links", ", ".join(self.links)))
-        return Table("Devices", columns, listed), Table("", ("", ""), links)
+        return Table("Devices", columns, table_rows), Table("", ("", ""), links)
 
 
 @dataclass(frozen=True)
@@ -74,15 +83,20 @@ class Topologies(Result):
 
     def entries(self) -> dict[str, Any]:
         topologies = [
-            {"name": one.name, "description": one.description, "levels": one.axes, "sources": one.sources}
-            for one in self.topologies
+            {
+                "name": topology.name,
+                "description": topology.description,
+                "levels": topology.axes,
+                "sources": topology.sources,
+            }
+            for topology in self.topologies
         ]
         return io.encode({"topologies": topologies})
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row per axis."""
         columns = ("topology", "axis", ">size", ">latency", ">GB/s", "a link for", "of")
-        listed = tuple(
+        table_rows = tuple(
             (
                 topology.name,
                 axis.name,
@@ -95,7 +109,7 @@ class Topologies(Result):
             for topology in self.topologies
             for axis in topology.axes
         )
-        return (Table("Topologies", columns, listed),)
+        return (Table("Topologies", columns, table_rows),)
 
 
 @dataclass(frozen=True)
@@ -106,8 +120,8 @@ class Calibration(Result):
     TITLE: ClassVar[str] = "memplan calibrate"
 
     device: Device
-    measured: Mapping[str, float]  # rates that plans use from now on, by name, which ends with the unit
-    assumed: Mapping[str, float]  # rates that they use without measurements
+    measured: Mapping[str, float]  # measured rates by name, which ends with the unit
+    assumed: Mapping[str, float]  # rates that plans use without measurements
 
     def entries(self) -> dict[str, Any]:
         return io.encode(

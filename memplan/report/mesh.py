@@ -1,4 +1,4 @@
-"""The mesh of a step that runs on several devices: its machine, and the collectives that a step sends."""
+"""The mesh of a step on several devices: its machine and its collectives."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -47,14 +47,15 @@ class CollectiveRow:
 
 @dataclass(frozen=True, slots=True)
 class Mesh:
-    """Where a step runs on several devices; all other figures of a report are one device's.
+    """The machine and collectives of a step; all other figures of a report are one device's.
 
     Attributes:
       axes: (name, size) of the axes of the step's meshes.
       topology: its name.
       links: levels of the machine, outermost first.
       collectives: the longest first.
-      collective_s: seconds of a step during which the links are busy; hidden_s: of these, while something is computed.
+      collective_s: seconds of a step during which the links are busy.
+      hidden_s: the part that compute hides.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -74,19 +75,22 @@ class Mesh:
         """Rows of a report's first table."""
         axes = ", ".join(f"{name} {size}" for name, size in self.axes)
         hidden = self.hidden_s / self.collective_s if self.collective_s else 0.0
-        links = ", ".join(f"{one.name} {one.size} at {one.bandwidth / 1e9:,.1f} GB/s" for one in self.links)
+        links = ", ".join(f"{link.name} {link.size} at {link.bandwidth / 1e9:,.1f} GB/s" for link in self.links)
         return (
             ("mesh", f"{axes}; figures are those of one device"),
             ("  machine", f"{self.topology}: {links}"),
-            ("  collectives", f"{format_seconds(self.collective_s)}, {hidden:.0%} under computation"),
+            (
+                "  collectives",
+                f"{format_seconds(self.collective_s)}, {hidden:.0%} under computation",
+            ),
             ("  sent by a host", f"{format_bytes(self.outside_bytes)} in a step"),
         )
 
 
 def collectives_table(rows: Sequence[CollectiveRow]) -> Table:
-    """One row for each kind of collective and the levels that it crosses; empty without collectives."""
+    """One row for each kind of collective and its levels; empty without collectives."""
     columns = ("collective", "over", ">times", ">sent by a host", ">by a device within", ">takes")
-    listed = tuple(
+    table_rows = tuple(
         (
             row.kind,
             ", ".join(row.over),
@@ -97,4 +101,4 @@ def collectives_table(rows: Sequence[CollectiveRow]) -> Table:
         )
         for row in rows
     )
-    return Table("Collectives of a step", columns, listed)
+    return Table("Collectives of a step", columns, table_rows)

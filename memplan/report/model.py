@@ -1,8 +1,9 @@
 """The report of a planned step: figures with units in their names.
 
-The JSON is an object with the fields below under their own names, first `"schema": "memplan.report/1"`: tuples are
-arrays, `versions` is an object, unknown values are null, and NaN or infinity never occur. Fields may be added under
-the same schema; none is removed, renamed or changed in meaning.
+The JSON is an object with the fields below under their own names, first `"schema":
+"memplan.report/1"`: tuples are arrays, `versions` is an object, unknown values are null, and NaN or
+infinity never occur. Fields may be added under the same schema; none is removed, renamed or changed
+in meaning.
 """
 
 import os
@@ -14,7 +15,7 @@ from memplan.report.decisions import Decision, decisions_table
 from memplan.report.diagnosis import Finding, findings_table
 from memplan.report.mesh import Mesh, collectives_table
 from memplan.report.result import Record, Versions
-from memplan.report.slabs import SlabLoop, Unsplit, loops_table, unsplit_table
+from memplan.report.slabs import SlabLoopRow, Unsplit, loops_table, unsplit_table
 from memplan.report.timeline import Line, Timeline
 from memplan.report.views import page, perfetto, pictures
 from memplan.report.views.table import Table, largest, short_source
@@ -26,11 +27,11 @@ class LiveValue:
     """A buffer that is on the device when its memory peaks.
 
     Attributes:
-      name: of the value, or of the compiler's buffer if no value is known.
+      name: of the value, or else of the compiler's buffer.
       nbytes: bytes on the device.
       shape: as the compiler or jax prints it, for example `f32[64,112,112,64]`.
       source: `file:line`, or ''.
-      decision: about that value; '' if there is none, as for arguments.
+      decision: about the value; '' if there is none, as for arguments.
     """
 
     name: str
@@ -41,8 +42,8 @@ class LiveValue:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """A plan that was compiled, chosen or not.
+class CandidateRow:
+    """A compiled plan, chosen or not.
 
     Attributes:
       name: planner and variant.
@@ -61,13 +62,13 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Pinned:
-    """What the user pinned by name.
+    """A name that the user pinned.
 
     Attributes:
       name: by `jax.ad_checkpoint.checkpoint_name`.
       where: `device`, `host` or `recompute`.
-      values: how many values of that name kernels make for the backward pass; 0: they are computed inside of kernels
-        that read them, or in slabs.
+      values: number of values of that name that kernels store for the backward pass; 0 if they are
+        computed inside the kernels that read them, or in slabs.
       nbytes: of these values.
     """
 
@@ -82,65 +83,82 @@ class Report(Record):
     """Prediction, compilation and observation of one step under one budget.
 
     Attributes:
-      device: what was planned for.
-      runs_on: where the step really runs.
-      status: `fits`, `untouched` (the unmodified step fits), or why neither.
-      planner: who made the plan.
-      budget_bytes, host_budget_bytes: what the plan may use on the device and on the host.
-      baseline_peak_bytes: device bytes of the unmodified step, same target, by XLA's rules for buffers; over several
-        devices with the collectives of the planned step, which `jax.jit` may combine otherwise.
-      jit_peak_bytes, jit_step_s: device bytes and predicted seconds of what `jax.jit` makes of the step by default: the
-        unmodified step, but what takes more than `xla_limit_bytes` XLA:GPU rematerializes as far as it can. None where
-        the unmodified step is not known, XLA refuses it, or it runs on several devices.
+      device: target of the plan.
+      runs_on: the device that runs the step.
+      status: `fits`, `untouched` (the unmodified step fits), or `does not fit`.
+      planner: name of the planner.
+      budget_bytes, host_budget_bytes: limits of the plan on the device and on the host.
+      baseline_peak_bytes: device bytes of the unmodified step for the same target, by XLA's rules
+        for buffers; over several devices with the collectives of the planned step, which `jax.jit`
+        may combine otherwise.
+      jit_peak_bytes, jit_step_s: device bytes and predicted seconds of the step by plain `jax.jit`:
+        of the unmodified step, unless it takes more than `xla_limit_bytes`, so that XLA:GPU
+        rematerializes as far as it can. None if the unmodified step is not known, XLA refuses it,
+        or it runs on several devices.
       predicted_peak_bytes: device bytes of the plan, by the same rules, before it was compiled.
-      compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased + constants.
-      constant_bytes: of these, constants of 64 KiB and more, such as arrays that the step closes over.
-      observed_peak_bytes: device bytes while it ran; None until then and where the backend does not tell.
+      compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased
+        + constants.
+      constant_bytes: the part of these for constants of 64 KiB and more, such as arrays that the
+        step closes over.
+      observed_peak_bytes: device bytes of a run; None before the first, and if the backend does not
+        say.
       host_peak_bytes: host bytes at their peak.
       offloaded_bytes: bytes copied to the host in one step; as many come back.
-      recomputed_flops: floating-point operations done a second time in one step.
+      recomputed_flops: floating-point operations that one step repeats.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
-      floor_bytes: arguments, constants, outputs and the working set of the largest kernel, below which no schedule goes
-        unless it cuts that kernel in parts; of what was compiled, which may be in slabs.
-      lower_bound_s: seconds that no plan within this budget can beat, whatever its order and whoever makes it; None
-        where nothing was planned.
-      gap_s: seconds by which the step takes longer than the bound.
-      attempts: how often the step was compiled.
+      floor_bytes: arguments, constants, outputs and the working set of the largest kernel of the
+        compiled program, which may be in slabs. A schedule needs fewer bytes only if it splits that
+        kernel.
+      lower_bound_s: seconds that no plan within this budget can beat, whatever its order; None if
+        nothing was planned.
+      gap_s: seconds by which the step is slower than the bound.
+      attempts: number of compilations of the step.
       decisions: one row per kept, offloaded, recomputed or split value, the largest first.
-      live_at_peak: what the device holds at the compiled peak, largest first: all of it but holes between temporaries.
-      candidates: every plan that was compiled.
-      copy_s: predicted seconds of a step during which the busier direction of the host link is busy, by the compiled
-        schedule; hidden_copy_s: of these, while something is computed. None where there is no schedule.
-      stall_s: predicted seconds of a step during which nothing is computed, by the same.
-      copies_found, recomputations_found: planned copies to and from the host, planned second runs of kernels, that are
-        in the compiled program: all of them, since a plan of which any is missing is refused. None where nobody looked.
-      timeline: memory over the chosen step, and what it does meanwhile; its peak is `predicted_peak_bytes`.
+      live_at_peak: buffers on the device at the compiled peak, largest first; all bytes but holes
+        between temporaries.
+      candidates: every compiled plan.
+      copy_s: predicted seconds of a step during which the busier direction of the host link is
+        busy, by the compiled schedule; hidden_copy_s: the part that compute hides. None if there is
+        no schedule.
+      stall_s: predicted seconds of a step without compute, by the same schedule.
+      copies_found, recomputations_found: planned copies to and from the host, and planned
+        repetitions of kernels, in the compiled program: all of them, since memplan refuses a
+        program without one. None if not counted.
+      timeline: memory and work over the chosen step; its peak is `predicted_peak_bytes`.
       lines: device memory over time of the unmodified step.
-      planning_s: seconds that planning took; preparation_s: those of everything before the step could run, compiling
+      planning_s: seconds of planning; preparation_s: seconds until the step can run, compilation
         included.
-      xla_limit_bytes: device bytes above which XLA:GPU rematerializes by itself where jax compiles a step; None on CPU.
-      xla_rematerialized: instructions that it added to the plan, where it is disabled: none.
-      slab_loops: what runs slab by slab; empty where nothing does.
-      loop_copies, loop_kernels: transfers between device and host in a trip of the step's loops, by memcpy and by
-        kernels of XLA; these take the place of computation.
-      unsplit: of the operations that these read from or write for, those that no slabs could be made of; the largest.
-      cuda_graphs, single_launches: CUDA graphs that a step launches, and kernels, library calls and copies outside of
-        them; copies to and from the host, like cuDNN's convolutions, end a graph. None on a CPU, and where the compiled
-        text does not tell, as with collectives, conditionals or scans, or flags of the user tell XLA another rule.
-      huge_arrays: arrays of the unmodified step that have 2^31 elements or more, which cuDNN takes none of; None where
-        that is not known, and on a CPU.
-      pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`): a part that is less
-        than what was asked for and than 128 MiB stays with it; None where there is no such pool, or it has not as much.
-      pinned_bytes: host bytes of XLA's pinned pool; None as above. pinned_regions_bytes: of each of its regions, in the
-        order in which XLA pins them.
-      exports: lines of a shell without which XLA's pools do not give the step its memory.
+      xla_limit_bytes: device bytes above which XLA:GPU rematerializes by itself if jax compiles a
+        step; None on CPU.
+      xla_rematerialized: instructions that XLA added to the plan by rematerialization, which
+        memplan disables: none.
+      slab_loops: loops over slabs; empty if there are none.
+      loop_copies, loop_kernels: transfers between device and host in a trip of the step's loops, by
+        memcpy and by kernels of XLA; kernels delay compute.
+      unsplit: the largest operations between slab loops that cannot run in slabs.
+      cuda_graphs, single_launches: CUDA graphs that a step launches, and kernels, library calls and
+        copies outside of them; copies to and from the host, like cuDNN's convolutions, end a graph.
+        None on a CPU, and if the compiled text does not say, as with collectives, conditionals or
+        scans, or if flags of the user change XLA's rule.
+      huge_arrays: arrays of the unmodified step with 2^31 elements or more, which cuDNN does not
+        accept; None on a CPU, and if unknown.
+      pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`).
+        A block includes the rest of its chunk if that is smaller than the request and than 128 MiB.
+        None if there is no such pool, or it is too small.
+      pinned_bytes: host bytes of XLA's pinned pool; None as above. pinned_regions_bytes: of each of
+        its regions, in the order in which XLA pins them.
+      exports: shell commands for the variables that XLA's pools need for the step.
       mesh: devices, links and collectives of a step on several devices; None on one.
-      pins: what the user pinned by name.
-      checkpoints: `file:line` of the step's own differentiated `jax.checkpoint`s, which are carried out as written.
-      peak_kernel: what runs at the peak: its layer, or its name, and `file:line`; '' if that is not known.
-      step: what was planned, as the command line names it: `MODULE:FACTORY(size=64)`; '' for a step of a program's own.
-      findings: what could save memory at once, counted without another compilation; `memplan.api.doctor` finds more.
-      versions: (name, version) of python, jax, jaxlib and whatever else changes the figures.
+      pins: names that the user pinned.
+      checkpoints: `file:line` of the step's own differentiated `jax.checkpoint`s, which memplan
+        keeps.
+      peak_kernel: the kernel at the peak: its layer or name, and `file:line`; '' if unknown.
+      step: the step's name on the command line: `MODULE:FACTORY(size=64)`; '' for a step of a
+        program.
+      findings: changes that could save memory, counted without another compilation;
+        `memplan.api.doctor` finds more.
+      versions: (name, version) of python, jax, jaxlib and all other software that affects the
+        figures.
     """
 
     SCHEMA: ClassVar[str] = "memplan.report/1"
@@ -165,7 +183,7 @@ class Report(Record):
     attempts: int = 1
     decisions: tuple[Decision, ...] = ()
     live_at_peak: tuple[LiveValue, ...] = ()
-    candidates: tuple[Candidate, ...] = ()
+    candidates: tuple[CandidateRow, ...] = ()
     versions: Versions = ()
     gap_s: float | None = None
     copy_s: float | None = None
@@ -181,7 +199,7 @@ class Report(Record):
     xla_rematerialized: int = 0
     jit_peak_bytes: int | None = None
     jit_step_s: float | None = None
-    slab_loops: tuple[SlabLoop, ...] = ()
+    slab_loops: tuple[SlabLoopRow, ...] = ()
     loop_copies: int = 0
     loop_kernels: int = 0
     unsplit: tuple[Unsplit, ...] = ()
@@ -205,24 +223,28 @@ class Report(Record):
         return f"memplan: {self.device}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """Findings, summary, candidates, slabs, what is live at the peak, decisions; of long tables `rows` rows."""
-        parts = *self._first_tables(rows), _live(self, rows), decisions_table(self.decisions, rows)
-        return tuple(table for table in parts if table.rows)
+        """All tables; at most `rows` rows of long ones."""
+        tables = *self._first_tables(rows), _live(self, rows), decisions_table(self.decisions, rows)
+        return tuple(table for table in tables if table.rows)
 
     def _first_tables(self, rows: int) -> tuple[Table, ...]:
-        """Those that the page shows, too."""
+        """The tables that the page shows, too."""
         collectives = collectives_table(self.mesh.collectives if self.mesh else ())
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
-        found = findings_table(self.findings, self.budget_bytes)
-        return *found, _summary(self), _candidates(self), collectives, *slabs
+        findings = findings_table(self.findings, self.budget_bytes)
+        return *findings, _summary(self), _candidates(self), collectives, *slabs
 
     def to_html(self) -> str:
-        """A self-contained page: memory over the step, decisions, tables. Loads nothing; contains the report."""
+        """A self-contained page: memory over the step, decisions, tables, the JSON."""
         tables = self._first_tables(page.FALLBACK_ROWS)
-        fallbacks = _live(self, page.FALLBACK_ROWS), decisions_table(self.decisions, page.FALLBACK_ROWS)
+        fallbacks = (
+            _live(self, page.FALLBACK_ROWS),
+            decisions_table(self.decisions, page.FALLBACK_ROWS),
+        )
         header = page.Header(self.title, self.status, self.status == "fits", self.versions)
-        drawn = {name: one for name, one in self.entries().items() if name != "live_at_peak"}  # as the timeline has it
-        return page.of_report(header, drawn, tables, fallbacks)
+        entries = self.entries()
+        del entries["live_at_peak"]  # the timeline has it
+        return page.of_report(header, entries, tables, fallbacks)
 
     def _repr_html_(self) -> str:
         return page.frame(self.to_html(), self.title)
@@ -235,7 +257,9 @@ class Report(Record):
           ValueError: there is no timeline.
           OSError: the file cannot be written; nothing is left behind.
         """
-        write_atomic(path, perfetto.trace(self.title, self._required_timeline(), self.lines, self.budget_bytes))
+        timeline = self._required_timeline()
+        trace = perfetto.trace(self.title, timeline, self.lines, self.budget_bytes)
+        write_atomic(path, trace)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
         """Draw memory over the step, with the streams below.
@@ -246,25 +270,30 @@ class Report(Record):
           OSError: the file cannot be written; nothing is left behind.
         """
         limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
-        write_atomic(path, pictures.png_of_memory(self.title, self._required_timeline(), self.lines, limits))
+        timeline = self._required_timeline()
+        picture = pictures.png_of_memory(self.title, timeline, self.lines, limits)
+        write_atomic(path, picture)
 
     def _required_timeline(self) -> Timeline:
         if self.timeline is None or not self.timeline.instants:
             raise ValueError(
-                f"this report has no timeline: the compiler gives no schedule for {self.device}, and the step was not "
-                "planned. Plan it for a GPU (device=...), or with a budget that the unmodified step does not fit."
+                f"this report has no timeline: the compiler gives no schedule for {self.device}, "
+                "and the step was not planned. Plan it for a GPU (device=...), or with a budget "
+                "that the unmodified step does not fit."
             )
         return self.timeline
 
 
 def _summary(report: Report) -> Table:
-    elsewhere = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
-    observed = "not observed" if report.observed_peak_bytes is None else format_bytes(report.observed_peak_bytes)
+    runs_on = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
+    observed = "not observed"
+    if report.observed_peak_bytes is not None:
+        observed = format_bytes(report.observed_peak_bytes)
     times = "once" if report.attempts == 1 else f"{report.attempts} times"
     rows = (
         ("status", report.status),
         *([("step", report.step)] if report.step else []),
-        ("planned for", f"{report.device}{elsewhere}"),
+        ("planned for", f"{report.device}{runs_on}"),
         *(report.mesh.summary if report.mesh else ()),
         ("planner", f"{report.planner}{_slabs(report)}, compiled {times}"),
         ("device budget", format_bytes(report.budget_bytes)),
@@ -279,12 +308,15 @@ def _summary(report: Report) -> Table:
         ("  its largest kernel", format_bytes(report.floor_bytes)),
         ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
         *_by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes"),
-        ("host peak", f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}"),
+        (
+            "host peak",
+            f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}",
+        ),
         *([("  in XLA's pinned pool", _pinned_pool(report))] if report.pinned_bytes else []),
         *[("runs only after", line) for line in report.exports],
         ("offloaded in a step", format_bytes(report.offloaded_bytes)),
         ("recomputed in a step", format_flops(report.recomputed_flops)),
-        *[("pinned", _pinned(one)) for one in report.pins],
+        *[("pinned", _pinned(pin)) for pin in report.pins],
         *([("jax.checkpoint", f"as written: {', '.join(report.checkpoints)}")] if report.checkpoints else []),
         ("found compiled", _compiled_counts(report)),
         *_launches(report),
@@ -293,7 +325,10 @@ def _summary(report: Report) -> Table:
         *_by_jit(report, format_seconds(report.jit_step_s)),
         ("  copies", _copies(report)),
         ("  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"),
-        ("prepared in", f"{format_seconds(report.preparation_s)}, {format_seconds(report.planning_s)} of it planning"),
+        (
+            "prepared in",
+            f"{format_seconds(report.preparation_s)}, {format_seconds(report.planning_s)} of it planning",
+        ),
         ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
     )
     return Table("memplan", ("", ""), rows)
@@ -308,7 +343,8 @@ def _pinned_pool(report: Report) -> str:
 def _pinned(pin: Pinned) -> str:
     if not pin.values:
         return f"{pin.name}: {pin.where}; no kernel stores it for the backward pass"
-    return f"{pin.name}: {pin.where}, {pin.values} value{'s' * (pin.values > 1)}, {format_bytes(pin.nbytes)}"
+    values = f"{pin.values} value{'s' * (pin.values > 1)}"
+    return f"{pin.name}: {pin.where}, {values}, {format_bytes(pin.nbytes)}"
 
 
 def _slabs(report: Report) -> str:
@@ -324,9 +360,10 @@ def _beyond_cudnn(report: Report) -> str:
 
 
 def _by_jit(report: Report, figure: str) -> tuple[tuple[str, str], ...]:
-    """A row, if `jax.jit` makes another step of it than the unmodified one."""
-    is_other = report.jit_peak_bytes is not None and report.jit_peak_bytes != report.baseline_peak_bytes
-    return (("  by jax.jit", figure),) if is_other else ()
+    """A row if `jax.jit` compiles another program than the unmodified step."""
+    if report.jit_peak_bytes in (None, report.baseline_peak_bytes):
+        return ()
+    return (("  by jax.jit", figure),)
 
 
 def _copies(report: Report) -> str:
@@ -349,7 +386,8 @@ def _launches(report: Report) -> tuple[tuple[str, str], ...]:
     if report.cuda_graphs is None:
         return ()
     graphs = f"{report.cuda_graphs} CUDA graph{'s' * (report.cuda_graphs != 1)}"
-    return (("launched in a step", f"{graphs}, {report.single_launches} kernels and copies outside of them"),)
+    launches = f"{graphs}, {report.single_launches} kernels and copies outside of them"
+    return (("launched in a step", launches),)
 
 
 def _below_plan(report: Report) -> str:
@@ -362,22 +400,28 @@ def _below_plan(report: Report) -> str:
 def _candidates(report: Report) -> Table:
     rows = tuple(
         (
-            one.name,
-            format_bytes(one.compiled_peak_bytes),
-            format_bytes(one.host_bytes),
-            format_seconds(one.step_s),
-            one.verdict,
+            candidate.name,
+            format_bytes(candidate.compiled_peak_bytes),
+            format_bytes(candidate.host_bytes),
+            format_seconds(candidate.step_s),
+            candidate.verdict,
         )
-        for one in report.candidates
+        for candidate in report.candidates
     )
     return Table("Compiled plans", ("plan", ">device peak", ">host", ">step", "verdict"), rows)
 
 
 def _live(report: Report, limit: int) -> Table:
-    shown = sorted(report.live_at_peak, key=lambda value: -value.nbytes)[:limit]
+    values = sorted(report.live_at_peak, key=lambda value: -value.nbytes)[:limit]
     rows = tuple(
-        (format_bytes(value.nbytes), value.decision, value.shape, short_source(value.source), value.name)
-        for value in shown
+        (
+            format_bytes(value.nbytes),
+            value.decision,
+            value.shape,
+            short_source(value.source),
+            value.name,
+        )
+        for value in values
     )
     title = largest("On the device at the peak", len(rows), len(report.live_at_peak))
     return Table(title, (">bytes", "decision", "shape", "source", "value"), rows)

@@ -13,10 +13,10 @@ PATIENCE_S = 2.0
 
 
 class Stages:
-    """Context manager and callback `(stage, fraction)`: a bar in a terminal, otherwise one line per stage.
+    """Context manager and callback `(stage, fraction)`: a bar in a terminal, else lines.
 
-    `fraction` is in [0, 1], or None if unknown. The bar disappears from the terminal at the end. `lines` asks for lines
-    in a terminal too, for use when other output is printed during the stages.
+    `fraction` is in [0, 1], or None if unknown. The bar disappears from the terminal at the end.
+    With `lines`, a terminal shows lines, too, since other output is printed during the stages.
     """
 
     def __init__(self, console: Console, patience_s: float = PATIENCE_S, *, lines: bool = False):
@@ -44,13 +44,17 @@ class Stages:
 
     def __call__(self, stage: str, fraction: float | None = None) -> None:
         if self._live:
-            self._bar.update(self._task, description=stage, total=None if fraction is None else 1.0, completed=fraction)
+            total = None if fraction is None else 1.0
+            self._bar.update(self._task, description=stage, total=total, completed=fraction)
         elif stage != self._printed and time.monotonic() - self._started >= self._patience_s:
             self._console.print(Text(f"memplan: {stage}"), soft_wrap=True)
             self._printed = stage
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._live:
             self._bar.stop()

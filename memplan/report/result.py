@@ -1,4 +1,4 @@
-"""Base classes of results: printed as tables, saved as JSON or as a page; records are also loaded."""
+"""Base classes of results: print tables, save JSON and pages; records also load."""
 
 import os
 from abc import ABC, abstractmethod
@@ -16,7 +16,10 @@ from memplan.report.views.table import Table
 Versions = tuple[tuple[str, str], ...]
 """((package, version), ...) of all software that affects the figures."""
 
-_TEXT_ROWS, _NOTEBOOK_ROWS, _PAGE_ROWS = 12, 50, 500
+# Rows of long tables.
+_TEXT_ROWS = 12
+_NOTEBOOK_ROWS = 50
+_PAGE_ROWS = 500
 
 
 class Result(ABC):
@@ -84,12 +87,17 @@ class Record(Result):
 
     @classmethod
     def from_json(cls, written: str) -> Self:
-        """Read the JSON that `to_json` wrote; raises ReportError, which names the fault, for anything else."""
+        """Read the JSON that `to_json` wrote.
+
+        Raises:
+          ReportError: it is no such JSON; names the fault.
+        """
         try:
             entries = document.read(written, cls.SCHEMA)
         except ValueError as error:
             raise ReportError(str(error)) from error
-        if isinstance(versions := entries.get("versions"), dict):
+        versions = entries.get("versions")
+        if isinstance(versions, dict):
             entries["versions"] = [list(pair) for pair in versions.items()]
         try:
             return io.decode(cls, entries)
@@ -100,7 +108,11 @@ class Record(Result):
 
     @classmethod
     def load_json(cls, path: str | os.PathLike[str]) -> Self:
-        """Read the file that `save_json` wrote; raises ReportError, with the path and the fault, for anything else."""
+        """Read the file that `save_json` wrote.
+
+        Raises:
+          ReportError: it is no such file; names the path and the fault.
+        """
         try:
             return cls.from_json(io.read_text(path))
         except OSError as error:

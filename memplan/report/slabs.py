@@ -1,9 +1,9 @@
-"""Loops over slabs as report rows: which arrays each reads, computes and writes that are never whole on the device."""
+"""Loops over slabs as rows of a report, with the arrays that each reads and writes."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from memplan.report.timeline import Place
+from memplan.report.timeline import MemoryKind
 from memplan.report.views.table import Table, largest, short_source
 from memplan.units import format_bytes, format_seconds
 
@@ -14,7 +14,7 @@ class SlabArray:
 
     Attributes:
       name: as in the graph.
-      shape, dtype, nbytes: of the whole array.
+      shape, dtype, nbytes: of the full array.
       place: its memory.
     """
 
@@ -22,26 +22,26 @@ class SlabArray:
     shape: tuple[int, ...]
     dtype: str
     nbytes: int
-    place: Place
+    place: MemoryKind
 
 
 @dataclass(frozen=True, slots=True)
-class SlabLoop:
+class SlabLoopRow:
     """A loop over slabs.
 
     Attributes:
       number: from 1, in the order of the step; its operations are in a layer `slabs_1`.
-      axis: where the axis begins, for example `dimension 1 of float32[1,512,512,96]`.
+      axis: where the axis starts, for example `dimension 1 of float32[1,512,512,96]`.
       trips: number of slabs.
       rows: rows of that array in each slab.
-      halo: the most rows of an array that a trip reads before or after its own slab.
-      ops: number of operations in it, recomputed ones included.
+      halo: maximum rows of an array that a trip reads before or after its own slab.
+      ops: number of its operations, recomputed ones included.
       reads, writes: arrays that it reads from and writes to memory in slabs.
       sums: number of operations whose results it sums over the slabs.
-      seconds: predicted, of all trips; None if the compiled program does not tell.
+      seconds: predicted, of all trips; None if the compiled program does not say.
       source: `file:line` of its largest operation, or ''.
-      copies, kernels: transfers between device and host per trip of the compiled program, by memcpy and by kernels of
-        XLA; the latter delay computation.
+      copies, kernels: transfers between device and host per trip of the compiled program, by memcpy
+        and by kernels of XLA; kernels delay compute.
     """
 
     number: int
@@ -61,7 +61,7 @@ class SlabLoop:
 
 @dataclass(frozen=True, slots=True)
 class Unsplit:
-    """An operation that reads arrays of the axis but cannot run in slabs: it runs whole between loops.
+    """An operation on arrays of the axis that cannot run in slabs: it runs unsplit between loops.
 
     Attributes:
       name: of the operation.
@@ -74,37 +74,47 @@ class Unsplit:
     source: str
 
 
-def loops_table(loops: Sequence[SlabLoop]) -> Table:
+def loops_table(loops: Sequence[SlabLoopRow]) -> Table:
     """One row per loop; empty without loops."""
     rows = tuple(
         (
-            str(one.number),
-            f"{one.trips} of {one.rows}",
-            str(one.halo),
-            str(one.ops),
-            _arrays(one.reads),
-            _arrays(one.writes),
-            str(one.sums),
-            f"{one.copies} of {one.copies + one.kernels}" if one.copies or one.kernels else "-",
-            format_seconds(one.seconds),
-            short_source(one.source),
+            str(loop.number),
+            f"{loop.trips} of {loop.rows}",
+            str(loop.halo),
+            str(loop.ops),
+            _arrays(loop.reads),
+            _arrays(loop.writes),
+            str(loop.sums),
+            f"{loop.copies} of {loop.copies + loop.kernels}" if loop.copies or loop.kernels else "-",
+            format_seconds(loop.seconds),
+            short_source(loop.source),
         )
-        for one in loops
+        for loop in loops
     )
-    axes = "; ".join(dict.fromkeys(one.axis for one in loops))
-    columns = (">loop", ">slabs", ">halo", ">ops", "reads", "writes", ">sums", ">by memcpy", ">takes", "source")
+    axes = "; ".join(dict.fromkeys(loop.axis for loop in loops))
+    columns = (
+        *(">loop", ">slabs", ">halo", ">ops", "reads", "writes"),
+        *(">sums", ">by memcpy", ">takes", "source"),
+    )
     return Table(f"Loops over slabs: {axes}", columns, rows)
 
 
 def unsplit_table(ops: Sequence[Unsplit], limit: int) -> Table:
     """Operations that were not split, largest first."""
-    shown = sorted(ops, key=lambda one: -one.nbytes)[:limit]
-    rows = tuple((format_bytes(one.nbytes), one.name, short_source(one.source)) for one in shown)
-    return Table(largest("Not in slabs", len(rows), len(ops)), (">bytes", "operation", "source"), rows)
+    largest_ops = sorted(ops, key=lambda op: -op.nbytes)[:limit]
+    rows = tuple((format_bytes(op.nbytes), op.name, short_source(op.source)) for op in largest_ops)
+    title = largest("Not in slabs", len(rows), len(ops))
+    return Table(title, (">bytes", "operation", "source"), rows)
 
 
 def _arrays(arrays: Iterable[SlabArray]) -> str:
     """Bytes as `12.0 MiB` on the device, or `12.0 MiB, 3.00 GiB host`; a dash for none."""
-    sums = {place: sum(one.nbytes for one in arrays if one.place == place) for place in ("device", "host")}
-    parts = [f"{format_bytes(nbytes)}{' host' * (place == 'host')}" for place, nbytes in sums.items() if nbytes]
+    nbytes = {"device": 0, "host": 0}
+    for array in arrays:
+        nbytes[array.place] += array.nbytes
+    parts = []
+    if nbytes["device"]:
+        parts.append(format_bytes(nbytes["device"]))
+    if nbytes["host"]:
+        parts.append(f"{format_bytes(nbytes['host'])} host")
     return ", ".join(parts) or "-"

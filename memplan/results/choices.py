@@ -1,7 +1,8 @@
-"""What each choice about a buffer costs in a plan, beside the one that the plan makes: in bytes, seconds and waits.
+"""Costs of the alternatives to each decision of a plan, in bytes, seconds and waits.
 
-All other decisions stay. Kernels, copies and what may run again are the planner's own figures; a copy that the plan
-does not have is placed as the planner places one: out as early, and back as late, as the links are free.
+All other decisions stay. The figures of kernels and copies, and whether a kernel may run again, are
+the planner's own. A copy that the plan does not have is placed as the planner would: out as early,
+and back as late, as the links are free.
 """
 
 from __future__ import annotations
@@ -20,146 +21,176 @@ from memplan.planning.search.effort import DEFAULT
 from memplan.planning.search.tape import record
 from memplan.report.decisions import Choice, Choices
 
-_ENTRY = -1  # the level of a tape's slots that are in no loop and no branch
-_LONGEST = max(longest for longest, _ in DEFAULT.escalation)  # kernels that the planner runs again for one value
+_ENTRY = -1  # the level of a tape's slots outside of loops and branches
+# The planner recomputes a value by at most so many kernels.
+_MAX_CHAIN = max(longest for longest, _ in DEFAULT.escalation)
 
 Spans = Sequence[tuple[float, float]]
 
 
 class Use(NamedTuple):
-    """A run that makes or reads a value."""
+    """A run of a kernel that writes or reads a value."""
 
-    time: int  # of the schedule's actions
-    slot: int  # of the tape: the run's own, or the one that it is repeated for
+    time: int  # index of the schedule's action
+    slot: int  # of the tape: the run's own, or that of the kernel which a repeated run serves
 
 
 class Prices:
-    """What each choice about a buffer costs."""
+    """Costs of the choices about each buffer of a plan."""
 
-    def __init__(self, problem: Problem, schedule: Schedule, copy_s: CopySeconds | None, host_room_nbytes: int) -> None:
-        """Of a plan.
+    def __init__(
+        self,
+        problem: Problem,
+        schedule: Schedule,
+        copy_s: CopySeconds | None,
+        host_free_nbytes: int,
+    ) -> None:
+        """Set up the tape and clock of a plan.
 
         Args:
-          problem: with seconds.
+          problem: its kernels have seconds.
           copy_s: seconds of a copy, one way; None without a link.
-          host_room_nbytes: that the plan leaves of the host's budget.
+          host_free_nbytes: the part of the host's budget that the plan does not use.
         """
-        self._problem, self._schedule = problem, schedule
-        self._copy_s, self._host_room_nbytes = copy_s, host_room_nbytes
+        self._problem = problem
+        self._schedule = schedule
+        self._copy_s = copy_s
+        self._host_free_nbytes = host_free_nbytes
         self._clock = clock(problem, schedule, copy_s)
         self._live = live_nbytes(problem, schedule)
         order = dict.fromkeys(action.number for action in schedule if action.kind is Kind.RUN)
         self._tape = record(problem, list(order))
-        self._value = {one.buffer: number for number, one in enumerate(self._tape.values)}
+        self._value = {value.buffer: number for number, value in enumerate(self._tape.values)}
         self._uses = self._find_uses()
-        self._there: dict[int, list[tuple[int, int]]] = defaultdict(list)  # buffer -> actions, both included
+        # Buffer -> first and last action of each stay on the device.
+        self._stays: dict[int, list[tuple[int, int]]] = defaultdict(list)
         for version in Liveness(problem, schedule).versions:
-            self._there[version.buffer].append((version.start, version.end))
-        self._waits_s: dict[int, float] = defaultdict(float)  # buffer -> seconds that kernels wait for its copies
+            self._stays[version.buffer].append((version.start, version.end))
+        # Buffer -> seconds that its copies stall kernels.
+        self._waits_s: dict[int, float] = defaultdict(float)
         for action, (start, end) in zip(schedule, pairwise((0.0, *self._clock.ends)), strict=True):
             if action.kind in (Kind.OFFLOADED, Kind.PREFETCHED):
                 self._waits_s[action.number] += end - start
 
-    def of(self, buffer: int, choice: Choice, taken_s: float) -> Choices | None:
-        """The costs for a buffer; None for one that is alive for the planner throughout, such as an output.
+    def of(self, buffer: int, choice: Choice, choice_s: float) -> Choices | None:
+        """The costs for a buffer; None for one that is always alive, such as an output.
 
         Args:
-          taken_s: what the plan's own choice costs.
+          choice: the plan's own.
+          choice_s: its cost.
         """
         value = self._value.get(buffer)
         if value is None or len(self._uses[value]) < 2:
             return None
         gap = max(pairwise(self._uses[value]), key=lambda gap: self._start(gap[1]) - self._end(gap[0]))
-        recompute_s, no_recompute = (taken_s, "") if choice == "recompute" else self._recompute(value, gap[1])
-        if choice == "offload":
-            host_s, wait_s, no_host = taken_s, self._waits_s[buffer], ""
+        if choice == "recompute":
+            recompute_s, no_recompute = choice_s, ""
         else:
-            host_s, wait_s, no_host = self._offload(value, gap[1])
-        return Choices(self._keep(buffer), recompute_s, host_s, wait_s, no_recompute, no_host)
+            recompute_s, no_recompute = self._recompute(value, gap[1])
+        if choice == "offload":
+            host_s, host_wait_s, no_host = choice_s, self._waits_s[buffer], ""
+        else:
+            host_s, host_wait_s, no_host = self._offload(value, gap[1])
+        return Choices(
+            keep_bytes=self._keep(buffer),
+            recompute_s=recompute_s,
+            host_s=host_s,
+            host_wait_s=host_wait_s,
+            no_recompute=no_recompute,
+            no_host=no_host,
+        )
 
     def _find_uses(self) -> Mapping[int, Sequence[Use]]:
-        """By value: its first run, and every run that reads it, those that the plan repeats included."""
-        tape, found = self._tape, defaultdict[int, list[Use]](list)
-        slots: dict[int, int] = {}
+        """By value: its first run, and every run that reads it, repeated ones included."""
+        tape = self._tape
+        uses = defaultdict[int, list[Use]](list)
+        slots: dict[int, int] = {}  # kernel -> the slot of its first run
         for time, action in enumerate(self._schedule):
             if action.kind is not Kind.RUN:
                 continue
-            if (again := slots.get(action.number)) is not None:
-                reads = tape.operations[again].reads
+            if action.number in slots:
+                slot = min(len(slots), tape.count - 1)
+                values = tape.operations[slots[action.number]].reads
             else:
-                slots[action.number] = len(slots)
-                reads = tape.slots[slots[action.number]].reads
-            use = Use(time, min(len(slots) - (again is None), tape.count - 1))
-            for value in (*reads, *(tape.slots[use.slot].writes if again is None else ())):
-                found[value].append(use)
-        return found
+                slot = len(slots)
+                slots[action.number] = slot
+                values = (*tape.slots[slot].reads, *tape.slots[slot].writes)
+            for value in values:
+                uses[value].append(Use(time, slot))
+        return uses
 
     def _keep(self, buffer: int) -> int:
-        """Bytes by which the device's peak rises if the buffer is there between the times at which it is."""
-        absent = [self._live[end + 1 : start] for (_, end), (start, _) in pairwise(sorted(self._there[buffer]))]
-        higher = [int(part.max()) + self._problem.buffers[buffer].nbytes for part in absent if len(part)]
-        return max(0, max(higher, default=0) - int(self._live.max()))
+        """Bytes by which the device's peak rises if the buffer also stays between its stays."""
+        nbytes = self._problem.buffers[buffer].nbytes
+        stays = sorted(self._stays[buffer])
+        gaps = [self._live[end + 1 : start] for (_, end), (start, _) in pairwise(stays)]
+        peaks = [int(gap.max()) + nbytes for gap in gaps if len(gap)]
+        return max(0, max(peaks, default=0) - int(self._live.max()))
 
     def _recompute(self, value: int, use: Use) -> tuple[float | None, str]:
-        """Seconds of the kernels that make a value again for a use, or why none can."""
+        """Seconds of the kernels that recompute a value for a use, or why they cannot."""
         tape = self._tape
         if self._problem.is_pinned(tape.values[value].buffer, Where.DEVICE, Where.HOST):
             return None, "pinned"
         chain: dict[int, float] = {}
-        asked = [value]
-        while asked:
-            made = tape.values[asked.pop()].maker
-            if made in chain:
+        missing = [value]
+        while missing:
+            maker = tape.values[missing.pop()].maker
+            if maker in chain:
                 continue
-            seconds = tape.operations[made].seconds
+            seconds = tape.operations[maker].seconds
             if seconds is None:
                 return None, "it runs once" if not chain else "what it reads is made once"
-            if not tape.may_recompute(made, use.slot):
+            if not tape.may_recompute(maker, use.slot):
                 return None, "what it reads is overwritten"
-            if len(chain) == _LONGEST:
-                return None, f"it takes more than {_LONGEST} kernels"
-            chain[made] = seconds
-            asked += [read for read in tape.operations[made].reads if not self._is_there(read, use.time)]
+            if len(chain) == _MAX_CHAIN:
+                return None, f"it takes more than {_MAX_CHAIN} kernels"
+            chain[maker] = seconds
+            reads = tape.operations[maker].reads
+            missing += [read for read in reads if not self._is_alive(read, use.time)]
         return sum(chain.values()), ""
 
-    def _is_there(self, value: int, time: int) -> bool:
-        return any(start < time <= end for start, end in self._there[self._tape.values[value].buffer])
+    def _is_alive(self, value: int, time: int) -> bool:
+        stays = self._stays[self._tape.values[value].buffer]
+        return any(start < time <= end for start, end in stays)
 
     def _offload(self, value: int, after: Use) -> tuple[float | None, float | None, str]:
-        """Seconds of the copies that bring a value back for a use, those that kernels wait, and why none can be."""
-        one, tape = self._tape.values[value], self._tape
+        """Seconds of a value's copies before a use, the part of them that stalls, or why not."""
+        tape = self._tape
+        evicted = tape.values[value]
         if self._copy_s is None:
             return None, None, "no link"
-        if not one.may_leave:
+        if not evicted.may_leave:
             return None, None, "pinned"
-        if one.nbytes > self._host_room_nbytes:
+        if evicted.nbytes > self._host_free_nbytes:
             return None, None, "the host's budget is full"
-        level = tape.operations[one.maker].level
-        if tape.slots[after.slot].level != level or one.is_held(after.slot):
+        level = tape.operations[evicted.maker].level
+        if tape.slots[after.slot].level != level or evicted.is_held(after.slot):
             return None, None, "another computation reads it"
-        each_s = self._copy_s(one.nbytes) * one.times
+        each_s = self._copy_s(evicted.nbytes) * evicted.times
         if level != _ENTRY:
             return 2 * each_s, None, ""
         return 2 * each_s, self._wait(self._uses[value][0], after, each_s), ""
 
-    def _wait(self, made: Use, after: Use, each_s: float) -> float:
-        """Seconds that kernels wait for a copy out after one use and a copy back for another.
+    def _wait(self, first: Use, after: Use, each_s: float) -> float:
+        """Seconds that kernels stall for a copy out after one use and a copy back for another.
 
-        A copy begins and ends where a kernel does, but for those that wait for their turn on the link.
+        A copy starts and ends at the end of a kernel, unless it queues for the link.
         """
-        back, start = self._clock.busy[Kind.PREFETCH], self._start(after)
-        moments = self._clock.ends[made.time : after.time]
-        out_end = _first_room(self._clock.busy[Kind.OFFLOAD], self._end(made), each_s) + each_s
-        latest = _last_room(back, start, each_s)
-        gone = bisect_left(moments, out_end)  # the first moment with the copy on the host
-        if gone < len(moments) and moments[gone] <= latest:
+        to_device = self._clock.busy[Kind.PREFETCH]
+        start = self._start(after)
+        ends = self._clock.ends[first.time : after.time]
+        out_end = _first_gap(self._clock.busy[Kind.OFFLOAD], self._end(first), each_s) + each_s
+        latest = _last_gap(to_device, start, each_s)
+        index = bisect_left(ends, out_end)  # of the first end after the copy out
+        if index < len(ends) and ends[index] <= latest:
             return 0.0
-        # Kernels wait for the copy out at the last moment before its end, then for the copy back, or for that alone.
-        moment = moments[gone - 1]
-        late_s = _first_room(back, out_end, each_s) + each_s - out_end - (start - moment)
-        waits = [2 * each_s, out_end - moment + max(0.0, late_s)]
-        if gone < len(moments):
-            waits.append(_first_room(back, moments[gone], each_s) + each_s - start)
+        # Kernels stall for the copy out at the last end before it, and maybe for the copy back.
+        last_end = ends[index - 1]
+        late_s = _first_gap(to_device, out_end, each_s) + each_s - out_end - (start - last_end)
+        waits = [2 * each_s, out_end - last_end + max(0.0, late_s)]
+        if index < len(ends):
+            waits.append(_first_gap(to_device, ends[index], each_s) + each_s - start)
         return max(0.0, min(waits))
 
     def _end(self, use: Use) -> float:
@@ -169,8 +200,8 @@ class Prices:
         return self._clock.ends[use.time - 1] if use.time else 0.0
 
 
-def _first_room(busy: Spans, since: float, seconds: float) -> float:
-    """The first moment from which a link is free for so long."""
+def _first_gap(busy: Spans, since: float, seconds: float) -> float:
+    """The start of a link's first gap of this length."""
     for start, end in busy:
         if end <= since:
             continue
@@ -180,8 +211,8 @@ def _first_room(busy: Spans, since: float, seconds: float) -> float:
     return since
 
 
-def _last_room(busy: Spans, until: float, seconds: float) -> float:
-    """The last moment from which a link is free for so long, and done."""
+def _last_gap(busy: Spans, until: float, seconds: float) -> float:
+    """The latest start of a copy that ends before `until`, in a gap of the link."""
     for start, end in reversed(busy):
         if start >= until:
             continue

@@ -1,4 +1,4 @@
-"""What a step could save, counted in its program and its compiled module: no further compilation."""
+"""Counts what a step could save in its program and compiled module, without another compilation."""
 
 import re
 from collections import defaultdict
@@ -18,29 +18,30 @@ from memplan.results.memory import Origins, peak_lifetimes
 from memplan.xla.buffers import instruction_of
 from memplan.xla.sources import constants
 
-# Less is not worth telling, since any change moves XLA's fusions: without its loss, a ResNet-26 takes 0.5 MiB (0.2 %)
-# less on an A100, a 3D U-Net 268 bytes.
-LEAST_BYTES = 1 << 20
-LEAST_SHARE = 0.01  # of the step's bytes
-_IN_THE_PROGRAM: Mapping[Kind, str] = {  # constants, which take as much as arguments
+# Smaller savings are not listed, since any change moves XLA's fusions: without its loss, a
+# ResNet-26 takes 0.5 MiB (0.2 %) less on an A100, a 3D U-Net 268 bytes.
+MIN_BYTES = 1 << 20
+MIN_SHARE = 0.01  # of the step's bytes
+_IN_THE_PROGRAM: Mapping[Kind, str] = {  # constants
     "closed over": "the program holds a copy that is neither donated nor freed",
     "folded": "XLA computed it beforehand, and the program holds it",
 }
 _WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
-# What computes an array of its operands alone: a callback or a receive without operands does not.
-_COMPUTES = frozenset({"fusion", "iota", "broadcast", "concatenate", "copy", "pad", "reshape", "scatter", "transpose"})
+# Opcodes whose results depend on nothing but their operands, unlike a callback or a receive.
+_PURE = frozenset({"fusion", "iota", "broadcast", "concatenate", "copy", "pad", "reshape", "scatter", "transpose"})
 
 
 def is_large(nbytes: int, step_bytes: int) -> bool:
-    """Is it worth telling of a step that takes so many bytes?"""
-    return nbytes >= max(LEAST_BYTES, LEAST_SHARE * step_bytes)
+    """Is a saving worth listing for a step of so many bytes?"""
+    return nbytes >= max(MIN_BYTES, MIN_SHARE * step_bytes)
 
 
-def counted(found: Outcome) -> tuple[Finding, ...]:
-    """Findings about the step before its plan: the cheapest remedies first, of each the one that saves most."""
-    step = _Counted(found.program.original, found.planned.plain)
-    large = (one for one in step.findings() if is_large(one.gained_bytes, step.plain.device_bytes))
-    return tuple(sorted(large, key=lambda one: (KINDS.index(one.kind), -one.gained_bytes)))
+def counted(outcome: Outcome) -> tuple[Finding, ...]:
+    """Findings about the unplanned step: the cheapest remedies first, then the largest savings."""
+    step = _Counted(outcome.program.original, outcome.planned.plain)
+    step_bytes = step.plain.device_bytes
+    large = [finding for finding in step.findings() if is_large(finding.gained_bytes, step_bytes)]
+    return tuple(sorted(large, key=lambda finding: (KINDS.index(finding.kind), -finding.gained_bytes)))
 
 
 @dataclass(frozen=True)
@@ -54,25 +55,27 @@ class Argument:
 
 def arguments_of(program: Program) -> Iterator[Argument]:
     """The arguments, in order."""
-    names, count = compat.input_names(program.traced.jaxpr), len(program.traced.arguments)
+    names = compat.input_names(program.traced.jaxpr)
+    count = len(program.traced.arguments)
     static, _ = infer_static(program.step, count, program.options)
     for number in range(count + len(static)):
         if number not in static and (inputs := positions_of(program, number)):
-            name = re.match(r"\w+", names[inputs[0]])
-            yield Argument(number, f"argument {number}{f' ({name[0]})' if name else ''}", inputs)
+            match = re.match(r"\w+", names[inputs[0]])
+            name = f"argument {number} ({match[0]})" if match else f"argument {number}"
+            yield Argument(number, name, inputs)
 
 
 def replaced_inputs(program: Program) -> Mapping[int, int]:
-    """Output -> the input whose buffer it takes, or could take: of those that are donated, then of all of its type."""
+    """Output -> the input of its type whose buffer it takes or could take, donated ones first."""
     jaxpr = program.traced.jaxpr.jaxpr
-    kept = [position for position, is_kept in enumerate(program.kept(program.traced.jaxpr)) if is_kept]
-    found: dict[int, int] = {}
+    read_inputs = [position for position, is_kept in enumerate(program.kept(program.traced.jaxpr)) if is_kept]
+    replaced: dict[int, int] = {}
     for donated in (True, False):
-        free = [number for number in range(len(jaxpr.outvars)) if number not in found]
-        inputs = [position for position in kept if program.donated[position] is donated]
-        pairs = donation_pairs(jaxpr.invars, [jaxpr.outvars[number] for number in free], inputs)
-        found.update((free[index], position) for index, position in pairs)
-    return found
+        new_outputs = [number for number in range(len(jaxpr.outvars)) if number not in replaced]
+        inputs = [position for position in read_inputs if program.donated[position] is donated]
+        pairs = donation_pairs(jaxpr.invars, [jaxpr.outvars[number] for number in new_outputs], inputs)
+        replaced.update((new_outputs[index], position) for index, position in pairs)
+    return replaced
 
 
 @dataclass(frozen=True)
@@ -96,76 +99,106 @@ class _Counted:
         source: str = "",
         position: int | None = None,
     ) -> Finding:
-        left = self.plain.device_bytes - (nbytes if kind not in _IN_THE_PROGRAM else 0)
-        return Finding(kind, advice, nbytes, added_s, left, "counted", source=source, position=position)
+        # An argument takes as many bytes as the constant that it replaces.
+        saved = 0 if kind in _IN_THE_PROGRAM else nbytes
+        return Finding(
+            kind=kind,
+            advice=advice,
+            gained_bytes=nbytes,
+            added_s=added_s,
+            device_bytes=self.plain.device_bytes - saved,
+            measured="counted",
+            source=source,
+            position=position,
+        )
 
     def _undonated(self) -> Iterator[Finding]:
         """Arguments whose buffers outputs could take, if they were donated."""
-        taken = {one for one in replaced_inputs(self.program).values() if not self.program.donated[one]}
-        for one in arguments_of(self.program):
-            nbytes = sum(self.program.input_nbytes[position] for position in taken.intersection(one.inputs))
-            advice = f"donate {one.name}, donate_argnums={one.number}: what replaces it then takes its buffers"
-            yield self._finding("donate", nbytes, advice, position=one.number)
+        program = self.program
+        replaced = replaced_inputs(program).values()
+        undonated = {position for position in replaced if not program.donated[position]}
+        for argument in arguments_of(program):
+            positions = undonated.intersection(argument.inputs)
+            nbytes = sum(program.input_nbytes[position] for position in positions)
+            advice = (
+                f"donate {argument.name}, donate_argnums={argument.number}: what replaces it then takes its buffers"
+            )
+            yield self._finding("donate", nbytes, advice, position=argument.number)
 
     def _constants(self) -> Iterator[Finding]:
-        """Large constants of the module: arrays that the step captures, and what XLA computed when it compiled."""
-        arrays = [value for _, value in captured(self.program.traced.jaxpr) if hasattr(value, "dtype")]
-        types = {(str(one.dtype), one.size) for one in arrays}
-        found = defaultdict[Kind, list[tuple[int, str, str]]](list)
+        """Large constants: arrays that the step captures, or that XLA computed at compile time."""
+        values = [value for _, value in captured(self.program.traced.jaxpr)]
+        types = {(str(value.dtype), value.size) for value in values if hasattr(value, "dtype")}
+        by_kind = defaultdict[Kind, list[tuple[int, str, str]]](list)
         for op, source in constants(self.plain.module):
             array = op.result[0]
             kind = "closed over" if (array.numpy_name, array.size) in types else "folded"
-            found[kind].append((op.nbytes, array.in_numpy, source))
-        for kind, rows in found.items():
+            by_kind[kind].append((op.nbytes, array.in_numpy, source))
+        for kind, rows in by_kind.items():
             _, largest, source = max(rows)
-            which = f"{largest} and {len(rows) - 1} more as arguments" if len(rows) > 1 else f"{largest} as an argument"
-            advice = f"pass {which}: {_IN_THE_PROGRAM[kind]}"
-            yield self._finding(kind, sum(row[0] for row in rows), advice, 0.0, source)
+            arrays = f"{largest} as an argument"
+            if len(rows) > 1:
+                arrays = f"{largest} and {len(rows) - 1} more as arguments"
+            advice = f"pass {arrays}: {_IN_THE_PROGRAM[kind]}"
+            yield self._finding(kind, sum(nbytes for nbytes, _, _ in rows), advice, 0.0, source)
 
     def _tables(self) -> Iterator[Finding]:
-        """Temporaries of the peak that depend on no argument, such as a mask, or one-hot rows of `jnp.arange`."""
-        problem, module, seconds = self.plain.problem, self.plain.module, self.plain.replay.seconds
-        origins, fixed = Origins(module), {n for n, one in enumerate(problem.buffers) if one.role is Role.CONSTANT}
+        """Temporaries at the peak that depend on no argument: masks, rows of `jnp.arange`."""
+        problem = self.plain.problem
+        module = self.plain.module
+        seconds = self.plain.replay.seconds
+        origins = Origins(module)
+        buffers = enumerate(problem.buffers)
+        fixed = {number for number, buffer in buffers if buffer.role is Role.CONSTANT}
         for kernel in problem.kernels:
             op = module.instructions.get(kernel.name)
-            if op and op.opcode in _COMPUTES and kernel.block is None and fixed.issuperset(kernel.reads):
+            if op and op.opcode in _PURE and kernel.block is None and fixed.issuperset(kernel.reads):
                 fixed.update(kernel.writes)
-        for one in peak_lifetimes(self.plain):
-            buffer = problem.buffers[one.buffer]
+        for lifetime in peak_lifetimes(self.plain):
+            buffer = problem.buffers[lifetime.buffer]
             name = instruction_of(buffer.name)
-            # Without a line it is XLA's own, such as the zeros of an AlexNet's ReLUs; in the place of what does depend
-            # on an argument, it is the start of what is updated there.
-            if (source := origins.source(name)) and fixed.issuperset(problem.places[buffer.place]):
-                advice = f"broadcast {origins.shape(buffer.name)} where it is read: it depends on no argument"
-                yield self._finding("table", one.nbytes, advice, -seconds.get(name, 0.0), source)
+            source = origins.source(name)
+            # A buffer without a line is XLA's own, such as the zeros of an AlexNet's ReLUs. One
+            # that shares its memory with a buffer that depends on an argument is only the initial
+            # value of an update.
+            if source and fixed.issuperset(problem.places[buffer.place]):
+                array = origins.shape(buffer.name)
+                advice = f"broadcast {array} where it is read: it depends on no argument"
+                yield self._finding("table", lifetime.nbytes, advice, -seconds.get(name, 0.0), source)
 
     def _outputs(self) -> Iterator[Finding]:
         """Outputs that replace no argument."""
-        traced, replaced = self.program.traced.jaxpr, replaced_inputs(self.program)
+        traced = self.program.traced.jaxpr
+        replaced = replaced_inputs(self.program)
         makers = {id(var): eqn for eqn in traced.jaxpr.eqns for var in eqn.outvars}
-        outputs, results = traced.jaxpr.outvars, self.plain.module.entry.root.result
+        outputs = traced.jaxpr.outvars
+        results = self.plain.module.entry.root.result
         results = results[len(results) - len(outputs) :]  # tokens of effects come first
         named = zip(compat.output_names(traced), outputs, results, strict=True)
         for number, (name, atom, array) in enumerate(named):
             if number in replaced or array.on_host:
                 continue
-            source = compat.relative(compat.source_of(makers[id(atom)])) if id(atom) in makers else ""
+            maker = makers.get(id(atom))
+            source = compat.relative(compat.source_of(maker)) if maker is not None else ""
             advice = f"return what you read of {name}, {array.in_numpy}, such as its mean, instead of all of it"
             yield self._finding("output", array.nbytes, advice, source=source, position=number)
 
     def _wide_types(self) -> Iterator[Finding]:
-        """Half of what arguments, outputs and the temporaries of the peak have in 64 bits."""
-        buffers, origins = self.plain.problem.buffers, Origins(self.plain.module)
-        live = {one.buffer for one in peak_lifetimes(self.plain)}
-        held = {  # by place: an output may be in that of an argument
-            one.place: one
-            for number, one in enumerate(buffers)
-            if number in live or one.role in (Role.ARGUMENT, Role.OUTPUT)
+        """Half the bytes of arguments, outputs and temporaries at the peak that have 64 bits."""
+        buffers = self.plain.problem.buffers
+        origins = Origins(self.plain.module)
+        live = {lifetime.buffer for lifetime in peak_lifetimes(self.plain)}
+        by_place = {  # an output may alias an argument
+            buffer.place: buffer
+            for number, buffer in enumerate(buffers)
+            if number in live or buffer.role in (Role.ARGUMENT, Role.OUTPUT)
         }
-        arrays = ((one, origins.array(one.name)) for one in held.values())
-        wide = [one for one, array in arrays if array is not None and array.numpy_name in _WIDE]
+        arrays = ((buffer, origins.array(buffer.name)) for buffer in by_place.values())
+        wide = [buffer for buffer, array in arrays if array is not None and array.numpy_name in _WIDE]
         if wide:
-            largest = sorted(wide, key=lambda one: -one.nbytes)
-            source = next(filter(None, (origins.source(instruction_of(one.name)) for one in largest)), "")
+            largest = sorted(wide, key=lambda buffer: -buffer.nbytes)
+            sources = (origins.source(instruction_of(buffer.name)) for buffer in largest)
             advice = "turn jax_enable_x64 off, or give these arrays types of 32 bits"
-            yield self._finding("x64", sum(one.nbytes for one in wide) // 2, advice, source=source)
+            nbytes = sum(buffer.nbytes for buffer in wide)
+            source = next(filter(None, sources), "")
+            yield self._finding("x64", nbytes // 2, advice, source=source)

@@ -1,7 +1,8 @@
-"""Memory over the step as rows of a report: by XLA's rules for buffers, at the times of the replay."""
+"""The timeline of a report: XLA's buffers at the times of the replay."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 from memplan.compilation.scheduled import ScheduledModule
@@ -14,35 +15,36 @@ from memplan.report.timeline import (
     Doing,
     Instant,
     Line,
-    Place,
+    MemoryKind,
     Stay,
     Timeline,
-    Value,
+    TimelineValue,
 )
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.module import Module
-from memplan.xla.replay import TRIPS, Replay
+from memplan.xla.replay import Replay
 from memplan.xla.shapes import Array
 from memplan.xla.sources import Sources, layer_of
 from memplan.xla.write import original
 
 _DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
 _SLABS = re.compile(r"(^|/)slabs_\d+$")  # the end of a loop's scope: `InSlabs.scope`
-_LOOPS = "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."
+_LOOPS_NOTE = "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."
 
 
 class Origins:
-    """Maps instructions of a module to the user's code, including those that memplan wrote into it."""
+    """Maps instructions of a module, or of one that memplan wrote from it, to the user's code."""
 
-    def __init__(self, base: Module):  # the module that was planned, whose metadata names sources
-        self._module, self._sources = base, Sources(base)
+    def __init__(self, base: Module):
+        self._module = base
+        self._sources = Sources(base)
 
     def source(self, buffer: str) -> str:
-        """`file:line` of what makes a buffer `instruction{leaf}`, or ''."""
+        """`file:line` of the maker of a buffer `instruction{leaf}`, or ''."""
         return self._sources.line(*_result(buffer))
 
     def scope(self, buffer: str) -> str:
-        """jax's name stack of it, or ''."""
+        """jax's name stack of the maker, or ''."""
         return self._sources.scope(*_result(buffer))
 
     def array(self, buffer: str) -> Array | None:
@@ -58,7 +60,7 @@ class Origins:
 
 
 def _result(buffer: str) -> tuple[str, int]:
-    """The instruction of the planned module whose result is in a buffer, and the leaf of the result."""
+    """The instruction of the planned module that makes a buffer, and the leaf of its result."""
     return original(instruction_of(buffer)), leaf_of(buffer)
 
 
@@ -69,92 +71,149 @@ def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[st
       origins: of the module that was planned.
       decisions: by the names of that module's buffers.
     """
-    replay, buffers = scheduled.replay, scheduled.problem.buffers
+    replay = scheduled.replay
     names = [kernel.name for kernel in scheduled.problem.kernels]
-    times = _kernel_times(names, replay)
     device, host = _step_lifetimes(scheduled)
-    live, live_on_host = (list(accumulate(_changes(where, len(names)))) for where in (device, host))
-    unused = scheduled.packing.nbytes - max(live)
-    # Nothing changes between two adjacent positions.
+    # Between two adjacent bounds, no buffer starts or ends, and time passes in at most one kernel.
+    times = _kernel_times(names, replay)
     positions = {0, len(names)}
-    positions.update(position for one in (*device, *host) for position in (one.first, one.end))
-    positions.update(at for step, (start, end) in enumerate(times) if end > start for at in (step, step + 1))
+    for lifetime in (*device, *host):
+        positions.update((lifetime.first, lifetime.end))
+    for number, (start_s, end_s) in enumerate(times):
+        if end_s > start_s:
+            positions.update((number, number + 1))
     bounds = sorted(positions)
-    decided = {instruction_of(buffer): decision for buffer, decision in decisions.items()}
-    moved = {instruction_of(buffer): buffer for buffer, decision in decisions.items() if decision == "offload"}
+    values, stays = _values(scheduled, origins, decisions, device, host, bounds)
+    return Timeline(
+        origin="compiled",
+        instants=tuple(_instants(scheduled, origins, device, host, bounds, times)),
+        values=values,
+        stays=stays,
+        copies=tuple(_copies(scheduled, origins)),
+        notes=() if all(name in replay.clock for name in names) else (_LOOPS_NOTE,),
+        blocks=tuple(_blocks(scheduled, origins)),
+    )
 
-    def instant(first: int, end: int) -> Instant:
-        name = names[first]
+
+def _instants(
+    scheduled: ScheduledModule,
+    origins: Origins,
+    device: Sequence[Lifetime],
+    host: Sequence[Lifetime],
+    bounds: Sequence[int],
+    times: Sequence[tuple[float, float]],
+) -> Iterator[Instant]:
+    """The spans between positions in the order of kernels.
+
+    Args:
+      times: start and end of each kernel, in seconds.
+    """
+    replay = scheduled.replay
+    kernels = scheduled.problem.kernels
+    device_nbytes = list(accumulate(_changes(device, len(kernels))))
+    host_nbytes = list(accumulate(_changes(host, len(kernels))))
+    unused = scheduled.packing.nbytes - max(device_nbytes)
+    for first, end in pairwise(bounds):
+        name = kernels[first].name
         waits = replay.clock.get(name) in replay.stalls
-        doing: Doing = "wait" if waits else "recompute" if name != original(name) else "compute"
-        return Instant(
-            times[first][0],
-            times[end - 1][1],
-            scheduled.resident_bytes + unused + live[first],
-            unused,
-            live_on_host[first],
-            doing,
-            "" if waits else original(name),
-            layer_of(origins.scope(name)),
-            origins.source(name),
+        doing: Doing = "compute" if name == original(name) else "recompute"
+        yield Instant(
+            start_s=times[first][0],
+            end_s=times[end - 1][1],
+            device_bytes=scheduled.resident_bytes + unused + device_nbytes[first],
+            other_bytes=unused,
+            host_bytes=host_nbytes[first],
+            doing="wait" if waits else doing,
+            name="" if waits else original(name),
+            layer=layer_of(origins.scope(name)),
+            source=origins.source(name),
         )
 
-    def value(one: Lifetime) -> Value:
-        buffer = buffers[one.buffer].name
-        layer, made = layer_of(origins.scope(buffer)), original(instruction_of(buffer))
-        decision = decisions.get(buffer) or decided.get(made, "")
-        planned = buffer.replace(instruction_of(buffer), made)  # where it is repeated; a copy does not name its leaf
-        home = planned if planned in decisions else moved.get(made, planned)
-        return Value(layer or buffer, one.nbytes, origins.shape(buffer), layer, origins.source(buffer), decision, home)
+
+def _values(
+    scheduled: ScheduledModule,
+    origins: Origins,
+    decisions: Mapping[str, str],
+    device: Sequence[Lifetime],
+    host: Sequence[Lifetime],
+    bounds: Sequence[int],
+) -> tuple[tuple[TimelineValue, ...], tuple[Stay, ...]]:
+    """The arrays in memory, and the instants of their stays."""
+    by_instruction = {instruction_of(buffer): decision for buffer, decision in decisions.items()}
+    offloaded = {instruction_of(buffer): buffer for buffer, decision in decisions.items() if decision == "offload"}
+
+    def value(lifetime: Lifetime) -> TimelineValue:
+        buffer = scheduled.problem.buffers[lifetime.buffer].name
+        layer = layer_of(origins.scope(buffer))
+        maker = original(instruction_of(buffer))
+        # A recomputed buffer has this name in the planned module; the name of a copy has no leaf.
+        planned_buffer = buffer.replace(instruction_of(buffer), maker)
+        return TimelineValue(
+            name=layer or buffer,
+            nbytes=lifetime.nbytes,
+            shape=origins.shape(buffer),
+            layer=layer,
+            source=origins.source(buffer),
+            decision=decisions.get(buffer) or by_instruction.get(maker, ""),
+            buffer=planned_buffer if planned_buffer in decisions else offloaded.get(maker, planned_buffer),
+        )
 
     resident = scheduled.resident_bytes - scheduled.constant_bytes
-    values = [Value("arguments and outputs", resident, "", "", "", "argument")]
+    values = [TimelineValue("arguments and outputs", resident, "", "", "", "argument")]
     if scheduled.constant_bytes:
-        values.append(Value("constants", scheduled.constant_bytes, "", "", "", ""))
+        values.append(TimelineValue("constants", scheduled.constant_bytes, "", "", "", ""))
     stays = [Stay(number, "device", 0, len(bounds) - 1) for number in range(len(values))]
-    places: tuple[tuple[Sequence[Lifetime], Place], ...] = ((device, "device"), (host, "host"))
-    at = {bound: index for index, bound in enumerate(bounds)}
-    for where, place in places:
-        for one in where:
-            stays.append(Stay(len(values), place, at[one.first], at[one.end]))
-            values.append(value(one))
-    copies = tuple(
-        Copy(
-            layer_of(origins.scope(one.name)) or original(one.name),
-            one.nbytes,
-            _DIRECTIONS[one.stream],
-            one.start_s,
-            one.end_s,
-            scheduled.module.instructions[one.name].opcode.removesuffix("-start") if one.stream == "net" else "",
+    instants = {bound: index for index, bound in enumerate(bounds)}
+    for number, lifetime in enumerate((*device, *host)):
+        memory: MemoryKind = "device" if number < len(device) else "host"
+        first = instants[lifetime.first]
+        stays.append(Stay(len(values), memory, first, instants[lifetime.end]))
+        values.append(value(lifetime))
+    return tuple(values), tuple(stays)
+
+
+def _copies(scheduled: ScheduledModule, origins: Origins) -> Iterator[Copy]:
+    for transfer in scheduled.replay.transfers:
+        kind = ""
+        if transfer.stream == "net":
+            kind = scheduled.module.instructions[transfer.name].opcode.removesuffix("-start")
+        yield Copy(
+            name=layer_of(origins.scope(transfer.name)) or original(transfer.name),
+            nbytes=transfer.nbytes,
+            direction=_DIRECTIONS[transfer.stream],
+            start_s=transfer.start_s,
+            end_s=transfer.end_s,
+            kind=kind,
         )
-        for one in replay.transfers
-    )
-    instants = tuple(instant(first, end) for first, end in pairwise(bounds))
-    is_whole = all(name in replay.clock for name in names)
-    notes, blocks = () if is_whole else (_LOOPS,), tuple(_blocks(scheduled, origins))
-    return Timeline("compiled", instants, tuple(values), tuple(stays), copies, notes, blocks)
 
 
 def _blocks(scheduled: ScheduledModule, origins: Origins) -> Iterator[Block]:
     """Loops and conditionals of the entry."""
-    kind: BlockKind
     for op in scheduled.module.entry.ops.values():
         if op.opcode not in ("while", "conditional"):
             continue
-        trips, name = TRIPS.search(op.attributes), layer_of(origins.scope(op.name)) or op.name
+        scope = origins.scope(op.name)
+        kind: BlockKind = "slabs" if _SLABS.search(scope) else "loop"
+        count = op.trip_count
         if op.opcode == "conditional":
-            kind, count = "branches", len(op.called)
-        else:
-            kind, count = "slabs" if _SLABS.search(origins.scope(op.name)) else "loop", int(trips[1]) if trips else None
-        yield Block(kind, name, count, *scheduled.replay.clock[op.name], origins.source(op.name))
+            kind = "branches"
+            count = len(op.called)
+        start_s, end_s = scheduled.replay.clock[op.name]
+        yield Block(kind, layer_of(scope) or op.name, count, start_s, end_s, origins.source(op.name))
 
 
 def line(name: str, memory: Timeline) -> Line:
     """The device memory of a timeline."""
-    changes = [now for before, now in pairwise(memory.instants) if now.device_bytes != before.device_bytes]
-    shown = [*memory.instants[:1], *changes]
-    starts, nbytes = tuple(one.start_s for one in shown), tuple(one.device_bytes for one in shown)
-    return Line(name, memory.origin, starts, nbytes, memory.end_s)
+    pairs = pairwise(memory.instants)
+    changes = [after for before, after in pairs if after.device_bytes != before.device_bytes]
+    instants = [*memory.instants[:1], *changes]
+    return Line(
+        name=name,
+        origin=memory.origin,
+        starts_s=tuple(instant.start_s for instant in instants),
+        device_bytes=tuple(instant.device_bytes for instant in instants),
+        end_s=memory.end_s,
+    )
 
 
 def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
@@ -162,13 +221,13 @@ def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
     device, _ = _step_lifetimes(scheduled)
     live = list(accumulate(_changes(device, len(scheduled.problem.kernels))))
     peak = live.index(max(live))
-    return [one for one in device if one.first <= peak < one.end]
+    return [lifetime for lifetime in device if lifetime.first <= peak < lifetime.end]
 
 
 def _kernel_times(names: Sequence[str], replay: Replay) -> list[tuple[float, float]]:
     """Start and end of every kernel of a problem, in seconds on the compute stream.
 
-    Kernels of a loop's body come before the loop, and share its time in proportion to their own, as if they ran once.
+    Kernels of a loop's body precede the loop, and divide its time in proportion to their own.
     """
     times: list[tuple[float, float]] = []
     body: list[float] = []
@@ -191,15 +250,16 @@ def _step_lifetimes(scheduled: ScheduledModule) -> tuple[list[Lifetime], list[Li
     """Lifetimes of buffers during the step, on the device and on the host."""
     count = len(scheduled.problem.kernels)
     device, host = (
-        [Lifetime(one.buffer, max(one.first, 0), min(one.end, count), one.nbytes) for one in where]
-        for where in scheduled.lifetimes
+        [replace(lifetime, first=max(lifetime.first, 0), end=min(lifetime.end, count)) for lifetime in lifetimes]
+        for lifetimes in scheduled.lifetimes
     )
-    return [one for one in device if one.nbytes and one.first < one.end], host
+    return [lifetime for lifetime in device if lifetime.nbytes and lifetime.first < lifetime.end], host
 
 
-def _changes(where: Sequence[Lifetime], count: int) -> list[int]:
-    change = [0] * (count + 1)
-    for one in where:
-        change[one.first] += one.nbytes
-        change[one.end] -= one.nbytes
-    return change
+def _changes(lifetimes: Sequence[Lifetime], count: int) -> list[int]:
+    """By how many bytes each position changes memory."""
+    changes = [0] * (count + 1)
+    for lifetime in lifetimes:
+        changes[lifetime.first] += lifetime.nbytes
+        changes[lifetime.end] -= lifetime.nbytes
+    return changes

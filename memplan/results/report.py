@@ -20,8 +20,8 @@ from memplan.program.loops.residuals import outer_loops
 from memplan.program.pins import own_checkpoints
 from memplan.program.trace import InSlabs
 from memplan.report.mesh import CollectiveRow, Link, Mesh
-from memplan.report.model import Candidate, LiveValue, Pinned, Report
-from memplan.report.slabs import SlabArray, SlabLoop
+from memplan.report.model import CandidateRow, LiveValue, Pinned, Report
+from memplan.report.slabs import SlabArray, SlabLoopRow
 from memplan.results.decisions import decisions_of
 from memplan.results.findings import counted
 from memplan.results.infeasible import axis_of, floor_of, unsplit
@@ -32,34 +32,41 @@ from memplan.xla.collectives.cost import Collective
 from memplan.xla.cuda_graphs import has_own_rule, launches
 from memplan.xla.host_copies import transfers
 from memplan.xla.local import Taken, least_limit
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above, without_messages
 from memplan.xla.write import original
 
-_MOST_UNSPLIT = 30  # operations outside of slabs
-_REMATERIALIZES = b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc"  # they print that a step is too large
+_MAX_UNSPLIT = 30  # operations that do not run in slabs
+# These files of XLA print that a step is too large.
+_REMATERIALIZES = (b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc")
 _HUGE = 2**31  # elements: cuDNN counts in int32
 
 
 def report_of(outcome: Outcome) -> Report:
     """The report of a compiled step."""
-    planned, plain, result = outcome.planned, outcome.planned.plain, outcome.planned.result
+    planned = outcome.planned
+    plain = planned.plain
+    result = planned.result
     origins = Origins(planned.base.module)
-    decisions = tuple(sorted(decisions_of(outcome, origins), key=lambda one: -one.nbytes))
-    by_buffer = {one.name: one.decision for one in decisions}
+    decisions = tuple(sorted(decisions_of(outcome, origins), key=lambda decision: -decision.nbytes))
+    by_buffer = {decision.name: decision.decision for decision in decisions}
     memory = timeline(result, origins, by_buffer)
-    step, unmodified = result.replay, outcome.unmodified
-    peak = memory.instants[memory.peak] if memory.instants else None
-    if unmodified is None:
-        lines = ()
-    elif unmodified is result:
+    step = result.replay
+    unmodified = outcome.unmodified
+    lines = ()
+    if unmodified is result:
         lines = (line("unmodified step", memory),)
-    else:
+    elif unmodified is not None:
         lines = (line("unmodified step", timeline(unmodified, Origins(unmodified.module), {})),)
+    peak_kernel = ""
+    if memory.instants:
+        peak = memory.instants[memory.peak]
+        peak_kernel = ", ".join(filter(None, (peak.layer or peak.name, peak.source)))
     loops = [op for op in result.module.instructions.values() if op.opcode == "while"]
-    moved = {loop.name: transfers(result.module, loop, result.device) for loop in loops}
-    of_outer = [moved[name] for name in result.module.entry.ops if name in moved]  # with those of loops inside
+    transfers_of_loops = {loop.name: transfers(result.module, loop, result.device) for loop in loops}
+    # The transfers of an outer loop include those of its inner loops.
+    transfers_of_outer = [transfers_of_loops[name] for name in result.module.entry.ops if name in transfers_of_loops]
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
@@ -92,16 +99,16 @@ def report_of(outcome: Outcome) -> Report:
         planning_s=planned.planning_s,
         preparation_s=outcome.seconds,
         xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
-        slab_loops=tuple(_slab_loops(outcome, origins, moved)),
-        loop_copies=sum(copies for copies, _ in of_outer),
-        loop_kernels=sum(kernels for _, kernels in of_outer),
-        unsplit=unsplit(outcome.program.in_slabs, _MOST_UNSPLIT),
+        slab_loops=tuple(_slab_loops(outcome, origins, transfers_of_loops)),
+        loop_copies=sum(copies for copies, _ in transfers_of_outer),
+        loop_kernels=sum(kernels for _, kernels in transfers_of_outer),
+        unsplit=unsplit(outcome.program.in_slabs, _MAX_UNSPLIT),
         constant_bytes=outcome.executable.memory.constant_bytes,
         huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         mesh=_mesh(outcome),
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
-        peak_kernel=", ".join(filter(None, (peak.layer or peak.name, peak.source))) if peak else "",
+        peak_kernel=peak_kernel,
         findings=counted(outcome),
         **_counts(outcome),
         **_pooled(outcome),
@@ -110,26 +117,28 @@ def report_of(outcome: Outcome) -> Report:
 
 
 def _mesh(outcome: Outcome) -> Mesh | None:
-    machine, division = outcome.program.machine, outcome.program.traced.division
+    machine = outcome.program.machine
+    division = outcome.program.traced.division
     if machine is None or division is None:
         return None
     replay = outcome.planned.result.replay
-    alike: dict[tuple[str, tuple[str, ...]], list[tuple[Collective, int]]] = defaultdict(list)
-    for one, count in replay.collectives.items():
-        alike[one.kind, one.axes].append((one, count))
-    rows = (
+    groups: dict[tuple[str, tuple[str, ...]], list[tuple[Collective, int]]] = defaultdict(list)
+    for collective, count in replay.collectives.items():
+        groups[collective.kind, collective.axes].append((collective, count))
+    rows = [
         CollectiveRow(
-            kind,
-            over,
-            sum(count for _, count in some),
-            sum(round(count * one.outside_nbytes) for one, count in some),
-            sum(round(count * one.inside_nbytes) for one, count in some),
-            sum(count * one.seconds for one, count in some),
+            kind=kind,
+            over=axes,
+            count=sum(count for _, count in group),
+            outside_bytes=sum(round(count * op.outside_nbytes) for op, count in group),
+            inside_bytes=sum(round(count * op.inside_nbytes) for op, count in group),
+            seconds=sum(count * op.seconds for op, count in group),
         )
-        for (kind, over), some in alike.items()
-    )
+        for (kind, axes), group in groups.items()
+    ]
+    sizes = {name: size for mesh in division.meshes for name, size in mesh.shape.items()}
     return Mesh(
-        axes=tuple({name: size for mesh in division.meshes for name, size in mesh.shape.items()}.items()),
+        axes=tuple(sizes.items()),
         topology=machine.topology.name,
         links=tuple(Link(axis.name, axis.size, axis.bandwidth, axis.shared) for axis in machine.topology.axes),
         collectives=tuple(sorted(rows, key=lambda row: -row.seconds)),
@@ -139,125 +148,157 @@ def _mesh(outcome: Outcome) -> Mesh | None:
 
 
 def status_of(outcome: Outcome | Restored) -> str:
-    """The value of `Report.status`, without compiling the plain step, as a report may."""
+    """The value of `Report.status`; compiles nothing, while a report may compile the plain step."""
     if not outcome.fits:
         return "does not fit"
     return "untouched" if outcome.plan is None else "fits"
 
 
 def versions() -> tuple[tuple[str, str], ...]:
-    """Versions of all packages that change the figures."""
+    """Versions of all packages that affect the figures."""
     return io.versions("memplan", "jax", "jaxlib")
 
 
-def _candidates(outcome: Outcome) -> Iterator[Candidate]:
+def _candidates(outcome: Outcome) -> Iterator[CandidateRow]:
     plain = outcome.unmodified
     if outcome.plan is not None and plain is not None:
         verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
-        yield Candidate("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
-    for one in outcome.others:
-        verdict = "slower" if one.fits else "does not fit"
-        yield Candidate(one.way, one.device_bytes, one.host_bytes, one.step_s, verdict)
+        yield CandidateRow("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
+    for candidate in outcome.others:
+        verdict = "slower" if candidate.fits else "does not fit"
+        yield CandidateRow(candidate.way, candidate.device_bytes, candidate.host_bytes, candidate.step_s, verdict)
     verdict = "chosen" if outcome.fits else "does not fit"
-    yield Candidate(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
+    yield CandidateRow(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
 
 
 def _pinned(outcome: Outcome) -> Iterator[Pinned]:
     program = outcome.program
-    loops = [loop for loop, _ in program.loops] or (outer_loops(program.original) if program.pins else [])
+    buffers = outcome.planned.base.problem.buffers
+    loops = [loop for loop, _ in program.loops]
+    if program.pins and not loops:
+        loops = outer_loops(program.original)
     for pin in program.pins:
-        nbytes = [one.nbytes for one in outcome.planned.base.problem.buffers if one.pin == pin]
-        nbytes += [
-            loop.trips * loop.body.nbytes(value) for loop in loops for value, known in loop.pins.items() if known == pin
-        ]
-        yield Pinned(pin.name, pin.where.value, len(nbytes), sum(nbytes))
+        sizes = [buffer.nbytes for buffer in buffers if buffer.pin == pin]
+        for loop in loops:
+            values = [value for value, value_pin in loop.pins.items() if value_pin == pin]
+            sizes += [loop.trips * loop.body.nbytes(value) for value in values]
+        yield Pinned(pin.name, pin.where.value, len(sizes), sum(sizes))
 
 
-def _slab_loops(outcome: Outcome, origins: Origins, moved: Mapping[str, tuple[int, int]]) -> Iterator[SlabLoop]:
+def _slab_loops(
+    outcome: Outcome, origins: Origins, transfers_of_loops: Mapping[str, tuple[int, int]]
+) -> Iterator[SlabLoopRow]:
     """One row per loop over slabs.
 
     Args:
-      moved: loop of the compiled program -> transfers between device and host per trip (`transfers`).
+      transfers_of_loops: loop of the compiled program -> transfers between device and host per
+        trip.
     """
-    program, blocks = outcome.program, outcome.planned.result.replay.blocks
+    program = outcome.program
+    blocks = outcome.planned.result.replay.blocks
     records = program.in_slabs
-    compiled = {origins.scope(name).rpartition("/")[2]: name for name in moved}
-    inputs = compat.input_names(program.traced.jaxpr) if records else ()  # names of the first values of every graph
+    compiled = {origins.scope(name).rpartition("/")[2]: name for name in transfers_of_loops}
+    # The first values of every graph are the inputs.
+    inputs = compat.input_names(program.traced.jaxpr) if records else ()
 
-    def array(one: InSlabs, value: int) -> SlabArray:
-        known = one.graph.graph.values[value]
-        name = inputs[value] if value < len(inputs) and not one.slabs.inside else known.name
-        on_host = value in one.slabs.on_host or value in program.on_host
-        return SlabArray(name, known.shape, known.dtype, known.nbytes, "host" if on_host else "device")
+    def array(record: InSlabs, value: int) -> SlabArray:
+        array_value = record.graph.graph.values[value]
+        is_input = value < len(inputs) and not record.slabs.inside
+        on_host = value in record.slabs.on_host or value in program.on_host
+        return SlabArray(
+            name=inputs[value] if is_input else array_value.name,
+            shape=array_value.shape,
+            dtype=array_value.dtype,
+            nbytes=array_value.nbytes,
+            place="host" if on_host else "device",
+        )
 
-    numbered = ((record, *each) for record in records for each in enumerate(record.loops, record.first))
-    for one, number, loop in numbered:
-        graph, made = one.graph.graph, compiled.get(one.scope(number), "")
-        copies, kernels = moved.get(made, (0, 0))
-        spans = [(loop.spans[value], slab_rows(one.graph, one.slabs, value)) for value in loop.reads]
-        yield SlabLoop(
+    numbered = ((record, number, loop) for record in records for number, loop in enumerate(record.loops, record.first))
+    for record, number, loop in numbered:
+        graph = record.graph.graph
+        name = compiled.get(record.scope(number), "")
+        copies, kernels = transfers_of_loops.get(name, (0, 0))
+        halos = [0]
+        for value in loop.reads:
+            low, high = loop.spans[value]
+            halos += [-low, high - slab_rows(record.graph, record.slabs, value)]
+        yield SlabLoopRow(
             number=number,
-            axis=axis_of(one),
-            trips=trips_of(one.graph, one.slabs),
-            rows=one.slabs.rows,
-            halo=max((max(-low, high - rows, 0) for (low, high), rows in spans), default=0),
+            axis=axis_of(record),
+            trips=trips_of(record.graph, record.slabs),
+            rows=record.slabs.rows,
+            halo=max(halos),
             ops=len(loop.ops),
-            reads=tuple(array(one, value) for value in loop.reads),
-            writes=tuple(array(one, value) for value in loop.writes),
+            reads=tuple(array(record, value) for value in loop.reads),
+            writes=tuple(array(record, value) for value in loop.writes),
             sums=len(loop.sums),
-            seconds=blocks.get(made),
+            seconds=blocks.get(name),
             source=graph.ops[loop.largest_op(graph)].source,
             copies=copies,
             kernels=kernels,
         )
 
 
-def _live_at_peak(outcome: Outcome, origins: Origins, by_buffer: Mapping[str, str]) -> tuple[LiveValue, ...]:
-    """What is on the device at its peak: temporaries, arguments, outputs of their own and constants."""
+def _live_at_peak(
+    outcome: Outcome,
+    origins: Origins,
+    decisions: Mapping[str, str],
+) -> tuple[LiveValue, ...]:
+    """Buffers at the device's peak: temporaries, arguments, unaliased outputs, constants."""
     result = outcome.planned.result
     problem = result.problem
-    given = {one.place for one in problem.buffers if one.role is Role.ARGUMENT}
+    aliased = {buffer.place for buffer in problem.buffers if buffer.role is Role.ARGUMENT}
 
     def rows() -> Iterator[LiveValue]:
-        for one in peak_lifetimes(result):
-            name = problem.buffers[one.buffer].name
-            yield row(name, one.nbytes, origins.source(name))
-        for one in problem.buffers:
-            if one.role is Role.ARGUMENT:
-                yield row(one.name, one.nbytes, "argument")
-            elif one.role is Role.OUTPUT and one.place not in given:
-                made = row(one.name, one.nbytes, origins.source(one.name))
-                yield replace(made, name=f"{made.name}, an output")
+        for lifetime in peak_lifetimes(result):
+            name = problem.buffers[lifetime.buffer].name
+            yield row(name, lifetime.nbytes, origins.source(name))
+        for buffer in problem.buffers:
+            if buffer.role is Role.ARGUMENT:
+                yield row(buffer.name, buffer.nbytes, "argument")
+            elif buffer.role is Role.OUTPUT and buffer.place not in aliased:
+                output = row(buffer.name, buffer.nbytes, origins.source(buffer.name))
+                yield replace(output, name=f"{output.name}, an output")
         for op, source in constants(outcome.planned.base.module):
             yield LiveValue(f"{op.name}, a constant", op.nbytes, op.result[0].in_numpy, source, "")
 
     def row(name: str, nbytes: int, source: str) -> LiveValue:
         instruction = instruction_of(name)
-        shown = layer_of(origins.scope(name)) or name
-        base = original(instruction)
-        decision = by_buffer.get(name) or by_buffer.get(name.replace(instruction, base), "")
-        return LiveValue(shown, nbytes, origins.shape(name), source, decision)
+        planned_name = name.replace(instruction, original(instruction))
+        return LiveValue(
+            name=layer_of(origins.scope(name)) or name,
+            nbytes=nbytes,
+            shape=origins.shape(name),
+            source=source,
+            decision=decisions.get(name) or decisions.get(planned_name, ""),
+        )
 
-    return tuple(sorted(rows(), key=lambda one: -one.nbytes))
+    return tuple(sorted(rows(), key=lambda row: -row.nbytes))
 
 
 def _counts(outcome: Outcome) -> dict[str, int]:
-    """Counts in the compiled program: instructions rematerialized by XLA, launches, planned copies, recomputations."""
-    is_gpu, is_planned = outcome.target.is_gpu, outcome.planned.plan is not None
+    """Counts in the compiled program: rematerializations, launches, copies, recomputations."""
+    is_gpu = outcome.target.is_gpu
+    is_planned = outcome.planned.plan is not None
     if not is_gpu and not is_planned:
         return {}
-    compiled = read_module(outcome.executable.text)
+    compiled = outcome.executable.module
     counts = {}
     if is_gpu:
         counts["xla_rematerialized"] = _rematerialized(compiled, outcome.planned.result.module)
         own_rule = has_own_rule(outcome.program.options.get("compiler_options") or {})
-        if not own_rule and (found := launches(compiled, outcome.target.device)):
-            counts |= {"cuda_graphs": found.graphs, "single_launches": found.singles}
+        launched = None if own_rule else launches(compiled, outcome.target.device)
+        if launched:
+            counts["cuda_graphs"] = launched.graphs
+            counts["single_launches"] = launched.singles
     if is_planned:
-        copies = [n for n in compiled.instructions if any(f".{k.value}" in n for k in (Kind.OFFLOAD, Kind.PREFETCH))]
+        suffixes = [f".{kind.value}" for kind in (Kind.OFFLOAD, Kind.PREFETCH)]
+        names = compiled.instructions
+        copies = [name for name in names if any(suffix in name for suffix in suffixes)]
         starts = [name for name in copies if not name.rstrip("0123456789").endswith("ed")]
-        remat = [name for name in compiled.instructions if name != original(name) and name not in copies]
-        counts |= {"copies_found": len(starts), "recomputations_found": len(remat)}
+        recomputed = [name for name in names if name != original(name) and name not in copies]
+        counts["copies_found"] = len(starts)
+        counts["recomputations_found"] = len(recomputed)
     return counts
 
 
@@ -268,74 +309,79 @@ def _xla_limit(target: Target, module: ScheduledModule) -> int:
 def _by_jit(outcome: Outcome) -> dict[str, Any]:
     """Figures of plain `jax.jit`: compiled separately if XLA would rematerialize.
 
-    None over several devices, where `jax.jit` has other collectives: to know them, all processes would have to compile
-    once more together, and not all of them read a report.
+    None over several devices, where `jax.jit` has other collectives: all processes would have to
+    compile the step once more, and not all of them read a report.
     """
-    target, unmodified = outcome.target, outcome.unmodified
+    target = outcome.target
+    unmodified = outcome.unmodified
     if unmodified is None or outcome.program.machine is not None:
         return {}
-    same = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
+    figures = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
     if not target.is_gpu or unmodified.device_bytes <= _xla_limit(target, unmodified):
-        return same
+        return figures
     try:
         with without_messages(*_REMATERIALIZES):
-            found = compile_program(outcome.program.original, target)
+            compilation = compile_program(outcome.program.original, target)
     except jax.errors.JaxRuntimeError:  # out of memory, or no kernel
         return {}
-    made = replace(unmodified, module=read_module(found.text))
-    if not _rematerialized(made.module, unmodified.module):
-        return same
-    return {"jit_peak_bytes": found.memory.device_bytes, "jit_step_s": made.replay.step_s}
+    scheduled = replace(unmodified, module=compilation.module)
+    if not _rematerialized(scheduled.module, unmodified.module):
+        return figures
+    return {
+        "jit_peak_bytes": compilation.memory.device_bytes,
+        "jit_step_s": scheduled.replay.step_s,
+    }
 
 
 def _rematerialized(compiled: Module, handed: Module) -> int:
-    """Instructions that XLA's rematerialization added; a pass before the hook uses similar names."""
+    """Instructions that XLA's rematerialization added; another pass uses similar names."""
     return sum(".remat" in name for name in compiled.instructions if name not in handed.instructions)
 
 
 def _huge_arrays(unmodified: ScheduledModule) -> int:
     """Arrays with more elements than cuDNN can index."""
-    known = Origins(unmodified.module)
-    arrays = (known.array(buffer.name) for buffer in unmodified.problem.buffers)
+    origins = Origins(unmodified.module)
+    arrays = (origins.array(buffer.name) for buffer in unmodified.problem.buffers)
     return sum(array is not None and array.size >= _HUGE for array in arrays)
 
 
 def _pooled(outcome: Outcome) -> dict[str, Any]:
     if not outcome.target.is_gpu:
         return {}
-    found = pooled(outcome, local.pools())
-    device, host = found.device, found.host
-    return {
-        "pool_peak_bytes": device.in_use_bytes if device and device.refused_nbytes is None else None,
-        "pinned_bytes": host.pool_bytes if host.refused_nbytes is None else None,
-        "pinned_regions_bytes": host.regions if host.refused_nbytes is None else (),
-        "exports": found.exports,
-    }
+    pools = pooled(outcome, local.pools())
+    figures: dict[str, Any] = {"exports": pools.exports}
+    if pools.device and pools.device.refused_nbytes is None:
+        figures["pool_peak_bytes"] = pools.device.in_use_bytes
+    if pools.host.refused_nbytes is None:
+        figures["pinned_bytes"] = pools.host.pool_bytes
+        figures["pinned_regions_bytes"] = pools.host.regions
+    return figures
 
 
 @dataclass(frozen=True)
 class Pooled:
     """A step in XLA's memory pools, if they are empty before it."""
 
-    # its pool after arguments, outputs and then the temporaries, which are one block; None if the device's memory is
-    # not in a pool
+    # The device's pool, if any, after arguments, outputs, and the temporaries in one block.
     device: Taken | None
-    host: Taken  # the pinned pool, after arguments and then temporaries
-    exports: tuple[str, ...]  # shell commands for variables that the step needs and this process lacks
+    host: Taken  # the pinned pool after arguments and temporaries
+    exports: tuple[str, ...]  # shell commands for missing environment variables
 
 
-def pooled(found: Outcome, pools: local.Pools) -> Pooled:
+def pooled(outcome: Outcome, pools: local.Pools) -> Pooled:
     """Simulate a step for a GPU in the pools of a client that starts in this environment."""
-    memory, nbytes = found.executable.memory, found.program.input_nbytes
-    held = [nbytes[position] for position in sorted(found.program.on_host)]
-    kept = [one for position, one in enumerate(nbytes) if position not in found.program.on_host]
+    memory = outcome.executable.memory
+    inputs = outcome.program.input_nbytes
+    host_inputs = [inputs[position] for position in sorted(outcome.program.on_host)]
+    device_inputs = [nbytes for position, nbytes in enumerate(inputs) if position not in outcome.program.on_host]
     # The driver allocates constants outside of the pool (`GpuExecutable::ResolveConstantGlobals`).
     in_pool = memory.resident_bytes - memory.constant_bytes
-    on_device = [*kept, max(0, in_pool - sum(kept)), memory.temp_bytes]
-    on_host = [*held, max(0, memory.host_bytes - sum(held))]
-    # For a local GPU, the known memory is the part that jax may use.
-    whole, fraction = found.target.device.memory_bytes, pools.fraction if found.target.described else 1.0
-    device = pools.of_device(whole, fraction).take(on_device) if pools.of_bfc else None
+    on_device = [*device_inputs, max(0, in_pool - sum(device_inputs)), memory.temp_bytes]
+    on_host = [*host_inputs, max(0, memory.host_bytes - sum(host_inputs))]
+    # The memory of a local GPU is the part that jax may use, of a described one all of it.
+    memory_bytes = outcome.target.device.memory_bytes
+    fraction = pools.fraction if outcome.target.described else 1.0
+    device = pools.of_device(memory_bytes, fraction).take(on_device) if pools.of_bfc else None
     host = pools.host.take(on_host)
 
     def exports() -> Iterator[str]:
@@ -345,7 +391,8 @@ def pooled(found: Outcome, pools: local.Pools) -> Pooled:
             return
         if not pools.preallocates:
             yield local.export(local.PREALLOCATE, "true")
-        share = math.ceil(100 * sum(on_device) * (pools.fraction / fraction) / whole) / 100  # of the whole card
+        # Of the memory of the whole card.
+        share = math.ceil(100 * sum(on_device) * (pools.fraction / fraction) / memory_bytes) / 100
         if pools.fraction < share <= 1:
             yield local.export(local.FRACTION, f"{share:.2f}")
 

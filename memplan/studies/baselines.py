@@ -1,4 +1,4 @@
-"""Compiles a step without memplan's plan: plain, under policies of `jax.checkpoint`, by XLA's own means."""
+"""Compiles a step without memplan: plain, with `jax.checkpoint`, with XLA's rematerialization."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ from memplan.compilation.compiler import compile_program
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.program import compat
 from memplan.program.trace import Program, trace
-from memplan.xla.module import read_module
 from memplan.xla.target import Target, xla_rematerialization
 
-REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)  # raised if a baseline does not compile
+# A baseline that does not compile raises one of these.
+REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)
 
 
 def policies() -> dict[str, Any]:
@@ -30,7 +30,7 @@ def policies() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Baseline:
-    """The cost of one baseline: bytes by the compiler, seconds of a step by the replay."""
+    """The cost of one baseline: compiled bytes, replayed seconds."""
 
     device_bytes: int
     host_bytes: int
@@ -40,7 +40,7 @@ class Baseline:
 
 @dataclass(frozen=True)
 class Baselines:
-    """One step for one device. Policies apply to the whole function that the step differentiates."""
+    """One step for one device. Policies apply to the whole function that it differentiates."""
 
     step: Callable[..., Any]
     args: Sequence[Any]
@@ -63,10 +63,16 @@ class Baselines:
         return self._compile(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
 
     def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
-        found = compile_program(program, target, flags)
-        reading = ScheduledModule(read_module(found.text), self.target.device, program.machine)
-        memory = found.memory
-        return Baseline(memory.device_bytes, memory.host_bytes, reading.replay.step_s, memory.resident_bytes)
+        compilation = compile_program(program, target, flags)
+        module = compilation.module
+        scheduled = ScheduledModule(module, self.target.device, program.machine)
+        memory = compilation.memory
+        return Baseline(
+            device_bytes=memory.device_bytes,
+            host_bytes=memory.host_bytes,
+            step_s=scheduled.replay.step_s,
+            resident_bytes=memory.resident_bytes,
+        )
 
 
 def refusal(error: BaseException) -> str:

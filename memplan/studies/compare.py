@@ -1,5 +1,6 @@
-"""Compares memplan with other methods: those that jax and XLA offer without a plan."""
+"""Compares memplan with the methods of jax and XLA that need no plan."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,7 +16,11 @@ _UNTOUCHED = "plain jax, XLA's rematerialization off"
 
 
 def compare(
-    step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], request: Request, notify: Notify
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    request: Request,
+    notify: Notify,
 ) -> Comparison:
     """Compile a step by every method of jax, XLA and memplan, for one device and budget.
 
@@ -29,40 +34,44 @@ def compare(
         for name, compiled in _compilations(baselines, limits.device_bytes).items():
             notify(f"compiling: {name}", None)
             yield _baseline_row(name, compiled, limits)
-        found = pipeline.best(step, args, {}, options, request, notify)
-        if target.is_gpu and found.unmodified is not None:
-            plain = found.unmodified
+        outcome = pipeline.best(step, args, {}, options, request, notify)
+        if target.is_gpu and outcome.unmodified is not None:
+            plain = outcome.unmodified
             fits = limits.allow(plain.device_bytes, 0)
             yield Row(_UNTOUCHED, plain.device_bytes, 0, plain.replay.step_s, fits)
-        yield _memplan_row(found)
+        yield _memplan_row(outcome)
 
     return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
 
 
 def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
     plain = baselines.plain()
-    ways: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
+    compilations: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
     for name, policy in policies().items():
-        ways[name] = lambda policy=policy: baselines.checkpoint(policy)
+        compilations[name] = functools.partial(baselines.checkpoint, policy)
     if baselines.target.is_gpu:
+        xla = functools.partial(baselines.xla, plain.resident_bytes, budget)
         offload = {"xla_gpu_enable_host_memory_offloading": True}
-        ways["XLA's rematerialization"] = lambda: baselines.xla(plain.resident_bytes, budget)
-        ways["XLA's rematerialization and host offload"] = lambda: baselines.xla(plain.resident_bytes, budget, offload)
-    return ways
+        compilations["XLA's rematerialization"] = xla
+        compilations["XLA's rematerialization and host offload"] = functools.partial(xla, offload)
+    return compilations
 
 
 def _baseline_row(name: str, compiled: Callable[[], Baseline], limits: Limits) -> Row:
     try:
-        found = compiled()
+        baseline = compiled()
     except REFUSALS as error:
         return Row(name, None, None, None, None, refusal(error))
-    fits = limits.allow(found.device_bytes, found.host_bytes)
-    return Row(name, found.device_bytes, found.host_bytes, found.step_s, fits)
+    fits = limits.allow(baseline.device_bytes, baseline.host_bytes)
+    return Row(name, baseline.device_bytes, baseline.host_bytes, baseline.step_s, fits)
 
 
-def _memplan_row(found: Outcome) -> Row:
-    if not found.fits:
-        return Row("memplan", None, None, None, False, f"the smallest that works: {found.device_bytes} bytes")
-    in_slabs = ", in slabs" if found.program.in_slabs else ""
-    note = "the plain step fits" if found.plan is None else f"compilations: {found.compilations}{in_slabs}"
-    return Row("memplan", found.device_bytes, found.host_bytes, found.step_s, True, note)
+def _memplan_row(outcome: Outcome) -> Row:
+    if not outcome.fits:
+        note = f"the smallest that works: {outcome.device_bytes} bytes"
+        return Row("memplan", None, None, None, False, note)
+    in_slabs = ", in slabs" if outcome.program.in_slabs else ""
+    note = f"compilations: {outcome.compilations}{in_slabs}"
+    if outcome.plan is None:
+        note = "the plain step fits"
+    return Row("memplan", outcome.device_bytes, outcome.host_bytes, outcome.step_s, True, note)

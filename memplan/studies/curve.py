@@ -13,7 +13,7 @@ from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
-_SMALLEST = 1.02  # times the floor, a lower bound that most plans cannot reach
+_SMALLEST = 1.02  # The smallest budget over the floor, a lower bound that few plans reach.
 
 
 def curve(
@@ -24,16 +24,20 @@ def curve(
     shares: int | Sequence[float],
     notify: Notify,
 ) -> Curve:
-    """Plan a step for budgets below the plain step's bytes (see `api.curve`); `request.budget` is not read."""
+    """Plan a step for budgets below the plain step's bytes (see `api.curve`).
+
+    `request.budget` has no effect.
+    """
 
     def plan(budget: int | None) -> Outcome:
         return pipeline.best(step, args, {}, options, replace(request, budget=budget), notify)
 
     target = request.target
-    ways = Baselines(step, args, options, target)
+    baselines = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
-    plain = ways.plain()
-    unplanned = pipeline.unplanned(pipeline.traced(step, args, {}, options, request), request, notify)
+    plain = baselines.plain()
+    program = pipeline.traced(step, args, {}, options, request)
+    unplanned = pipeline.unplanned(program, request, notify)
     nbytes, _ = floor(unplanned.planned.plain.problem)
     floor_bytes = plain.resident_bytes + nbytes
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)
@@ -42,23 +46,34 @@ def curve(
         yield _point("plain jax", None, plain, fits=True)
         for name, policy in policies().items():
             notify(f"compiling: {name}", None)
-            yield _baseline_point(name, None, partial(ways.checkpoint, policy))
+            yield _baseline_point(name, None, partial(baselines.checkpoint, policy))
         for number, budget in enumerate(reversed(budgets)):
             notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
-            found = plan(budget)
-            yield _point(MEMPLAN, budget, found, found.fits)
+            outcome = plan(budget)
+            yield _point(MEMPLAN, budget, outcome, outcome.fits)
             if target.is_gpu:
-                yield _baseline_point(XLA, budget, partial(ways.xla, plain.resident_bytes, budget))
-            yield Point(BOUND, budget, budget, 0, found.planned.bound_s)
+                yield _baseline_point(XLA, budget, partial(baselines.xla, plain.resident_bytes, budget))
+            yield Point(BOUND, budget, budget, 0, outcome.planned.bound_s)
 
-    found = tuple(_monotone(list(points())))
-    return Curve(found, target.device.name, plain.device_bytes, plain.step_s, floor_bytes, versions())
+    return Curve(
+        tuple(_monotone(list(points()))),
+        target.device.name,
+        plain.device_bytes,
+        plain.step_s,
+        floor_bytes,
+        versions(),
+    )
 
 
 def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]:
-    """Ascending budgets: this many, evenly between the floor and the plain step's bytes, or these shares of the latter.
+    """Ascending budgets.
 
-    Raises BudgetError for invalid shares.
+    Args:
+      shares: their number, evenly between the floor and the plain step's bytes, or shares of the
+        latter.
+
+    Raises:
+      BudgetError: a share is not above 0 and at most 1.
     """
     if not isinstance(shares, int):
         if not shares or not all(0 < share <= 1 for share in shares):
@@ -68,34 +83,35 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
     return [low + (plain - low) * number // shares for number in range(shares)]
 
 
-def _baseline_point(way: str, budget: int | None, compiled: Callable[[], Baseline]) -> Point:
+def _baseline_point(method: str, budget: int | None, compiled: Callable[[], Baseline]) -> Point:
     try:
-        found = compiled()
+        baseline = compiled()
     except REFUSALS as error:
-        return Point(way, budget, None, None, None, refusal(error))
-    return _point(way, budget, found, budget is None or found.device_bytes <= budget)
+        return Point(method, budget, None, None, None, refusal(error))
+    return _point(method, budget, baseline, budget is None or baseline.device_bytes <= budget)
 
 
-def _point(way: str, budget: int | None, found: Baseline | Outcome, fits: bool) -> Point:
+def _point(method: str, budget: int | None, figures: Baseline | Outcome, fits: bool) -> Point:
     if not fits:
-        return Point(way, budget, None, None, None, "nothing that fits was found")
-    return Point(way, budget, found.device_bytes, found.host_bytes, found.step_s)
+        return Point(method, budget, None, None, None, "nothing that fits was found")
+    return Point(method, budget, figures.device_bytes, figures.host_bytes, figures.step_s)
 
 
 def _monotone(points: Sequence[Point]) -> Iterator[Point]:
-    """A plan for a smaller budget also fits a larger one, and replaces its plan if it is faster.
+    """Replace each plan by one for a smaller budget that is faster, as that also fits.
 
-    A bound holds for its plan's module: if a smaller budget's module has faster kernels, the larger budget gets the
-    smaller budget's bound.
+    A bound holds for its plan's module: if a smaller budget's module has faster kernels, the larger
+    budget gets the smaller budget's bound.
     """
     best: dict[str, Point] = {}
-    found: list[Point] = []
+    envelope: list[Point] = []
     for point in reversed(points):
-        known = best.get(point.way)
-        if known and point.budget_bytes and (point.step_s is None or (known.step_s or 0.0) < point.step_s):
-            nbytes = point.device_bytes if point.way == BOUND else known.device_bytes
-            point = replace(known, budget_bytes=point.budget_bytes, device_bytes=nbytes, note="")
+        better = best.get(point.way)
+        slower = point.step_s is None or (better is not None and (better.step_s or 0.0) < point.step_s)
+        if better and point.budget_bytes and slower:
+            nbytes = point.device_bytes if point.way == BOUND else better.device_bytes
+            point = replace(better, budget_bytes=point.budget_bytes, device_bytes=nbytes, note="")
         if point.step_s is not None:
             best[point.way] = point
-        found.append(point)
-    return reversed(found)
+        envelope.append(point)
+    return reversed(envelope)

@@ -1,7 +1,8 @@
-"""What to do first about a step's memory: each changed step is compiled once, and its bytes are subtracted.
+"""What to do first about a step's memory.
 
-What arrays, constants and types take is counted (`results.findings`); where the change can be made here, the changed
-step is compiled. A step that fits is only told what costs nothing.
+Arrays, constants and types are counted (`results.findings`). If memplan can make the change, it
+compiles the changed step once and subtracts its bytes. For a step that fits, only changes that cost
+nothing are listed.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError
 from memplan.pipeline import Notify, Request
 from memplan.program import compat
-from memplan.program.flat import Flat
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.report.diagnosis import KINDS, Diagnosis, Finding, Kind
@@ -35,33 +35,37 @@ from memplan.studies.baselines import REFUSALS
 from memplan.studies.largest import last_fitting
 from memplan.units import show_bytes
 
-_MOST_COMPILED = 4  # changes of a kind: those of the largest findings; the others stay counted
-_PARTS = 32  # of a batch, which five compilations tell apart: one more makes a step 3 % larger at most
-_HALF = ("bfloat16", "float16")
+_MAX_COMPILED = 4  # compiled changes of a kind, largest first; the others stay counted
+_PARTS = 32  # batches, 3 % apart; a bisection finds the largest in five compilations
 
 
 def doctor(
-    step: Callable[..., Any], args: Sequence[Any], options: Mapping[str, Any], request: Request, notify: Notify
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    options: Mapping[str, Any],
+    request: Request,
+    notify: Notify,
 ) -> Diagnosis:
     """Find what saves memory of a step (see `api.doctor`)."""
     args, _ = shapes_of(args, {})
-    donated = options["donate_argnums"] if "donate_argnums" in options else _donated_by_itself(step, args)
-    case = _Case(step, args, (donated,) if isinstance(donated, int) else tuple(donated), request, notify)
-    studies = (*_STUDIES, *(() if case.fits else _WHERE_IT_DOES_NOT_FIT))
-    findings = [one for study in studies for one in study(case)]
+    donated = options["donate_argnums"] if "donate_argnums" in options else _donated_by(step, args)
+    numbers = (donated,) if isinstance(donated, int) else tuple(donated)
+    case = _Case(step, args, numbers, request, notify)
+    studies = _FREE_CHANGES if case.fits else (*_FREE_CHANGES, *_COSTLY_CHANGES)
+    findings = [finding for study in studies for finding in study(case)]
     return Diagnosis(
         device=request.target.device.name,
         budget_bytes=case.limits.device_bytes,
         device_bytes=case.plain.device_bytes,
         step_s=case.plain.step_s,
-        findings=tuple(sorted(findings, key=lambda one: KINDS.index(one.kind))),
+        findings=tuple(sorted(findings, key=lambda finding: KINDS.index(finding.kind))),
         compilations=case.compilations,
         versions=versions(),
     )
 
 
-def _donated_by_itself(step: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
-    """Arguments that a step of `jax.jit` donates; inside of another `jax.jit`, its own options do not count."""
+def _donated_by(step: Callable[..., Any], args: Sequence[Any]) -> tuple[int, ...]:
+    """Arguments that a step of `jax.jit` donates; inside another `jax.jit`, jax ignores this."""
     trace = getattr(step, "trace", None)
     if trace is None:
         return ()
@@ -72,11 +76,11 @@ def _donated_by_itself(step: Callable[..., Any], args: Sequence[Any]) -> tuple[i
 
 @dataclass
 class _Case:
-    """A step, and what was compiled of it."""
+    """A step, and the compilations of its changes."""
 
     step: Callable[..., Any]
     args: Sequence[Any]  # shapes
-    donated: tuple[int, ...]  # arguments
+    donated: tuple[int, ...]  # numbers of its arguments
     request: Request
     notify: Notify
     compilations: int = 0
@@ -84,7 +88,7 @@ class _Case:
 
     @functools.cached_property
     def plain(self) -> Outcome:
-        """The step as it is, without what the request asks of memplan."""
+        """The unchanged step, without the request's pins and host state."""
         program = pipeline.traced(self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare)
         return self.compiled("the step as it is", program)
 
@@ -106,51 +110,64 @@ class _Case:
         return self.plain.device_bytes <= self.limits.device_bytes
 
     def traced(
-        self, step: Callable[..., Any] | None = None, args: Sequence[Any] | None = None, donated: tuple[int, ...] = ()
+        self,
+        step: Callable[..., Any] | None = None,
+        args: Sequence[Any] | None = None,
+        donated: tuple[int, ...] = (),
     ) -> Program:
         """A changed step, with more arguments donated."""
         options = {**self.plain.program.options, "donate_argnums": (*self.donated, *donated)}
-        with warnings.catch_warnings(action="ignore"):  # jax said it of the step as it is, or it is of the change
-            return pipeline.traced(step or self.step, self.args if args is None else args, {}, options, self._bare)
+        args = self.args if args is None else args
+        # The warnings are known from the unchanged step, or due to the change.
+        with warnings.catch_warnings(action="ignore"):
+            return pipeline.traced(step or self.step, args, {}, options, self._bare)
 
-    def compiled(self, what: str, program: Program) -> Outcome:
-        """Compiled without a plan."""
-        stage = f"compiling {what}"
+    def compiled(self, change: str, program: Program) -> Outcome:
+        """A changed step, compiled without a plan."""
+        stage = f"compiling {change}"
         self.notify(stage, None)
         with warnings.catch_warnings(action="ignore"):
-            found = pipeline.unplanned(program, self._bare, lambda _, share: self.notify(stage, share))
-        self.compilations += found.compilations
-        return found
+            outcome = pipeline.unplanned(program, self._bare, lambda _, share: self.notify(stage, share))
+        self.compilations += outcome.compilations
+        return outcome
 
-    def planned(self, what: str, donated: tuple[int, ...] = (), on_host: tuple[int, ...] = ()) -> Outcome:
-        """Planned for the budget if it must be, with more arguments donated, and the state in some on the host."""
+    def planned(self, change: str, donated: tuple[int, ...] = (), on_host: tuple[int, ...] = ()) -> Outcome:
+        """The step within the budget, with more arguments donated and more state on the host."""
         request = replace(self.request, host_state=(*self.request.host_state, *on_host))
         options = {"donate_argnums": (*self.donated, *donated)}
         with warnings.catch_warnings(action="ignore"):
-            found = pipeline.best(
-                self.step, self.args, {}, options, request, lambda stage, share: self.notify(f"{what}: {stage}", share)
+            outcome = pipeline.best(
+                self.step,
+                self.args,
+                {},
+                options,
+                request,
+                lambda stage, share: self.notify(f"{change}: {stage}", share),
             )
-        self.compilations += found.compilations
-        return found
+        self.compilations += outcome.compilations
+        return outcome
 
     def with_donated(self, number: int) -> Outcome:
-        """With one more argument donated, unless it is already."""
+        """The step with one more argument donated, unless it is already."""
         if number in self.donated:
             return self.plain
         if number not in self._donating:
-            self._donating[number] = self.compiled(f"with argument {number} donated", self.traced(donated=(number,)))
+            program = self.traced(donated=(number,))
+            self._donating[number] = self.compiled(f"with argument {number} donated", program)
         return self._donating[number]
 
-    def finding(self, kind: Kind, advice: str, found: Outcome, plain: Outcome | None = None, **fields: Any) -> Finding:
-        """What a compiled change saves."""
+    def finding(
+        self, kind: Kind, advice: str, outcome: Outcome, plain: Outcome | None = None, **fields: Any
+    ) -> Finding:
+        """The saving of a compiled change."""
         plain = plain or self.plain
         return Finding(
             kind=kind,
             advice=advice,
-            gained_bytes=plain.device_bytes - found.device_bytes,
-            added_s=found.step_s - plain.step_s,
-            device_bytes=found.device_bytes,
-            host_bytes=found.host_bytes,
+            gained_bytes=plain.device_bytes - outcome.device_bytes,
+            added_s=outcome.step_s - plain.step_s,
+            device_bytes=outcome.device_bytes,
+            host_bytes=outcome.host_bytes,
             measured="compiled",
             **fields,
         )
@@ -160,47 +177,59 @@ class _Case:
 
 
 def _counted(case: _Case) -> Iterator[Finding]:
-    """What is counted in the step as it is; where the change can be made here, compiled."""
-    seen = Counter[Kind]()
-    for one in counted(case.plain):
-        seen[one.kind] += 1
-        change = _CHANGES.get(one.kind)
-        found = change(case, one) if change and seen[one.kind] <= _MOST_COMPILED else None
-        if found is not None:
-            one = case.finding(one.kind, one.advice, found, source=one.source, position=one.position)
-        if case.is_large(one):
-            yield one
+    """The findings counted in the step, some of them compiled."""
+    counts = Counter[Kind]()
+    for finding in counted(case.plain):
+        counts[finding.kind] += 1
+        outcome = None
+        if finding.kind in _CHANGES and counts[finding.kind] <= _MAX_COMPILED:
+            outcome = _CHANGES[finding.kind](case, finding)
+        if outcome is not None:
+            finding = case.finding(
+                finding.kind,
+                finding.advice,
+                outcome,
+                source=finding.source,
+                position=finding.position,
+            )
+        if case.is_large(finding):
+            yield finding
 
 
 def _without_output(case: _Case, finding: Finding) -> Outcome:
-    def kept(results: Any) -> list[Any]:
-        return [leaf for number, leaf in enumerate(jax.tree.leaves(results)) if number != finding.position]
+    def without(results: Any) -> list[Any]:
+        leaves = jax.tree.leaves(results)
+        return [leaf for number, leaf in enumerate(leaves) if number != finding.position]
 
-    return case.compiled(f"without output {finding.position}", case.traced(_again(case.step, kept)))
+    program = case.traced(_new_function(case.step, without))
+    return case.compiled(f"without output {finding.position}", program)
 
 
 def _in_32_bits(case: _Case, finding: Finding) -> Outcome | None:
-    """None where the step itself asks for 64 bits."""
+    """None if the step itself requests 64 bits."""
 
     def narrow(leaf: Any) -> Any:
         if not hasattr(leaf, "dtype") or compat.is_key(leaf):
             return leaf
-        dtype, sharding = jax.dtypes.canonicalize_dtype(leaf.dtype), getattr(leaf, "sharding", None)
-        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
+        dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=getattr(leaf, "sharding", None))
 
     with jax.enable_x64(False), contextlib.suppress(TypeError, *REFUSALS):
-        program = case.traced(_again(case.step), jax.tree.map(narrow, case.args))
+        program = case.traced(_new_function(case.step), jax.tree.map(narrow, case.args))
         return case.compiled("in 32 bits", program)
 
 
-def _again(step: Callable[..., Any], change: Callable[[Any], Any] = lambda results: results) -> Callable[..., Any]:
-    """The step as a function of its own, with changed results: jax keeps traces by function."""
+def _new_function(
+    step: Callable[..., Any],
+    change: Callable[[Any], Any] = lambda results: results,
+) -> Callable[..., Any]:
+    """A new function, since jax caches traces by function; it changes the step's results."""
 
     @functools.wraps(step)
-    def again(*args: Any) -> Any:
+    def changed(*args: Any) -> Any:
         return change(step(*args))
 
-    return again
+    return changed
 
 
 _CHANGES: Mapping[Kind, Callable[[_Case, Finding], Outcome | None]] = {
@@ -210,78 +239,39 @@ _CHANGES: Mapping[Kind, Callable[[_Case, Finding], Outcome | None]] = {
 }
 
 
-def _promotions(case: _Case) -> Iterator[Finding]:
-    """float32 that comes of bfloat16 and float32, in what the step differentiates; in all of it if that is nothing."""
-    plain, step = case.plain.program, _again(case.step)
-    try:
-        before = _promoted(plain.flat)
-    except UnsupportedProgramError:
-        return
-    if not before:
-        return
-    if not any("jvp(" in compat.scope_of(eqn) for eqn in plain.flat.eqns):
-        step = compat.keeping_half_precision(step)
-    with compat.differentiated_as(compat.keeping_half_precision):
-        program = case.traced(step)
-        after = _promoted(program.flat)
-        lines = [line for line in before if before[line] > after[line]]
-        if not lines:
-            return
-        found = case.compiled("without promotion to float32", program)
-    advice = "bfloat16 becomes float32 here first: make the float32 array bfloat16, or the constant a Python number"
-    finding = case.finding("float32", advice, found, source=lines[0])
-    if case.is_large(finding):
-        yield finding
-
-
-def _promoted(flat: Flat) -> Counter[str]:
-    """By line, in order: equations of the forward pass that make float32 of bfloat16 or float16."""
-    found = Counter[str]()
-    for number, eqn in enumerate(flat.eqns):
-        if "transpose(" in compat.scope_of(eqn):
-            continue
-        inner = range(len(compat.computations_of(eqn)))
-        for index in inner:
-            found.update(_promoted(flat.inner(number, index)))
-        reads = {str(getattr(compat.aval_of(atom), "dtype", "")) for atom in eqn.invars}
-        makes = {str(getattr(var.aval, "dtype", "")) for var in eqn.outvars}
-        if not inner and reads.intersection(_HALF) and "float32" in makes:
-            found[compat.relative(compat.source_of(eqn))] += 1
-    return found
-
-
 def _state_on_host(case: _Case) -> Iterator[Finding]:
-    """Each argument with state, in host memory."""
+    """The state of each argument in host memory."""
     if not case.request.target.is_gpu:
         return
     program = case.plain.program
     state = set(replaced_inputs(program).values())
-    for one in arguments_of(program):
-        if one.number in case.request.host_state or not state & large_leaves(program, [one.number]):
+    for argument in arguments_of(program):
+        if argument.number in case.request.host_state or not state & large_leaves(program, [argument.number]):
             continue
-        plain = case.with_donated(one.number)
-        donated = () if one.number in case.donated else (one.number,)
+        plain = case.with_donated(argument.number)
+        donated = () if argument.number in case.donated else (argument.number,)
         try:
-            found = case.planned(f"{one.name} on the host", donated, (one.number,))
-        except UnsupportedProgramError:  # XLA, or the transform, refuses it
+            outcome = case.planned(f"{argument.name} on the host", donated, (argument.number,))
+        except UnsupportedProgramError:  # by XLA or by the transform
             continue
-        planned = ", with a plan" if found.planned.plan is not None else ""
-        advice = f"keep the state in {one.name} in host memory, host_state={one.number}{planned}"
-        finding = case.finding("host state", advice, found, plain, position=one.number)
+        with_plan = ", with a plan" if outcome.planned.plan is not None else ""
+        advice = f"keep the state in {argument.name} in host memory, host_state={argument.number}{with_plan}"
+        finding = case.finding("host state", advice, outcome, plain, position=argument.number)
         if case.is_large(finding):
             yield finding
 
 
 def _batch(case: _Case) -> Iterator[Finding]:
-    """The largest batch that fits without a plan, by parts of this one, if it is at least half of it."""
-    program, plain = case.plain.program, case.plain
+    """The largest batch, of at least half the rows, that fits without a plan."""
+    program = case.plain.program
     leaves, tree = jax.tree.flatten(case.args)
     state = set(replaced_inputs(program).values())
     arrays = [n for n, leaf in enumerate(leaves) if n not in state and np.ndim(leaf)]
     if program.machine is not None or not arrays:
         return
     rows = leaves[max(arrays, key=lambda n: program.input_nbytes[n])].shape[0]
-    sizes, outcomes = range(rows // 2, rows, max(1, rows // _PARTS)), dict[int, Outcome]()
+    sizes = range(rows // 2, rows, max(1, rows // _PARTS))
+    outcomes: dict[int, Outcome] = {}
 
     def fits(position: int) -> bool:
         count = sizes[position]
@@ -290,8 +280,8 @@ def _batch(case: _Case) -> Iterator[Finding]:
             if leaves[n].shape[0] == rows:
                 parts[n] = jax.ShapeDtypeStruct((count, *leaves[n].shape[1:]), leaves[n].dtype)
         try:
-            program = case.traced(_again(case.step), jax.tree.unflatten(tree, parts))
-        except Exception:  # of the user's step, which was not written for such a batch
+            program = case.traced(_new_function(case.step), jax.tree.unflatten(tree, parts))
+        except Exception:  # the user's step need not work with every batch
             return False
         outcomes[count] = case.compiled(f"a batch of {count}", program)
         return outcomes[count].device_bytes <= case.limits.device_bytes
@@ -299,26 +289,30 @@ def _batch(case: _Case) -> Iterator[Finding]:
     if rows < 2 or not fits(0):
         return
     last = last_fitting(len(sizes) - 1, lambda position: fits(position + 1)) + 1
-    count, found = sizes[last], outcomes[sizes[last]]
-    sample = show_bytes((plain.device_bytes - found.device_bytes) // (rows - count))
-    advice = f"take a batch of {count} instead of {rows}, {sample} for each: {min(count + sizes.step, rows)} do not fit"
-    yield case.finding("batch", advice, found)
+    count = sizes[last]
+    outcome = outcomes[count]
+    sample = show_bytes((case.plain.device_bytes - outcome.device_bytes) // (rows - count))
+    refused = min(count + sizes.step, rows)
+    advice = f"take a batch of {count} instead of {rows}, {sample} for each: {refused} do not fit"
+    yield case.finding("batch", advice, outcome)
 
 
 def _plan(case: _Case) -> Iterator[Finding]:
-    """The step planned for the budget; in slabs where its largest kernel alone is above it."""
-    found = case.planned("the step")
+    """The step planned for the budget, in slabs if one of its kernels exceeds the budget alone."""
+    outcome = case.planned("the step")
     floor_bytes, kernel = floor_of(case.plain)
-    if not found.fits:
-        advice = f"no plan fits, the smallest takes {show_bytes(found.device_bytes)}: make the batch or image smaller"
-        yield case.finding("plan", advice, found)
+    if not outcome.fits:
+        smallest = show_bytes(outcome.device_bytes)
+        advice = f"no plan fits, the smallest takes {smallest}: make the batch or image smaller"
+        yield case.finding("plan", advice, outcome)
     elif floor_bytes > case.limits.device_bytes:
-        advice = f"let memplan.jit({case.budget}) run kernels in slabs: {kernel} alone takes {show_bytes(floor_bytes)}"
-        yield case.finding("slabs", advice, found)
+        needs = f"{kernel} alone takes {show_bytes(floor_bytes)}"
+        advice = f"let memplan.jit({case.budget}) run kernels in slabs: {needs}"
+        yield case.finding("slabs", advice, outcome)
     else:
-        yield case.finding("plan", f"plan it: memplan.jit({case.budget})", found)
+        yield case.finding("plan", f"plan it: memplan.jit({case.budget})", outcome)
 
 
 _Study = Callable[[_Case], Iterator[Finding]]
-_STUDIES: Sequence[_Study] = (_counted, _promotions)  # of what costs no time
-_WHERE_IT_DOES_NOT_FIT: Sequence[_Study] = (_state_on_host, _batch, _plan)
+_FREE_CHANGES: Sequence[_Study] = (_counted,)
+_COSTLY_CHANGES: Sequence[_Study] = (_state_on_host, _batch, _plan)  # in time, or in results

@@ -1,4 +1,4 @@
-"""Finds the largest size whose step fits, by compiling."""
+"""Finds the largest size whose step fits, by compilations."""
 
 from collections.abc import Callable, Sequence
 from numbers import Integral
@@ -25,7 +25,9 @@ def frontier(
     request: Request,
     notify: Notify,
 ) -> Frontier:
-    """Find the largest size that fits (see `api.frontier`) by bisection, since a step's memory rises with its size.
+    """Find the largest size that fits (see `api.frontier`).
+
+    A bisection finds it, since a step's memory rises with its size.
 
     Raises:
       InfeasibleBudgetError: the smallest size does not fit.
@@ -33,8 +35,9 @@ def frontier(
     """
     if not all(isinstance(bound, Integral) for bound in (low, high, step)) or step < 1 or low > high:
         raise SizeError(
-            f"{name} from {low} to {high} in steps of {step} is not a range of sizes. low, high and step must be "
-            "integers, low at most high, step at least 1. For two sizes, search one for each value of the other."
+            f"{name} from {low} to {high} in steps of {step} is not a range of sizes. low, high "
+            "and step must be integers, low at most high, step at least 1. For two sizes, search "
+            "one for each value of the other."
         )
     sizes = range(low, high + 1, step)
     target = request.target
@@ -49,13 +52,13 @@ def frontier(
 
     last = last_fitting(len(sizes), fits)
     if last < 0:
-        works = pipeline.working_budget(request, outcomes[low], notify)
-        raise infeasible(outcomes[low], works, bool(request.split))
+        smallest_budget = pipeline.working_budget(request, outcomes[low], notify)
+        raise infeasible(outcomes[low], smallest_budget, bool(request.split))
     return Frontier(
         name=name,
         largest=sizes[last],
         refused=sizes[last + 1] if last + 1 < len(sizes) else None,
-        tried=tuple(_trial(size, found) for size, found in outcomes.items()),
+        tried=tuple(_trial(size, outcome) for size, outcome in outcomes.items()),
         device=target.device.name,
         budget_bytes=limits.device_bytes,
         host_budget_bytes=limits.host_bytes,
@@ -64,19 +67,23 @@ def frontier(
 
 
 def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
-    """The last of the positions 0 .. count - 1 that fits, if all smaller ones do; -1 if none does.
+    """The last of the positions 0 .. count - 1 that fits; -1 if none fits.
 
-    Both this position and the next one have been tried.
+    All positions before it must fit. `fits` has been called for this position and for the next one.
     """
-    below, above = -1, count
+    below = -1
+    above = count
     while above - below > 1:
         middle = (below + above) // 2
-        below, above = (middle, above) if fits(middle) else (below, middle)
+        if fits(middle):
+            below = middle
+        else:
+            above = middle
     return below
 
 
 def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify) -> Outcome:
-    """Compile the step of this size so that it fits, or with the least bytes."""
+    """Compile the step of this size within the budget, or else with the fewest bytes."""
     try:
         step, args = make(size)
     except Exception as error:
@@ -86,19 +93,20 @@ def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Re
         raise SizeError(
             "the step is already planned by memplan.jit; return the plain step, which largest plans itself."
         )
-    donate = donate if donate is not None else (0,) if len(args) > 1 else ()
+    if donate is None:
+        donate = (0,) if len(args) > 1 else ()
     return pipeline.best(step, args, {}, {"donate_argnums": donate}, request, notify)
 
 
-def _trial(size: int, found: Outcome) -> Trial:
-    floor, operation = floor_of(found)
+def _trial(size: int, outcome: Outcome) -> Trial:
+    floor, operation = floor_of(outcome)
     return Trial(
         size=size,
-        fits=found.fits,
-        device_bytes=found.device_bytes,
-        host_bytes=found.host_bytes,
-        way=found.way,
+        fits=outcome.fits,
+        device_bytes=outcome.device_bytes,
+        host_bytes=outcome.host_bytes,
+        way=outcome.way,
         floor_bytes=floor,
         operation=operation,
-        compilations=found.compilations,
+        compilations=outcome.compilations,
     )

@@ -1,57 +1,77 @@
-"""The meanings of a module's values on all devices: spread arrays over numbered expressions, equal for equal values."""
+"""The meanings of a module's values on all devices: spread arrays over numbered expressions.
 
-import re
+Equal values of two modules have equal meanings.
+"""
+
+from __future__ import annotations
+
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cached_property
+from typing import NamedTuple
 
 from memplan.verify.dataflow import require
 from memplan.verify.expressions import Expressions, ModuleExpressions
-from memplan.verify.moves import SUMS, Moves, data, is_row_major
+from memplan.verify.moves import SUMS, Moves, data
 from memplan.verify.partition_numbers import PartitionNumbers
 from memplan.verify.spreads import Spread, Spreads
-from memplan.xla.module import Computation, Instruction, Module, predecessors
+from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape, leaves
 
-_EFFECT = re.compile(r"\b(?:custom_call_)?has_side_effect=true")
-_EFFECTS = re.compile(r"^(?:infeed|outfeed|send|send-done|recv|recv-done|rng|rng-get-and-update-state)$")
-_RUN = frozenset({"call", "conditional", "while"})  # what they call may have effects
-_COLLECTIVE = ("all-", "reduce-scatter", "collective-", "ragged-")
-_CHANNEL = re.compile(r"channel_id=\d+(?:, )?")
+_EFFECTS = frozenset(
+    """
+    infeed outfeed send send-done recv recv-done rng rng-get-and-update-state
+    """.split()  # noqa: SIM905
+)
+_RUN = frozenset({"call", "conditional", "while"})  # the computations they call may have effects
+_COLLECTIVES = ("all-", "reduce-scatter", "collective-", "ragged-")  # how their opcodes begin
 
 
-class Stage(IntEnum):
-    """How far a sum between hosts is whose terms are rounded."""
+class WireStage(IntEnum):
+    """How far a sum is whose terms are sent between hosts in a rounded type."""
 
-    EXACT = 0
+    EXACT = 0  # there is no such sum
     SENT = 1  # its terms are rounded
     SUMMED = 2  # they are added, in float32
     DONE = 3  # the sum is rounded
 
 
 @dataclass(frozen=True)
-class Value:
+class SpreadArray:
     """An array on all devices.
 
     Attributes:
-      rounded: the exact elements that the array has up to rounding, from their first rounding until the sum is done.
-      stage: of that sum; an array whose sum is done counts as exact, and may not be summed or rounded again.
+      rounded: the exact elements that the array has up to rounding, from their first rounding until
+        the sum is done; else None.
+      stage: of that sum.
     """
 
     shape: Array
     spread: Spread
     rounded: Spread | None = None
-    stage: Stage = Stage.EXACT
+    stage: WireStage = WireStage.EXACT
+
+    @property
+    def is_finished_sum(self) -> bool:
+        """Is it such a sum that is done? It counts as exact, and may not be summed or rounded."""
+        return self.stage is WireStage.DONE and self.rounded is None
 
 
-Tree = Value | tuple["Tree", ...]
+ArrayTree = SpreadArray | tuple["ArrayTree", ...]
+
+
+class _RoundedSum(NamedTuple):
+    """Results of an instruction that takes part in a sum whose terms are rounded."""
+
+    spreads: list[Spread]  # the exact elements of each
+    stage: WireStage
 
 
 @dataclass
 class Meanings:
-    """Of both modules."""
+    """Meanings of both modules."""
 
     partitions: int
     spreads: Spreads = field(init=False)
@@ -60,21 +80,24 @@ class Meanings:
     def __post_init__(self) -> None:
         self.spreads = Spreads(self.partitions)
 
-    def leaf(self, key: Hashable, shape: Array) -> Value:
+    def leaf(self, key: Hashable, shape: Array) -> SpreadArray:
         """An array that is an expression of its own."""
-        return Value(shape, self.spreads.whole(self.expressions.number(key), shape.size, self.spreads.owners.own))
+        source = self.expressions.number(key)
+        return SpreadArray(shape, self.spreads.whole(source, shape.size, self.spreads.owners.own))
 
-    def leaves(self, key: Hashable, shape: Shape) -> Tree:
+    def leaves(self, key: Hashable, shape: Shape) -> ArrayTree:
         """The arrays of a shape."""
-        found = (self.leaf((key, number), array) for number, array in enumerate(leaves(shape)))
-        return shaped_as(shape, found)
+        arrays = (self.leaf((key, number), array) for number, array in enumerate(leaves(shape)))
+        return shaped_as(shape, arrays)
 
-    def meaning(self, tree: Tree) -> Hashable:
+    def meaning(self, tree: ArrayTree) -> Hashable:
         """Equal for equal values of equal shapes."""
         if isinstance(tree, tuple):
             return tuple(map(self.meaning, tree))
-        layout = "" if is_row_major(tree.shape) else tree.shape.layout
-        return self.expressions.number((tree.shape.dtype, tree.shape.dims, layout, self.spreads.meaning(tree.spread)))
+        shape = tree.shape
+        layout = "" if shape.is_row_major else shape.layout
+        elements = self.spreads.meaning(tree.spread)
+        return self.expressions.number((shape.dtype, shape.dims, layout, elements))
 
 
 class ModuleMeaning:
@@ -83,20 +106,23 @@ class ModuleMeaning:
     Attributes:
       expressions: how often each is computed.
       names: the instruction of each.
-      barriers: what optimization barriers keep, how often.
+      barriers: the meanings that optimization barriers keep, and how often each is kept.
     """
 
     def __init__(self, meanings: Meanings, module: Module, wire: str) -> None:
         """`wire` names a type to which sums may be rounded, or is empty."""
-        self.all, self.module, self.wire = meanings, module, wire
-        self.moves, self.text = Moves(module, meanings.spreads), ModuleExpressions(module, meanings.expressions)
+        self.meanings = meanings
+        self.module = module
+        self.wire = wire
+        self.moves = Moves(module, meanings.spreads)
+        self.stated = ModuleExpressions(module, meanings.expressions)
         self.expressions: Counter[int] = Counter()
         self.names: dict[int, str] = {}
         self.barriers: Counter[Hashable] = Counter()
         self._called: dict[str, ComputationMeaning] = {}
         self.entry = ComputationMeaning(self, module.entry, {})
 
-    def called(self, name: str) -> "ComputationMeaning":
+    def called(self, name: str) -> ComputationMeaning:
         """A computation that is run instruction by instruction."""
         if name not in self._called:
             self._called[name] = ComputationMeaning(self, self.module[name], {})
@@ -110,42 +136,47 @@ class ComputationMeaning:
       outputs: the meanings of its results.
       arguments: shapes of its parameters, in order.
       effects: expressions with effects, in order.
-      moved_sums: for the numbers of carries whose sums over devices count as made behind the loop, their owners.
+      moved_sums: carries whose sums over devices count as made behind the loop -> their owners.
     """
 
     def __init__(self, module: ModuleMeaning, body: Computation, sums: Mapping[str, int]) -> None:
         """`sums` maps additions to the number of the carry that they alone read and write."""
-        self._module, self.body, self._all, self._sums = module, body, module.all, sums
-        self._trees: dict[str, Tree] = {}
-        self._known = PartitionNumbers(self._all.partitions)
+        self._module = module
+        self.body = body
+        self._meanings = module.meanings
+        self._sums = sums
+        self._trees: dict[str, ArrayTree] = {}
+        self._numbers = PartitionNumbers(module.meanings.partitions)
         self.effects: list[int] = []
         self.moved_sums: dict[int, int] = {}
         for op in body.ops.values():
             for name in op.operands:
                 require(name in self._trees, f"reads {name} in {op.name} before it is made")
-            self._known.read(op)
+            self._numbers.read(op)
             self._trees[op.name] = self._read(op)
-        self.outputs = [self._all.meaning(tree) for tree in parts(self._trees[body.root.name])]
-        self.arguments = [str(op.shape) for _, op in sorted(body.parameters.items())]
+        results = arrays_in(self._trees[body.root.name])
+        self.outputs = [self._meanings.meaning(array) for array in results]
+        self.arguments = [op.shape for _, op in sorted(body.parameters.items())]
 
     @cached_property
     def meaning(self) -> int:
-        key = ("computation", tuple(self.arguments), tuple(self.outputs), tuple(self.effects))
-        return self._all.expressions.number(key)
+        key = "computation", tuple(self.arguments), tuple(self.outputs), tuple(self.effects)
+        return self._meanings.expressions.number(key)
 
-    def _read(self, op: Instruction) -> Tree:
+    def _read(self, op: Instruction) -> ArrayTree:
         operands = [self._trees[name] for name in op.operands]
         if op.opcode == "parameter":
-            return self._all.leaves(("parameter", op.attributes), op.shape)
+            return self._meanings.leaves(("parameter", op.parameter_number), op.shape)
         if op.opcode == "tuple":
             return tuple(operands)
         if op.opcode == "get-tuple-element":
             (whole,) = operands
-            require(isinstance(whole, tuple) and op.index < len(whole), f"takes in {op.name} what is no element")
+            is_element = isinstance(whole, tuple) and op.index < len(whole)
+            require(is_element, f"takes in {op.name} what is no element")
             assert isinstance(whole, tuple)
             return whole[op.index]
         if op.opcode == "opt-barrier":
-            self._module.barriers[self._all.meaning(operands[0])] += 1
+            self._module.barriers[self._meanings.meaning(operands[0])] += 1
             return operands[0]
         if op.opcode == "while":
             return self._loop(op, operands[0])
@@ -153,170 +184,229 @@ class ComputationMeaning:
             return self._expression(op, self._before_sums(op, operands))
         return self._moved(op, operands)
 
-    def _moved(self, op: Instruction, operands: Sequence[Tree]) -> Tree:
-        """What an instruction moves or adds, or else the expression that it is."""
-        given = [tree for name in data(op) if isinstance(tree := self._trees[name], Value)]
-        if len(given) != len(data(op)):
+    def _moved(self, op: Instruction, operands: Sequence[ArrayTree]) -> ArrayTree:
+        """The arrays that an instruction moves or adds, or else the expression that it is."""
+        trees = [self._trees[name] for name in data(op)]
+        arrays = [tree for tree in trees if isinstance(tree, SpreadArray)]
+        if len(arrays) != len(trees):
             return self._expression(op, operands)
-        spent = any(value.stage is Stage.DONE and value.rounded is None for value in given)
-        exact = None if spent and op.opcode in SUMS else self._made(op, [value.spread for value in given])
-        rounded, stage = self._rounded(op, given)
-        if exact is None and rounded is None:
-            return self._expression(op, operands)
-        if rounded is not None and stage is Stage.DONE and op.result[0].dtype == "f32":
-            exact, rounded, spent = rounded, None, True
-        if exact is None:
-            leaves_of = parts(self._all.leaves(self._number(op, operands), op.shape))
-            exact = [leaf.spread for leaf in leaves_of]
-        found = [
-            Value(shape, spread, None, Stage.DONE if spent else Stage.EXACT)
-            if rounded is None
-            else Value(shape, spread, rounded[number], stage)
-            for number, (shape, spread) in enumerate(zip(op.result, exact, strict=True))
-        ]
-        return shaped_as(op.shape, iter(found))
+        finished = any(array.is_finished_sum for array in arrays)
+        sums_again = finished and op.opcode in SUMS
+        spreads = None if sums_again else self._spreads(op, [array.spread for array in arrays])
+        rounded = self._rounded(op, arrays)
+        if rounded is None:
+            if spreads is None:
+                return self._expression(op, operands)
+            stage = WireStage.DONE if finished else WireStage.EXACT
+            return self._arrays(op, spreads, stage)
+        if rounded.stage is WireStage.DONE and op.result[0].dtype == "f32":
+            return self._arrays(op, rounded.spreads, WireStage.DONE)
+        if spreads is None:
+            own = self._meanings.leaves(self._number(op, operands), op.shape)
+            spreads = [array.spread for array in arrays_in(own)]
+        return self._arrays(op, spreads, rounded.stage, rounded.spreads)
 
-    def _made(self, op: Instruction, given: Sequence[Spread]) -> list[Spread] | None:
-        made = self._module.moves.made(op, self.body, given, self._known)
-        found = [one for one in made or () if one is not None]
-        return found if made is not None and len(found) == len(made) else None
+    def _arrays(
+        self,
+        op: Instruction,
+        spreads: Sequence[Spread],
+        stage: WireStage,
+        rounded: Sequence[Spread] | None = None,
+    ) -> ArrayTree:
+        """The results of an instruction, leaf by leaf."""
+        sums = [None] * len(spreads) if rounded is None else rounded
+        leaves_of = zip(op.result, spreads, sums, strict=True)
+        arrays = (SpreadArray(shape, spread, exact, stage) for shape, spread, exact in leaves_of)
+        return shaped_as(op.shape, arrays)
 
-    def _rounded(self, op: Instruction, given: Sequence[Value]) -> tuple[list[Spread] | None, Stage]:
-        """The exact elements of a sum whose terms are rounded, and how far it is; None if there is none."""
-        if not self._module.wire or not given:
-            return None, Stage.EXACT
+    def _spreads(self, op: Instruction, operands: Sequence[Spread]) -> list[Spread] | None:
+        """The elements of the results; None where the instruction moves or adds none."""
+        results = self._module.moves.spread(op, self.body, operands, self._numbers)
+        spreads = [spread for spread in results or () if spread is not None]
+        return spreads if results is not None and len(spreads) == len(results) else None
+
+    def _rounded(self, op: Instruction, arrays: Sequence[SpreadArray]) -> _RoundedSum | None:
+        """The sum with rounded terms in which an instruction takes part."""
+        if not self._module.wire or not arrays:
+            return None
         if op.opcode in ("convert", "bitcast-convert"):
-            return self._converted(op, given[0])
-        spreads = [value.rounded for value in given if value.rounded is not None]
-        stages = {value.stage for value in given}
-        if len(spreads) != len(given):
-            return None, Stage.EXACT
+            return self._converted(op, arrays[0])
+        terms = [array.rounded for array in arrays if array.rounded is not None]
+        if len(terms) != len(arrays):
+            return None
+        stages = {array.stage for array in arrays}
         if op.opcode in SUMS:
-            adds = op.result[0].dtype == "f32" and stages <= {Stage.SENT, Stage.SUMMED}
-            return self._made(op, spreads) if adds else None, Stage.SUMMED
-        return self._made(op, spreads) if len(stages) == 1 else None, min(stages)
+            may_sum = stages <= {WireStage.SENT, WireStage.SUMMED}
+            if op.result[0].dtype != "f32" or not may_sum:
+                return None
+            stage = WireStage.SUMMED
+        elif len(stages) == 1:
+            (stage,) = stages
+        else:
+            return None
+        spreads = self._spreads(op, terms)
+        return None if spreads is None else _RoundedSum(spreads, stage)
 
-    def _converted(self, op: Instruction, given: Value) -> tuple[list[Spread] | None, Stage]:
-        before, after = given.shape.dtype, op.result[0].dtype
-        wire, stage, rounded = self._module.wire, given.stage, given.rounded
-        if given.shape.dims != op.result[0].dims or "control-predecessors" in op.attributes:
-            return None, stage
+    def _converted(self, op: Instruction, array: SpreadArray) -> _RoundedSum | None:
+        """The sum that a conversion to the wire's type begins or ends, or passes on."""
+        if array.shape.dims != op.result[0].dims or op.predecessors:
+            return None
+        before, after = array.shape.dtype, op.result[0].dtype
+        wire, stage, rounded = self._module.wire, array.stage, array.rounded
         if op.opcode == "convert" and (before, after) == ("f32", wire):
-            if rounded is None and stage is Stage.EXACT:
-                return [given.spread], Stage.SENT
-            return ([rounded], Stage.DONE) if rounded is not None and stage is Stage.SUMMED else (None, stage)
-        bits = op.opcode == "bitcast-convert" and {before, after} == {wire, "u16"}
-        back = op.opcode == "convert" and (before, after) == (wire, "f32")
-        return ([rounded] if rounded is not None and (bits or back) else None), stage
+            if rounded is None:
+                is_exact = stage is WireStage.EXACT
+                return _RoundedSum([array.spread], WireStage.SENT) if is_exact else None
+            is_summed = stage is WireStage.SUMMED
+            return _RoundedSum([rounded], WireStage.DONE) if is_summed else None
+        if rounded is None:
+            return None
+        takes_bits = op.opcode == "bitcast-convert" and {before, after} == {wire, "u16"}
+        widens = op.opcode == "convert" and (before, after) == (wire, "f32")
+        return _RoundedSum([rounded], stage) if takes_bits or widens else None
 
-    def _loop(self, op: Instruction, start: Tree) -> Tree:
+    def _loop(self, op: Instruction, start: ArrayTree) -> ArrayTree:
         """A loop; sums over devices that it only adds up count as made behind it."""
-        body, condition = (self._module.module[op.attribute(name).lstrip("%")] for name in ("body", "condition"))
+        body = self._module.module[op.body]
+        condition = self._module.module[op.condition]
         sums: dict[str, int] = {}
         for name, number in accumulations(body, condition).items():
-            carried = start[number] if isinstance(start, tuple) else None
-            if isinstance(carried, Value) and self._all.spreads.is_zero(carried.spread):
+            carry = start[number] if isinstance(start, tuple) else None
+            if isinstance(carry, SpreadArray) and self._meanings.spreads.is_zero(carry.spread):
                 sums[name] = number
-        inner, until = ComputationMeaning(self._module, body, sums), self._module.called(condition.name)
-        called = (until.meaning, inner.meaning)
-        tree = self._expression(op, [start], called, bool(inner.effects or until.effects))
-        if not inner.moved_sums:
+        trip = ComputationMeaning(self._module, body, sums)
+        test = self._module.called(condition.name)
+        has_effects = bool(trip.effects or test.effects)
+        tree = self._expression(op, [start], (test.meaning, trip.meaning), has_effects)
+        if not trip.moved_sums:
             return tree
         assert isinstance(tree, tuple)
-        found = list(tree)
-        for number, owners in inner.moved_sums.items():
-            value = found[number]
-            assert isinstance(value, Value)
-            source = value.spread.rows[0][0].source
-            found[number] = Value(value.shape, self._all.spreads.whole(source, value.shape.size, owners))
-        return tuple(found)
+        results = list(tree)
+        for number, owners in trip.moved_sums.items():
+            carry = results[number]
+            assert isinstance(carry, SpreadArray)
+            source = carry.spread.rows[0][0].source
+            total = self._meanings.spreads.whole(source, carry.shape.size, owners)
+            results[number] = SpreadArray(carry.shape, total)
+        return tuple(results)
 
-    def _before_sums(self, op: Instruction, operands: Sequence[Tree]) -> list[Tree]:
+    def _before_sums(self, op: Instruction, operands: Sequence[ArrayTree]) -> list[ArrayTree]:
         """The operands of an addition to a carry, before the sum over devices that it adds."""
-        spreads, found = self._all.spreads, list[Tree]()
+        spreads = self._meanings.spreads
+        terms: list[ArrayTree] = []
         for tree in operands:
-            if isinstance(tree, Value) and not spreads.is_own(tree.spread):
+            term = tree
+            if isinstance(tree, SpreadArray) and not spreads.is_own(tree.spread):
                 owners = spreads.sum_of(tree.spread)
                 if owners is not None:
                     self.moved_sums[self._sums[op.name]] = owners
-                    tree = Value(tree.shape, spreads.before_sum(tree.spread))
-            found.append(tree)
-        return found
+                    term = SpreadArray(tree.shape, spreads.before_sum(tree.spread))
+            terms.append(term)
+        return terms
 
     def _expression(
-        self, op: Instruction, operands: Sequence[Tree], called: tuple[int, ...] | None = None, inside: bool = False
-    ) -> Tree:
-        """An expression of its own; `inside` says whether what it calls has effects."""
+        self,
+        op: Instruction,
+        operands: Sequence[ArrayTree],
+        called: tuple[int, ...] | None = None,
+        calls_effects: bool = False,
+    ) -> ArrayTree:
+        """An expression of its own.
+
+        Args:
+          called: the meanings of the computations that it runs; by default they are read here.
+          calls_effects: do they have effects?
+        """
         if called is None and op.opcode in ("call", "conditional"):
             computations = [self._module.called(name) for name in op.called]
-            called = tuple(one.meaning for one in computations)
-            inside = any(one.effects for one in computations)
-        has_effect = inside or bool(_EFFECTS.match(op.opcode) or _EFFECT.search(op.attributes))
+            called = tuple(computation.meaning for computation in computations)
+            calls_effects = any(computation.effects for computation in computations)
+        has_effect = calls_effects or _has_effect(op)
         number = self._number(op, operands, called, len(self.effects) if has_effect else -1)
         self._module.expressions[number] += 1
         self._module.names.setdefault(number, op.name)
         if has_effect:
             self.effects.append(number)
-        return self._all.leaves(number, op.shape)
+        return self._meanings.leaves(number, op.shape)
 
     def _number(
-        self, op: Instruction, operands: Sequence[Tree], called: tuple[int, ...] | None = None, effect: int = -1
+        self,
+        op: Instruction,
+        operands: Sequence[ArrayTree],
+        called: tuple[int, ...] | None = None,
+        effect: int = -1,
     ) -> int:
         """The number of an instruction's expression; of two with effects each has its own."""
-        text = self._module.text
-        opcode, shapes, said, calls = text.stated(op, text.called(op) if called is None else called)
-        if op.opcode.startswith(_COLLECTIVE):
-            said = _CHANNEL.sub("", str(said))
-        large = (op.name, op.attributes) if op.opcode == "constant" and "{...}" in op.attributes else ()
-        after = frozenset(self._all.meaning(self._before(name, op)) for name in predecessors(op))
-        given = tuple(self._all.meaning(tree) for tree in operands)
-        return self._all.expressions.number((opcode, shapes, said, calls, large, after, given, effect))
+        module = self._module
+        callees = module.stated.called(op) if called is None else called
+        stated = module.stated.stated(op, callees)
+        if op.opcode.startswith(_COLLECTIVES):
+            stated = stated._replace(channel=None)
+        elided = (op.name, op.op_name, op.frame) if op.is_elided else ()
+        awaited = [self._before(name, op) for name in op.predecessors]
+        after = frozenset(map(self._meanings.meaning, awaited))
+        sources = tuple(self._meanings.meaning(tree) for tree in operands)
+        return self._meanings.expressions.number((stated, elided, after, sources, effect))
 
-    def _before(self, name: str, op: Instruction) -> Tree:
+    def _before(self, name: str, op: Instruction) -> ArrayTree:
         require(name in self._trees, f"waits in {op.name} for {name}, which comes later")
         return self._trees[name]
 
 
 def acts(op: Instruction) -> bool:
-    """Does an instruction have effects, or may what it runs have them?"""
-    return op.opcode in _RUN or bool(_EFFECTS.match(op.opcode) or _EFFECT.search(op.attributes))
+    """Does an instruction have effects, or may the computations that it runs have them?"""
+    return op.opcode in _RUN or _has_effect(op)
+
+
+def _has_effect(op: Instruction) -> bool:
+    return op.opcode in _EFFECTS or op.has_side_effect
 
 
 def accumulations(body: Computation, condition: Computation) -> dict[str, int]:
-    """Additions of a loop to carries that nothing else reads or writes, and the numbers of those."""
+    """Additions of a loop to carries that nothing else reads or writes, with those carries."""
     reads = Counter(_elements(body))
     read_by_condition = set(_elements(condition))
     if body.root.opcode != "tuple" or WHOLE in reads or WHOLE in read_by_condition:
         return {}
-    found: dict[str, int] = {}
+    additions: dict[str, int] = {}
     for number, name in enumerate(body.root.operands):
         op = body.ops[name]
-        carried = [one for one in op.operands if _is_element(body, one, number) and len(body.uses[one]) == 1]
-        alone = reads[number] == 1 and number not in read_by_condition and len(body.uses[name]) == 1
-        if op.opcode == "add" and len(carried) == 1 and alone and "control-predecessors" not in op.attributes:
-            found[name] = number
-    return found
+        if op.opcode != "add" or op.predecessors or len(body.uses[name]) != 1:
+            continue
+        if reads[number] != 1 or number in read_by_condition:
+            continue
+        elements = [name for name in op.operands if _is_element(body, name, number)]
+        carries = [element for element in elements if len(body.uses[element]) == 1]
+        if len(carries) == 1:
+            additions[name] = number
+    return additions
 
 
 WHOLE = -1  # of a loop's parameter, rather than one of its elements
 
 
 def _elements(body: Computation) -> Iterator[int]:
-    """Which elements of its parameter a computation reads, one by one."""
+    """Numbers of the elements of its parameter that a computation reads, one for each read."""
     for user, _ in body.uses[body.parameters[0].name]:
         yield user.index if user.opcode == "get-tuple-element" else WHOLE
 
 
 def _is_element(body: Computation, name: str, number: int) -> bool:
     op = body.ops[name]
-    return op.opcode == "get-tuple-element" and op.operands[0] == body.parameters[0].name and op.index == number
+    if op.opcode != "get-tuple-element":
+        return False
+    return op.operands[0] == body.parameters[0].name and op.index == number
 
 
-def parts(tree: Tree) -> list[Value]:
+def arrays_in(tree: ArrayTree) -> list[SpreadArray]:
     """The arrays of a tree, in order."""
-    return [tree] if isinstance(tree, Value) else [value for part in tree for value in parts(part)]
+    if isinstance(tree, SpreadArray):
+        return [tree]
+    return [array for element in tree for array in arrays_in(element)]
 
 
-def shaped_as(shape: Shape, values: Iterator[Value]) -> Tree:
+def shaped_as(shape: Shape, arrays: Iterator[SpreadArray]) -> ArrayTree:
     """Arrays as a tree of this shape."""
-    return next(values) if isinstance(shape, Array) else tuple(shaped_as(part, values) for part in shape)
+    if isinstance(shape, Array):
+        return next(arrays)
+    return tuple(shaped_as(part, arrays) for part in shape)

@@ -1,9 +1,8 @@
-"""Instructions that only move elements among devices and within arrays, or add those of several devices."""
+"""Instructions that only move elements among devices and within arrays, or add across devices."""
 
 import functools
 import itertools
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -16,14 +15,16 @@ from memplan.xla.shapes import Array
 
 COLLECTIVES = frozenset({"all-reduce", "reduce-scatter", "all-gather", "all-to-all"})
 SUMS = frozenset({"all-reduce", "reduce-scatter", "reduce", "add"})
-_FIRST_ALONE = frozenset({"reduce", "pad", "dynamic-slice"})  # the others say how, not what
-_ADDABLE = re.compile(r"(?:bf|f|s|u|c)\d+$")
-_DIMS = re.compile(r"\bdimensions=\{([\d,]*)\}")
-_RANGES = re.compile(r"\bslice=\{([^}]*)\}")
-_PADDING = re.compile(r"\bpadding=([\d_x\-]+)")
-_ZERO = re.compile(r"^[{}\s,]*0[{}\s,0]*$")
+# Only their first operand is data; the other operands say where or from what on.
+_FIRST_ALONE = frozenset({"reduce", "pad", "dynamic-slice"})
+_ADDABLE = frozenset(
+    """
+    f16 bf16 f32 f64 c64 c128 s1 s2 s4 s8 s16 s32 s64 u1 u2 u4 u8 u16 u32 u64
+    """.split()  # noqa: SIM905
+)
 
-Made = Sequence[Spread | None] | None  # of every leaf of the result
+Spreading = Sequence[Spread | None] | None
+"""Every leaf of a result as a spread array; None where the instruction moves no elements."""
 
 
 def data(op: Instruction) -> tuple[str, ...]:
@@ -39,69 +40,75 @@ class Moves:
     spreads: Spreads
     _teams: dict[object, Teams | None] = field(default_factory=dict)
 
-    def made(self, op: Instruction, body: Computation, given: Sequence[Spread], known: PartitionNumbers) -> Made:
-        """What an instruction makes of its data."""
-        make = _MAKERS.get(op.opcode)
-        arrays = [body.ops[name].shape for name in data(op)]
-        if make is None or "control-predecessors" in op.attributes or not all(map(_is_plain, (*op.result, *arrays))):
+    def spread(
+        self,
+        op: Instruction,
+        body: Computation,
+        operands: Sequence[Spread],
+        numbers: PartitionNumbers,
+    ) -> Spreading:
+        """The result of an instruction, of the spread arrays that are its data."""
+        rule = _RULES.get(op.opcode)
+        shapes = [body.ops[name].shape for name in data(op)]
+        if rule is None or op.predecessors or not all(map(_is_plain, (*op.result, *shapes))):
             return None
-        call = _Call(op, body, [one for one in arrays if isinstance(one, Array)], known)
-        if len({array.dtype for array in (*op.result, *call.given)}) > 1:
+        arrays = [shape for shape in shapes if isinstance(shape, Array)]
+        move = _Move(op, body, arrays, numbers)
+        if len({array.dtype for array in (*op.result, *arrays)}) > 1:
             return None
-        made = make(self, call, given)
-        sizes = [None if one is None else size_of(one.rows[0]) for one in made or ()]
-        return made if sizes == [array.size for array in op.result] else None
+        results = rule(self, move, operands)
+        if results is None:
+            return None
+        sizes = [None if spread is None else size_of(spread.rows[0]) for spread in results]
+        return results if sizes == [array.size for array in op.result] else None
 
     def teams(self, op: Instruction) -> Teams | None:
-        """The groups of partitions in which a collective acts; None where it does not act on all of them evenly."""
-        key = op.opcode == "all-to-all" or "use_global_device_ids=true" in op.attributes
-        if not key or "channel_id=" not in op.attributes:
-            return None  # the numbers in the groups are those of replicas
+        """The groups of partitions in which a collective acts.
+
+        None where it does not act on all of them evenly, or where its groups are of replicas.
+        """
+        of_partitions = op.opcode == "all-to-all" or op.counts_devices
+        if not of_partitions or op.channel is None:
+            return None
         try:
             groups = op.groups(self.spreads.devices)
         except UnsupportedProgramError:
             return None
         if groups not in self._teams:
             members = sorted(itertools.chain(*groups))
-            even = members == list(range(self.spreads.devices)) and len(set(map(len, groups))) == 1
+            sizes = {len(group) for group in groups}
+            even = members == list(range(self.spreads.devices)) and len(sizes) == 1
             self._teams[groups] = Teams(groups) if even else None
         return self._teams[groups]
 
     def adds(self, name: str, dtype: str) -> bool:
         """Does a computation add two scalars of a type?"""
-        body = self.module[name.lstrip("%")]
-        given = [op.name for op in body.ops.values() if op.opcode == "parameter"]
-        same = all(op.shape == Array(dtype, ()) for op in body.ops.values())
-        two = len(body.ops) == 3 and sorted(body.root.operands) == sorted(given)
-        return two and same and body.root.opcode == "add" and bool(_ADDABLE.match(dtype))
+        body = self.module[name]
+        parameters = [op.name for op in body.ops.values() if op.opcode == "parameter"]
+        scalars = all(op.shape == Array(dtype, ()) for op in body.ops.values())
+        is_binary = len(body.ops) == 3 and sorted(body.root.operands) == sorted(parameters)
+        return is_binary and scalars and body.root.opcode == "add" and dtype in _ADDABLE
 
 
 @dataclass(frozen=True)
-class _Call:
+class _Move:
     """An instruction, with the shapes of its data."""
 
     op: Instruction
     body: Computation
-    given: Sequence[Array]
-    known: PartitionNumbers
+    arrays: Sequence[Array]
+    numbers: PartitionNumbers
 
     @property
     def result(self) -> Array:
         return self.op.result[0]
 
-    def dims(self) -> list[int]:
-        found = _DIMS.search(self.op.attributes)
-        return [int(dim) for dim in found[1].split(",") if dim] if found else []
+
+_Rule = Callable[[Moves, _Move, Sequence[Spread]], Spreading]
 
 
 def _is_plain(shape: object) -> bool:
-    return isinstance(shape, Array) and shape.size > 0 and "S(" not in shape.layout
-
-
-def is_row_major(shape: Array) -> bool:
-    """Does it lie in memory in the order of its elements, as far as its layout says?"""
-    order = re.match(r"\{([\d,]+)\}$", shape.layout)
-    return shape.layout in ("", "{}") or bool(order and order[1] == ",".join(map(str, range(len(shape.dims))[::-1])))
+    return isinstance(shape, Array) and shape.size > 0 and not shape.space
 
 
 def around(dims: Sequence[int], dim: int) -> tuple[int, int, int]:
@@ -109,165 +116,183 @@ def around(dims: Sequence[int], dim: int) -> tuple[int, int, int]:
     return math.prod(dims[:dim]), dims[dim], math.prod(dims[dim + 1 :])
 
 
-def _all_reduce(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    teams = moves.teams(call.op)
-    if teams is None or not all(moves.adds(call.op.attribute("to_apply"), one.dtype) for one in call.given):
+def _adds_all(moves: Moves, move: _Move) -> bool:
+    return all(moves.adds(move.op.to_apply, array.dtype) for array in move.arrays)
+
+
+def _all_reduce(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    teams = moves.teams(move.op)
+    if teams is None or not _adds_all(moves, move):
         return None
-    return [moves.spreads.summed(one, teams) for one in given]
+    return [moves.spreads.summed(spread, teams) for spread in operands]
 
 
-def _reduce_scatter(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    teams, (dim,) = moves.teams(call.op), call.dims()
-    if teams is None or not all(moves.adds(call.op.attribute("to_apply"), one.dtype) for one in call.given):
+def _reduce_scatter(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    teams = moves.teams(move.op)
+    (dim,) = move.op.dimensions
+    if teams is None or not _adds_all(moves, move):
         return None
-    pairs = zip(given, call.given, strict=True)
-    return [moves.spreads.scattered(one, teams, around(array.dims, dim)) for one, array in pairs]
+    return [
+        moves.spreads.scattered(spread, teams, around(array.dims, dim))
+        for spread, array in zip(operands, move.arrays, strict=True)
+    ]
 
 
-def _all_gather(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    teams, (dim,) = moves.teams(call.op), call.dims()
+def _all_gather(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    teams = moves.teams(move.op)
+    (dim,) = move.op.dimensions
     if teams is None:
         return None
-    pairs = zip(given, call.given, strict=True)
-    return [moves.spreads.gathered(one, teams, math.prod(array.dims[:dim])) for one, array in pairs]
+    return [
+        moves.spreads.gathered(spread, teams, math.prod(array.dims[:dim]))
+        for spread, array in zip(operands, move.arrays, strict=True)
+    ]
 
 
-def _all_to_all(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    teams = moves.teams(call.op)
+def _all_to_all(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    teams = moves.teams(move.op)
     if teams is None:
         return None
-    if not isinstance(call.op.shape, Array):
-        same = len(given) == teams.size and len({array.dims for array in call.given}) == 1
-        return moves.spreads.exchanged(given, teams) if same else None
-    outer, size, inner = around(call.given[0].dims, (call.dims() or [0])[0])
+    spreads = moves.spreads
+    if not isinstance(move.op.shape, Array):
+        same = len(operands) == teams.size and len({array.dims for array in move.arrays}) == 1
+        return spreads.exchanged(operands, teams) if same else None
+    (dim,) = move.op.dimensions[:1] or (0,)
+    outer, size, inner = around(move.arrays[0].dims, dim)
     if outer != 1 or size % teams.size:
         return None
-    part = size // teams.size
-    sent = [moves.spreads.narrowed(given[0], (1, size, inner), at, at + part) for at in range(0, size, part)]
-    received = moves.spreads.exchanged(_every(sent), teams) if None not in sent else [None]
-    return [moves.spreads.joined(_every(received)) if None not in received else None]
+    sizes = (1, size, inner)
+    width = size // teams.size
+    sent = [spreads.narrowed(operands[0], sizes, low, low + width) for low in range(0, size, width)]
+    received = [None] if None in sent else spreads.exchanged(_every(sent), teams)
+    return [None if None in received else spreads.joined(_every(received))]
 
 
-def _every(found: Sequence[Spread | None]) -> list[Spread]:
-    return [one for one in found if one is not None]
+def _every(spreads: Sequence[Spread | None]) -> list[Spread]:
+    return [spread for spread in spreads if spread is not None]
 
 
-def _reshape(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    return given
+def _reshape(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    return operands
 
 
-def _transpose(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    return [moves.spreads.turned(given[0], call.given[0].dims, call.dims())]
+def _transpose(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    return [moves.spreads.turned(operands[0], move.arrays[0].dims, move.op.dimensions)]
 
 
-def _concatenate(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    outer = max(math.prod(array.dims[: call.dims()[0]]) for array in call.given)
-    return [moves.spreads.joined(given) if outer == 1 else None]
+def _concatenate(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    dim = move.op.dimensions[0]
+    outer = max(math.prod(array.dims[:dim]) for array in move.arrays)
+    return [moves.spreads.joined(operands) if outer == 1 else None]
 
 
-def _pad(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    found, dims = _PADDING.search(call.op.attributes), call.given[0].dims
-    sides = [[int(one) for one in side.split("_")] for side in found[1].split("x")] if found else []
-    zero = _is_zero(call.body, call.op.operands[1])
-    if not zero or not sides or any(map(any, sides[1:])) or len(sides[0]) > 2 or min(sides[0]) < 0:
+def _pad(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    """Zeros before and after the elements, along the first dimension alone."""
+    if not _is_zero(move, move.op.operands[1]) or not move.op.padding:
         return None
-    inner = math.prod(dims[1:])
-    before, after = ([moves.spreads.zeros(side * inner)] if side else [] for side in sides[0])
-    return [moves.spreads.joined([*before, given[0], *after])]
+    (low, high, interior), *inner_sides = move.op.padding
+    if interior or low < 0 or high < 0 or any(map(any, inner_sides)):
+        return None
+    inner = math.prod(move.arrays[0].dims[1:])
+    before = [moves.spreads.zeros(low * inner)] if low else []
+    after = [moves.spreads.zeros(high * inner)] if high else []
+    return [moves.spreads.joined([*before, operands[0], *after])]
 
 
-def _slice(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    found = _RANGES.search(call.op.attributes)
-    ranges = [[int(end) for end in one.split(":")] for one in re.findall(r"\[([\d:]+)\]", found[1])] if found else []
-    spread, dims = given[0], list(call.given[0].dims)
-    if len(ranges) != len(dims) or any(len(one) != 2 for one in ranges):
+def _slice(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    spread = operands[0]
+    dims = list(move.arrays[0].dims)
+    if len(move.op.slices) != len(dims):
         return None
-    if not all(low < high <= size for (low, high), size in zip(ranges, dims, strict=True)):
-        return None
-    for dim, (low, high) in enumerate(ranges):
+    for (low, high, stride), size in zip(move.op.slices, dims, strict=True):
+        if stride != 1 or not low < high <= size:
+            return None
+    for dim, (low, high, _) in enumerate(move.op.slices):
         if (low, high) != (0, dims[dim]):
-            if (narrowed := moves.spreads.narrowed(spread, around(dims, dim), low, high)) is None:
+            narrowed = moves.spreads.narrowed(spread, around(dims, dim), low, high)
+            if narrowed is None:
                 return None
-            spread, dims[dim] = narrowed, high - low
+            spread = narrowed
+            dims[dim] = high - low
     return [spread]
 
 
-def _dynamic_slice(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    """A slice that starts where the number of the partition says."""
-    if call.known[call.op.name] is not None:
+def _dynamic_slice(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    """A slice whose start follows from the number of the partition."""
+    if move.numbers[move.op.name] is not None:
         return None
-    spread, dims = given[0], list(call.given[0].dims)
-    for dim, (size, name) in enumerate(zip(call.result.dims, call.op.operands[1:], strict=True)):
+    spread = operands[0]
+    dims = list(move.arrays[0].dims)
+    for dim, (size, name) in enumerate(zip(move.result.dims, move.op.operands[1:], strict=True)):
         if size != dims[dim]:
-            if (numbers := call.known[name]) is None:
+            if (numbers := move.numbers[name]) is None:
                 return None
             starts = [clamped(number, dims[dim], size) for number in numbers]
-            if (narrowed := moves.spreads.at_starts(spread, around(dims, dim), starts, size)) is None:
+            narrowed = moves.spreads.at_starts(spread, around(dims, dim), starts, size)
+            if narrowed is None:
                 return None
-            spread, dims[dim] = narrowed, size
+            spread = narrowed
+            dims[dim] = size
     return [spread]
 
 
-def _add(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    addable = bool(_ADDABLE.match(call.result.dtype)) and not all(map(moves.spreads.is_own, given))
-    return [moves.spreads.added(given)] if addable else None
-
-
-def _reduce(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    """A sum over the first dimension."""
-    array, op = call.given[0], call.op
-    adds = bool(array.dims) and call.dims() == [0] and moves.adds(op.attribute("to_apply"), array.dtype)
-    sizes = around(array.dims, 0) if adds else (1, 0, 1)
-    few = 0 < sizes[1] <= moves.spreads.devices
-    if not few or not _is_zero(call.body, op.operands[1]) or moves.spreads.is_own(given[0]):
+def _add(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    if move.result.dtype not in _ADDABLE or all(map(moves.spreads.is_own, operands)):
         return None
-    parts = [moves.spreads.narrowed(given[0], sizes, at, at + 1) for at in range(sizes[1])]
-    return [moves.spreads.added(_every(parts)) if None not in parts else None]
+    return [moves.spreads.added(operands)]
 
 
-def _constant(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    return [moves.spreads.zeros(call.result.size)] if _is_zero(call.body, call.op.name) else None
+def _reduce(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    """A sum over the first dimension."""
+    array, op, spreads = move.arrays[0], move.op, moves.spreads
+    if not array.dims or op.dimensions != (0,) or not moves.adds(op.to_apply, array.dtype):
+        return None
+    sizes = around(array.dims, 0)
+    is_small = 0 < sizes[1] <= spreads.devices
+    if not is_small or not _is_zero(move, op.operands[1]) or spreads.is_own(operands[0]):
+        return None
+    terms = [spreads.narrowed(operands[0], sizes, row, row + 1) for row in range(sizes[1])]
+    return [None if None in terms else spreads.added(_every(terms))]
 
 
-def _broadcast(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-    return [moves.spreads.zeros(call.result.size)] if moves.spreads.is_zero(given[0]) else None
+def _constant(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    return [moves.spreads.zeros(move.result.size)] if move.op.is_positive_zero else None
 
 
-def _is_zero(body: Computation, name: str) -> bool:
-    op = body.ops[name]
-    return op.opcode == "constant" and bool(_ZERO.match(op.attributes))
+def _broadcast(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+    is_zero = moves.spreads.is_zero(operands[0])
+    return [moves.spreads.zeros(move.result.size)] if is_zero else None
 
 
-def _rows(make: Callable[[Moves, _Call, Sequence[Spread]], Made]) -> Callable[[Moves, _Call, Sequence[Spread]], Made]:
-    """For arrays of one type that lie in memory as their elements follow each other."""
+def _is_zero(move: _Move, name: str) -> bool:
+    return move.body.ops[name].is_positive_zero
 
-    @functools.wraps(make)
-    def checked(moves: Moves, call: _Call, given: Sequence[Spread]) -> Made:
-        arrays = (*call.op.result, *call.given)
-        return make(moves, call, given) if all(map(is_row_major, arrays)) else None
+
+def _row_major(rule: _Rule) -> _Rule:
+    """A rule for arrays whose elements lie in memory in row-major order."""
+
+    @functools.wraps(rule)
+    def checked(moves: Moves, move: _Move, operands: Sequence[Spread]) -> Spreading:
+        is_row_major = all(array.is_row_major for array in (*move.op.result, *move.arrays))
+        return rule(moves, move, operands) if is_row_major else None
 
     return checked
 
 
-_MAKERS: Mapping[str, Callable[[Moves, _Call, Sequence[Spread]], Made]] = {
+_RULES: Mapping[str, _Rule] = {
     "all-reduce": _all_reduce,
     "add": _add,
     "constant": _constant,
     "broadcast": _broadcast,
-    **{
-        opcode: _rows(make)
-        for opcode, make in {
-            "reduce-scatter": _reduce_scatter,
-            "all-gather": _all_gather,
-            "all-to-all": _all_to_all,
-            "reshape": _reshape,
-            "bitcast": _reshape,
-            "transpose": _transpose,
-            "concatenate": _concatenate,
-            "pad": _pad,
-            "slice": _slice,
-            "dynamic-slice": _dynamic_slice,
-            "reduce": _reduce,
-        }.items()
-    },
+    "reduce-scatter": _row_major(_reduce_scatter),
+    "all-gather": _row_major(_all_gather),
+    "all-to-all": _row_major(_all_to_all),
+    "reshape": _row_major(_reshape),
+    "bitcast": _row_major(_reshape),
+    "transpose": _row_major(_transpose),
+    "concatenate": _row_major(_concatenate),
+    "pad": _row_major(_pad),
+    "slice": _row_major(_slice),
+    "dynamic-slice": _row_major(_dynamic_slice),
+    "reduce": _row_major(_reduce),
 }

@@ -1,4 +1,4 @@
-"""The text that describes an absent GPU to XLA (`gpu_device_info`), from a device's specification."""
+"""A device's specification -> the text that describes an absent GPU to XLA (`gpu_device_info`)."""
 
 import functools
 import tempfile
@@ -8,7 +8,8 @@ from pathlib import Path
 from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, GpuTarget
 
-_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}  # per core; 2048 elsewhere
+# Resident threads per core by compute capability, if they are not 2048.
+_MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
 
 
 def target_config(device: Device) -> str:
@@ -18,8 +19,9 @@ def target_config(device: Device) -> str:
       UnknownDeviceError: the device is not a GPU.
     """
     if device.target is None:
+        hint = "`memplan devices` lists GPUs."
         raise UnknownDeviceError(
-            f"{device.name} is not a GPU: there is nothing to compile for. `memplan devices` lists GPUs."
+            f"{device.name} is not a GPU: there is nothing to compile for. {hint}",
         )
     chip = device.target
     major, minor = chip.compute_capability
@@ -60,14 +62,16 @@ device_description_str: "{device.name}"
 """
 
 
-_MOST_BYTES = 2**26  # XLA reads and writes the whole file at every compilation
+# A larger file is removed: XLA reads and writes the whole file at every compilation.
+_MOST_BYTES = 2**26
 
 
 def kernel_cache_file(target: GpuTarget) -> Path:
     """The file for `xla_gpu_kernel_cache_file`, which keeps machine code until the process ends.
 
-    That code never runs, yet making it takes XLA most of a compilation, and candidates for one step share most kernels.
-    The keys in the file do not name the GPU, and XLA locks no file: each GPU and thread has its own.
+    That code never runs, yet generating it takes XLA most of a compilation, and the candidates for
+    one step share most kernels. Each GPU and thread has a file of its own, as the keys in the file
+    do not name the GPU, and XLA locks no file.
     """
     path = Path(_folder(target, threading.get_ident()).name) / "kernels"
     if path.exists() and path.stat().st_size > _MOST_BYTES:

@@ -1,60 +1,73 @@
-"""A scheduled module -> one whose loops copy slices of host memory by DMA, even if XLA would use kernels.
+"""A scheduled module -> one whose loops copy slices of host memory by DMA, not by kernels of XLA.
 
-XLA:GPU annotates a slice whose offset is linear in a loop's counter (`dynamic_slice_config`), and makes a memcpy of a
-fusion that only slices. In jax 0.12 this pass, FusionDynamicMemcpyRewriter, is in a pipeline that runs from compute
-capability 8.0 on, because of Triton; the memcpy itself needs no capability. For older GPUs the fusion is written here
-as that pass would write it.
+XLA:GPU annotates a slice whose offset is linear in a loop's counter (`dynamic_slice_config`), and
+makes a memcpy of a fusion that only slices. In jax 0.12 this pass, FusionDynamicMemcpyRewriter, is
+in a pipeline that runs from compute capability 8.0 on, because of Triton; the memcpy itself needs
+no capability. For older GPUs the fusion is written here as that pass would write it.
 """
 
+import json
 from collections.abc import Iterator
 
 from memplan.hardware.device import Device
 from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
-from memplan.xla.module import Computation, Instruction, Module, with_blocks
-from memplan.xla.shapes import shape_text
+from memplan.xla.module import Computation, Edit, Instruction, Module, copy, with_blocks
 
-_XLA_COPIES = (8, 0)  # compute capability
+_XLA_COPIES = (8, 0)  # XLA itself makes copies from this compute capability on
+# A slice is annotated if its back end's configuration contains this.
 _ANNOTATION = '"dynamic_slice_config":'
-_KIND = '"fusion_backend_config":{"kind":"__custom_fusion","custom_fusion_config":{"name":"dynamic_slice_fusion"}}'
-_CONFIG = "backend_config={"
+# Configuration of a fusion that XLA's emitter of dynamic slices takes.
+_COPY_FUSION = {
+    "kind": "__custom_fusion",
+    "custom_fusion_config": {"name": "dynamic_slice_fusion"},
+}
 
 
 def copy_slices(module: Module, device: Device) -> Module:
-    """The module with annotated slices of host memory as copies, one stream per direction; itself if it has none."""
+    """The module with annotated slices of host memory as copies, one stream per direction.
+
+    Returns:
+      The module itself if it has none.
+    """
     if device.target is None:
         return module
-    texts, custom = dict(module.texts), device.target.compute_capability < _XLA_COPIES
+    is_custom = device.target.compute_capability < _XLA_COPIES
+    edit = Edit(module)
     for body in module.values():
-        found = {op.name: module[op.called[0]] for op in _transfers(body) if is_annotated(module, op)}
-        if found:
-            lines = (_written(op, custom) if op.name in found else op.line for op in body.ops.values())
-            texts[body.name] = body.text_with(lines)
-            if custom:
-                texts.update((fused.name, fused.text_with(_with_copy(fused))) for fused in found.values())
-    return module.with_texts(texts) if texts != module.texts else module
+        slices = {op.name for op in _transfers(body) if is_annotated(module, op)}
+        ops = [_as_copy(op, is_custom) if op.name in slices else op for op in body.ops.values()]
+        if any(new is not op for new, op in zip(ops, body.ops.values(), strict=True)):
+            edit.replace(body.with_ops(ops))
+        for name in slices if is_custom else ():
+            fused = module[body.ops[name].called[0]]
+            edit.replace(fused.with_ops(_with_copy(fused)))
+    return edit.module
 
 
 def is_copy(module: Module, op: Instruction, device: Device) -> bool:
-    """Is a transfer between device and host a copy, rather than a kernel of XLA that accesses host memory?"""
+    """Is a transfer between device and host a copy, not a kernel that accesses host memory?"""
     if op.opcode in ("copy", "copy-start"):
         return True
-    copies = "kind=kCustom" in op.attributes or (device.target and device.target.compute_capability >= _XLA_COPIES)
-    return bool(copies) and is_annotated(module, op)
+    if not is_annotated(module, op):
+        return False
+    if op.kind == "kCustom":
+        return True
+    return device.target is not None and device.target.compute_capability >= _XLA_COPIES
 
 
 def transfers(module: Module, loop: Instruction, device: Device) -> tuple[int, int]:
     """Transfers between device and host in a trip of a loop: copies, and kernels."""
     bodies = [body for name in loop.called for body in with_blocks(module, module[name])]
-    copied = [is_copy(module, op, device) for body in bodies for op in _transfers(body)]
-    return sum(copied), len(copied) - sum(copied)
+    are_copies = [is_copy(module, op, device) for body in bodies for op in _transfers(body)]
+    return sum(are_copies), len(are_copies) - sum(are_copies)
 
 
 def _transfers(body: Computation) -> Iterator[Instruction]:
     """A transfer between device and host."""
     for op in body.ops.values():
         if op.opcode in ("fusion", "fusion-start", "copy-start"):
-            touched = (*op.result, *(array for name in op.operands for array in body.ops[name].result))
-            if any(array.on_host for array in touched):
+            operands = (array for name in op.operands for array in body.ops[name].result)
+            if any(array.on_host for array in (*op.result, *operands)):
                 yield op
 
 
@@ -62,35 +75,45 @@ def is_annotated(module: Module, op: Instruction) -> bool:
     """Is it a fusion with only an annotated slice?"""
     if not op.opcode.startswith("fusion"):
         return False
-    fused = module[op.called[0]].ops.values()
-    slices = [one for one in fused if one.opcode in ("dynamic-slice", "dynamic-update-slice")]
-    return {one.opcode for one in fused} <= _MOVES and len(slices) == 1 and _ANNOTATION in slices[0].attributes
+    ops = module[op.called[0]].ops.values()
+    slices = [inner_op for inner_op in ops if inner_op.opcode in _SLICES]
+    if len(slices) != 1 or any(inner_op.opcode not in _MOVES for inner_op in ops):
+        return False
+    return _ANNOTATION in slices[0].backend_config
 
 
-_MOVES = {"parameter", "constant", "bitcast", "copy", "dynamic-slice", "dynamic-update-slice"}
+# Opcodes of a fusion that moves a slice and computes nothing.
+_SLICES = {"dynamic-slice", "dynamic-update-slice"}
+_MOVES = {"parameter", "constant", "bitcast", "copy"} | _SLICES
 
 
-def _written(op: Instruction, custom: bool) -> str:
-    """A fusion on the stream of its direction, and one that XLA's emitter of dynamic slices accepts."""
-    out = op.result[-2 if op.opcode.endswith("-start") else 0].on_host
-    line = op.line if "frontend_attributes" in op.attributes else f"{op.line}, {OUT_STREAM if out else IN_STREAM}"
-    if not custom:
-        return line
-    line = line.replace("kind=kLoop", "kind=kCustom", 1)
-    if _CONFIG in line:
-        return line.replace(_CONFIG, f"{_CONFIG}{_KIND},", 1)
-    return f"{line}, {_CONFIG}{_KIND}}}"
+def _as_copy(op: Instruction, is_custom: bool) -> Instruction:
+    """A fusion on the stream of its direction.
+
+    Args:
+      is_custom: make it one that XLA's emitter of dynamic slices accepts.
+    """
+    target = op.result[-2 if op.opcode.endswith("-start") else 0]
+    stream = OUT_STREAM if target.on_host else IN_STREAM
+    streamed = op if op.frontend_attributes else op.changed(frontend_attributes=stream)
+    if not is_custom:
+        return streamed
+    config = {"fusion_backend_config": _COPY_FUSION, **json.loads(op.backend_config or "{}")}
+    text = json.dumps(config, separators=(",", ":"))
+    return streamed.changed(kind="kCustom", backend_config=text)
 
 
-def _with_copy(fused: Computation) -> Iterator[str]:
-    """Lines of a fusion with a copy of the slice's result, or of the update slice's update."""
+def _with_copy(fused: Computation) -> Iterator[Instruction]:
+    """A fusion's instructions with a copy of the slice's result, or of an update slice's update."""
     for op in fused.ops.values():
         if op.opcode == "dynamic-update-slice":
-            update = fused.ops[op.operands[1]]
-            yield f"  %{update.name}.copied = {shape_text(update.shape)} copy(%{update.name})"
-            yield op.line_with(op.name, [op.operands[0], f"{update.name}.copied", *op.operands[2:]])
+            target, update_name, *offsets = op.operands
+            update = fused.ops[update_name]
+            copied = copy(f"{update.name}.copied", update.shape, update.name)
+            yield copied
+            yield op.changed(operands=[target, copied.name, *offsets])
         elif op.root:
-            yield op.line.replace("ROOT ", "", 1)
-            yield f"  ROOT %{op.name}.copied = {shape_text(op.shape)} copy(%{op.name})"
+            yield op.changed(root=False)
+            yield copy(f"{op.name}.copied", op.shape, op.name, root=True)
         else:
-            yield op.line
+            yield op

@@ -1,12 +1,11 @@
-"""The cost of the kernels of a scheduled module: bytes of device and host memory, FLOPs of matrix work.
+"""The cost of the kernels of a scheduled module: bytes of memory, FLOPs of matrix work.
 
-A kernel reads its operands and writes its results once; of a sliced operand it reads the slice, of a buffer updated in
-place it writes the update.
+A kernel reads its operands and writes its results once. It reads only the slice of an operand that
+it slices, and writes only the update of a buffer that it updates in place.
 """
 
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -14,13 +13,7 @@ from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
-_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # updated in place: opcode -> position of the update
-
-_TARGET = re.compile(r'custom_call_target="([^"]*)')
-_CONTRACTED = re.compile(r'\blhs_contracting_dim(?:ension)?s"?[=:][{\[]([^}\]]*)')
-_FILTER_LABELS = re.compile(r"\bdim_labels=\w+_(\w+)->")
-_DILATION = re.compile(r"\blhs_dilate=([\dx]+)")
-_BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
+_UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # In-place opcode -> position of the update.
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +21,8 @@ class KernelCost:
     """Bytes and FLOPs of one run of a kernel."""
 
     device_nbytes: int  # of device memory, read and written
-    # in_nbytes, out_nbytes: read from host memory, written to it
-    in_nbytes: int
-    out_nbytes: int
+    in_nbytes: int  # read from host memory
+    out_nbytes: int  # written to host memory
     flops: float  # of matrix products and convolutions
     dtype: str  # numpy name of their operands' type; "" if there are none
 
@@ -42,10 +34,12 @@ class KernelCost:
 def kernel_cost(module: Module, body: Computation, op: Instruction) -> KernelCost:
     """The cost of an instruction that is a kernel in `body`."""
     device = from_host = to_host = 0
-    for name in dict.fromkeys(op.operands):
+    reads = dict.fromkeys(op.operands, 0)
+    for position, name in enumerate(op.operands):
+        reads[name] += _read(module, body, op, position, False)
+    for name, read_nbytes in reads.items():
         operand = body.ops[name]
-        reads = (_read(module, body, op, i, False) for i, other in enumerate(op.operands) if other == name)
-        nbytes = min(operand.nbytes, sum(reads))
+        nbytes = min(operand.nbytes, read_nbytes)
         if any(array.on_host for array in operand.result):
             from_host += nbytes
         else:
@@ -67,7 +61,8 @@ def _read(module: Module, body: Computation, op: Instruction, position: int, fus
     if op.opcode == "bitcast" and not op.root:
         return _read_by_all(module, body, op)
     if position == 0 and op.opcode in _UPDATES and _updates_in_place(body, op, fused):
-        return _update_of(body, op).nbytes if op.opcode == "scatter" else 0  # it adds to the old value
+        # A scatter adds to the old value.
+        return _update_of(body, op).nbytes if op.opcode == "scatter" else 0
     operand = body.ops[op.operands[position]]
     if position == 0 and op.opcode in _SLICES:
         return min(operand.nbytes, op.nbytes)
@@ -89,38 +84,47 @@ def _read_by_all(module: Module, fused: Computation, value: Instruction) -> int:
 
 
 def _written(module: Module, body: Computation, op: Instruction) -> list[tuple[int, bool]]:
-    """Bytes of every array that a kernel writes and whether it is on the host, without libraries' workspace."""
-    called = _fused_in(module, op)
-    where, makers = (called, _makers(called)) if called else (body, (op,))
-    arrays = [written for maker in makers for written in _written_by(where, maker, called is not None)]
-    library = op.opcode == "custom-call" or "kind=kCustom" in op.attributes
-    has_workspace = library and len(arrays) > 1 and _is_workspace(arrays[-1][0])
-    return [(array.nbytes, on_host) for array, on_host in (arrays[:-1] if has_workspace else arrays)]
+    """Bytes of every array that a kernel writes, and whether it is on the host.
 
-
-def _written_by(body: Computation, maker: Instruction, fused: bool) -> Iterator[tuple[Array, bool]]:
-    """Arrays that an instruction writes, and whether they are on the host."""
-    if maker.opcode in _UPDATES and _updates_in_place(body, maker, fused):
-        yield _update_of(body, maker), maker.result[0].on_host
+    A library's workspace does not count.
+    """
+    if fused := _fused_in(module, op):
+        producers = _producers(fused)
+        arrays = [array for producer in producers for array in _arrays(fused, producer, True)]
     else:
-        yield from ((array, array.on_host) for array in maker.result)
+        arrays = list(_arrays(body, op, False))
+    is_library = op.opcode == "custom-call" or op.kind == "kCustom"
+    if is_library and len(arrays) > 1 and _is_workspace(arrays[-1][0]):
+        arrays.pop()
+    return [(array.nbytes, on_host) for array, on_host in arrays]
+
+
+def _arrays(body: Computation, op: Instruction, fused: bool) -> Iterator[tuple[Array, bool]]:
+    """Arrays that an instruction writes, and whether they are on the host."""
+    if op.opcode in _UPDATES and _updates_in_place(body, op, fused):
+        yield _update_of(body, op), op.result[0].on_host
+    else:
+        yield from ((array, array.on_host) for array in op.result)
 
 
 def _is_workspace(array: Array) -> bool:
     return array.dtype in ("s8", "u8") and len(array.dims) == 1
 
 
-def _makers(fused: Computation) -> tuple[Instruction, ...]:
-    """The instructions that make the results."""
+def _producers(fused: Computation) -> tuple[Instruction, ...]:
+    """The instructions that compute the results."""
     return tuple(map(fused.behind_bitcasts, fused.results))
 
 
 def _updates_in_place(body: Computation, op: Instruction, fused: bool) -> bool:
-    """Is it updated in place? A separate update always is; one in a fusion, if it returns the updated parameter."""
+    """Does it update its operand in place?
+
+    A separate update always does, one in a fusion if the fusion returns the updated parameter.
+    """
     if not fused:
         return True
     updated = body.behind_bitcasts(body.ops[op.operands[0]])
-    return updated.opcode == "parameter" and any(maker is op for maker in _makers(body))
+    return updated.opcode == "parameter" and any(producer is op for producer in _producers(body))
 
 
 def _update_of(body: Computation, op: Instruction) -> Array:
@@ -133,44 +137,46 @@ def matrix_flops(module: Module, body: Computation, op: Instruction) -> float:
 
 
 def _matrix_work(module: Module, body: Computation, op: Instruction) -> tuple[float, str]:
-    """FLOPs of matrix products and convolutions in a kernel, and the numpy name of their operands' type."""
+    """FLOPs of a kernel's matrix products and convolutions, and the numpy name of their type."""
     if called := _fused_in(module, op):
         parts = [_matrix_work(module, called, inner) for inner in called.ops.values()]
         return sum(flops for flops, _ in parts), next((dtype for _, dtype in parts if dtype), "")
-    target = _TARGET.search(op.attributes) if op.opcode == "custom-call" else None
-    rule = _rule(target[1] if target else op.opcode)
+    rule = _rule(op.target or op.opcode)
     if rule is None:
         return 0.0, ""
-    left, right = (body.ops[name].result[0] for name in op.operands[:2])
-    return rule(left, right, op.result[0], op.attributes), left.numpy_name
+    lhs, rhs = (body.ops[name].result[0] for name in op.operands[:2])
+    return rule(op, lhs, rhs, op.result[0]), lhs.numpy_name
 
 
-def _dot_flops(left: Array, right: Array, result: Array, attributes: str) -> float:
-    found = _CONTRACTED.search(attributes)
-    axes = [int(axis) for axis in re.findall(r"\d+", found[1])] if found else []
-    return 2.0 * result.size * math.prod(left.dims[axis] for axis in axes)
+def _dot_flops(op: Instruction, lhs: Array, rhs: Array, result: Array) -> float:
+    return 2.0 * result.size * math.prod(lhs.dims[axis] for axis in op.contracted)
 
 
-def _conv_flops(image: Array, kernel: Array, result: Array, attributes: str) -> float:
-    """`result` is the output of the forward convolution; products with the zeros of a dilated input are not counted."""
-    labels, dilation, groups = (p.search(attributes) for p in (_FILTER_LABELS, _DILATION, _BATCH_GROUPS))
-    features = kernel.dims[labels[1].index("o")] if labels else 1
-    skipped = math.prod(map(int, dilation[1].split("x"))) if dilation else 1
-    return 2.0 * result.size * kernel.size / features / skipped / (int(groups[1]) if groups else 1)
+def _conv_flops(op: Instruction, image: Array, kernel: Array, result: Array) -> float:
+    """FLOPs of a convolution or of one of its gradients.
+
+    Products with the zeros of a dilated image do not count.
+
+    Args:
+      image, kernel, result: the operands and the result of the forward convolution.
+    """
+    features = kernel.dims[op.filter_labels.index("o")] if op.filter_labels else 1
+    dilation = math.prod(op.base_dilation)
+    return 2.0 * result.size * kernel.size / features / dilation / op.batch_groups
 
 
-_Rule = Callable[[Array, Array, Array, str], float]
+_Rule = Callable[[Instruction, Array, Array, Array], float]
 _FLOPS: dict[str, _Rule] = {
     "dot": _dot_flops,
     "__cublas$": _dot_flops,
     "convolution": _conv_flops,
-    "__cudnn$convBackwardInput": lambda dy, kernel, dx, attributes: _conv_flops(dx, kernel, dy, attributes),
-    "__cudnn$convBackwardFilter": lambda x, dy, kernel, attributes: _conv_flops(x, kernel, dy, attributes),
+    "__cudnn$convBackwardInput": lambda op, dy, kernel, dx: _conv_flops(op, dx, kernel, dy),
+    "__cudnn$convBackwardFilter": lambda op, x, dy, kernel: _conv_flops(op, x, kernel, dy),
     "__cudnn$conv": _conv_flops,
 }
 
 
 @functools.lru_cache(maxsize=256)
-def _rule(kind: str) -> _Rule | None:
-    """The FLOPs rule of an opcode or a library call."""
-    return next((rule for begin, rule in _FLOPS.items() if kind.startswith(begin)), None)
+def _rule(name: str) -> _Rule | None:
+    """The FLOPs rule of an opcode or of a library call."""
+    return next((rule for prefix, rule in _FLOPS.items() if name.startswith(prefix)), None)

@@ -1,4 +1,4 @@
-"""The device that jax uses here, as a specification; and the memory pools of this process's environment."""
+"""The specification of the device that jax uses, and the memory pools of this process."""
 
 from __future__ import annotations
 
@@ -17,24 +17,26 @@ HOST_LIMIT = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 FRACTION = "XLA_CLIENT_MEM_FRACTION"
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
-_OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # used if the other is not set
+_OLD_FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"  # used if FRACTION is not set
 _HOST_PREALLOCATE = "XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE"
 _UPDATE_MODE = re.compile(r"(--xla_gpu_command_buffer_update_mode=(\S*))")
-_NO = ("false", "False", "0")  # jaxlib/xla_client.py
-_LIMIT_GRANULARITY = 2 << 20  # RoundUpGpuMemoryLimit of gpu_helpers.cc
+_NO = ("false", "False", "0")  # These values turn PREALLOCATE off (jaxlib/xla_client.py).
+# A device's limit is a multiple of these bytes (RoundUpGpuMemoryLimit of gpu_helpers.cc).
+_LIMIT_GRANULARITY = 2 << 20
 
 
 @dataclass(frozen=True)
 class Pools:
-    """The sizes of the pools of XLA's GPU client. It reads the environment when it starts, with jax's first array.
+    """The sizes of the pools of XLA's GPU client.
 
-    Defaults and their rules: jaxlib/xla_client.py, xla/pjrt/gpu/gpu_helpers.cc.
+    The client reads the environment when it starts, with jax's first array. Its defaults and their
+    rules are in jaxlib/xla_client.py and xla/pjrt/gpu/gpu_helpers.cc.
     """
 
-    fraction: float = 0.75  # of a device's memory, for its pool
-    preallocates: bool = True  # all of that at the first request
+    fraction: float = 0.75  # of a device's memory that its pool may take
+    preallocates: bool = True  # the pool takes its fraction at the first request
     host_limit_bytes: int = 64 << 30  # of pinned memory, for each local device
-    host_preallocates: bool = False  # all of that at the first request
+    host_preallocates: bool = False  # the pinned pool takes its limit at the first request
     of_bfc: bool = True  # a device's memory is in XLA's own pool, not CUDA's
 
     @property
@@ -43,9 +45,9 @@ class Pools:
         return Pool(self.host_limit_bytes, grows=not self.host_preallocates)
 
     def of_device(self, memory_bytes: int, fraction: float) -> Pool:
-        """The pool of a device, of a fraction of its memory."""
-        limit = int(memory_bytes * fraction)
-        return Pool(-(-limit // _LIMIT_GRANULARITY) * _LIMIT_GRANULARITY, grows=not self.preallocates)
+        """The pool of a device that may take a fraction of its memory."""
+        units = -(-int(memory_bytes * fraction) // _LIMIT_GRANULARITY)
+        return Pool(units * _LIMIT_GRANULARITY, grows=not self.preallocates)
 
 
 def pools(environ: Mapping[str, str] = os.environ) -> Pools:
@@ -55,8 +57,9 @@ def pools(environ: Mapping[str, str] = os.environ) -> Pools:
     """
     host_preallocates = environ.get(_HOST_PREALLOCATE, "").lower() in ("true", "1")
     default = 16 if host_preallocates else 64
+    fraction = FRACTION if environ.get(FRACTION) else _OLD_FRACTION
     return Pools(
-        fraction=_number(environ, FRACTION if environ.get(FRACTION) else _OLD_FRACTION, float, Pools.fraction),
+        fraction=_number(environ, fraction, float, Pools.fraction),
         preallocates=environ.get(PREALLOCATE, "") not in _NO,
         host_limit_bytes=_number(environ, HOST_LIMIT, int, default) << 30,
         host_preallocates=host_preallocates,
@@ -64,7 +67,12 @@ def pools(environ: Mapping[str, str] = os.environ) -> Pools:
     )
 
 
-def _number[T: (int, float)](environ: Mapping[str, str], name: str, read: Callable[[str], T], default: T) -> T:
+def _number[T: (int, float)](
+    environ: Mapping[str, str],
+    name: str,
+    read: Callable[[str], T],
+    default: T,
+) -> T:
     value = environ.get(name)
     try:
         return read(value) if value else default
@@ -76,14 +84,14 @@ def _number[T: (int, float)](environ: Mapping[str, str], name: str, read: Callab
 
 
 def without_spaces(environ: Mapping[str, str] = os.environ) -> str:
-    """The setting by which XLA's client allocates host memory on the device; "" if it keeps them apart.
+    """The setting that makes XLA's client allocate host memory on the device; "" if none does.
 
-    Its allocator by virtual addresses has one memory (device_address_vmm_allocator.cc of XLA). XLA uses it for every
-    mode of updates but the default (se_gpu_pjrt_client.cc).
+    Its allocator by virtual addresses has one memory (device_address_vmm_allocator.cc of XLA). XLA
+    uses it for every mode of updates but the default (se_gpu_pjrt_client.cc).
     """
     if environ.get(_ALLOCATOR, "").lower() == "vmm":
         return f"{_ALLOCATOR}=vmm"
-    modes = _UPDATE_MODE.findall(environ.get("XLA_FLAGS", ""))  # the last one counts
+    modes = _UPDATE_MODE.findall(environ.get("XLA_FLAGS", ""))  # The last mode counts.
     return f"XLA_FLAGS={modes[-1][0]}" if modes and modes[-1][1] != "ALWAYS_UPDATE" else ""
 
 
@@ -93,30 +101,32 @@ def export(name: str, value: str) -> str:
 
 
 def local_device() -> Device:
-    """The default backend's first device: a named GPU with the memory that jax may use, or this CPU."""
+    """This CPU, or the first local GPU with the memory that jax may use, whichever jax uses."""
     first = jax.local_devices()[0]
     if first.platform == "cpu":
         return catalog.local_cpu(os.cpu_count() or 1, host_memory_bytes())
     stats = first.memory_stats() or {}
-    known = closest_name(first.device_kind)
-    spec = catalog.named(known)
+    spec = catalog.named(closest_name(first.device_kind))
     return replace(spec, memory_bytes=int(stats.get("bytes_limit", spec.memory_bytes)))
 
 
 def closest_name(kind: str) -> str:
-    """The specification whose name occurs in the driver's name of the card, for example `NVIDIA H200`."""
+    """The specification whose name occurs in the driver's name of the card.
+
+    For example, `h200` occurs in `NVIDIA H200`.
+    """
     plain = kind.lower().replace(" ", "").replace("-", "")
-    found = [name for name in catalog.names() if name.replace("-", "") in plain]
-    if not found:
+    names = [name for name in catalog.names() if name.replace("-", "") in plain]
+    if not names:
         raise catalog.UnknownDeviceError(
-            f"memplan has no specification of this machine's {kind!r}. Pass device= with the most similar of: "
-            f"{', '.join(catalog.names())}."
+            f"memplan has no specification of this machine's {kind!r}. "
+            f"Pass device= with the most similar of: {', '.join(catalog.names())}."
         )
-    return max(found, key=len)
+    return max(names, key=len)
 
 
 def is_here(device: Device, platform: str, kind: str) -> bool:
-    """Is a measured device the one that jax uses here? Otherwise it is an absent GPU.
+    """Does jax use this measured device? If not, it is an absent GPU.
 
     A CPU matches any CPU: its rates are used as they are.
 
@@ -126,8 +136,8 @@ def is_here(device: Device, platform: str, kind: str) -> bool:
     first = jax.local_devices()[0]
     if platform == "cpu" and first.platform != "cpu":
         raise catalog.UnknownDeviceError(
-            f"{device.name} is a measured CPU, but jax runs on {first.device_kind!r} here. Set JAX_PLATFORMS=cpu, or "
-            "calibrate this device."
+            f"{device.name} is a measured CPU, but jax runs on {first.device_kind!r} here. "
+            "Set JAX_PLATFORMS=cpu, or calibrate this device."
         )
     return first.platform == platform and (platform == "cpu" or first.device_kind == kind)
 
@@ -142,13 +152,14 @@ class Room:
     """The pool of the first local device at one moment, in bytes."""
 
     in_use_bytes: int
-    peak_bytes: int  # the highest use since the process began; it cannot be reset
+    peak_bytes: int  # the highest use since the process began, which cannot be reset
     limit_bytes: int
-    block_bytes: int  # the largest block that it can allocate: a free one, or one from the driver if that has it
+    # The largest block that the pool can allocate: free, or still to come from the driver.
+    block_bytes: int
 
 
 def room() -> Room | None:
-    """The state of the device's pool; None if it does not tell, as on a CPU. Takes about 3 us."""
+    """The state of the device's pool; None if it reports none, as on a CPU. Takes about 3 us."""
     stats = jax.local_devices()[0].memory_stats() or {}
     if not {"pool_bytes", "largest_free_block_bytes", "peak_bytes_in_use"}.issubset(stats):
         return None
@@ -157,19 +168,20 @@ def room() -> Room | None:
     return Room(stats["bytes_in_use"], stats["peak_bytes_in_use"], limit, block)
 
 
-# xla/tsl/framework/bfc_allocator.{h,cc}
-_ALIGNMENT = 256  # kMinAllocationSize: every size is a multiple of it
-_FIRST_REGION_NBYTES = 2 << 20  # of a pool that grows
-_LARGE_REST_NBYTES = 128 << 20  # max_internal_fragmentation_bytes_, if no share is set
+# The rules of xla/tsl/framework/bfc_allocator.{h,cc}:
+_ALIGNMENT = 256  # Every size is a multiple of these bytes (kMinAllocationSize).
+_FIRST_REGION_NBYTES = 2 << 20  # A pool that grows starts with a region of this size.
+# A chunk is split if at least this much of it stays (max_internal_fragmentation_bytes_).
+_LARGE_REST_NBYTES = 128 << 20
 
 
 @dataclass(frozen=True)
 class Taken:
     """Bytes that a pool took."""
 
-    in_use_bytes: int  # of allocated chunks, as `bytes_in_use` counts them: with the unsplit rest
+    in_use_bytes: int  # of allocated chunks, whole as `bytes_in_use` counts them
     pool_bytes: int  # of regions, from the driver
-    refused_nbytes: int | None = None  # the first request that it could not serve; None if it served all
+    refused_nbytes: int | None = None  # the first request that failed; None if none did
     regions: tuple[int, ...] = field(default=(), compare=False)  # bytes of each, in order
 
 
@@ -178,18 +190,21 @@ class Pool:
     """An empty pool."""
 
     limit_bytes: int  # of all its regions
-    # region by region, each twice as large as the one before, or the power of two that a request needs; else the first
-    # takes the whole limit
+    # If it grows, each region is twice as large as the last, or the power of two that a request
+    # needs. Else the first region takes the whole limit.
     grows: bool
 
     def take(self, requests: Iterable[int]) -> Taken:
-        """Serve requests (bytes) in their order; none is given back."""
-        free, regions = list[int](), list[int]()
-        in_use = pool = 0
-        region = _rounded(min(self.limit_bytes, _FIRST_REGION_NBYTES) if self.grows else self.limit_bytes)
+        """Serve requests (bytes) in their order. Nothing is freed."""
+        free = list[int]()
+        regions = list[int]()
+        in_use = 0
+        pool = 0
+        limit = self.limit_bytes
+        region = _rounded(min(limit, _FIRST_REGION_NBYTES) if self.grows else limit)
         for nbytes in filter(None, map(_rounded, requests)):
             if not any(chunk >= nbytes for chunk in free):
-                available = (self.limit_bytes - pool) // _ALIGNMENT * _ALIGNMENT
+                available = (limit - pool) // _ALIGNMENT * _ALIGNMENT
                 if nbytes > available:
                     return Taken(in_use, pool, nbytes, tuple(regions))
                 is_larger = region < nbytes
@@ -209,13 +224,13 @@ class Pool:
 
 
 def least_limit(requests: Iterable[int], unit_bytes: int) -> int:
-    """The least limit of a pool that grows, in whole units, with which it serves the requests.
+    """The least limit, in whole units, with which a pool that grows serves the requests.
 
-    It can be more than their sum: no request spans two regions.
+    It can exceed their sum, as no request spans two regions.
     """
-    asked = list(requests)
-    units = -(-sum(map(_rounded, asked)) // unit_bytes)
-    while Pool(units * unit_bytes, grows=True).take(asked).refused_nbytes is not None:
+    sizes = list(requests)
+    units = -(-sum(map(_rounded, sizes)) // unit_bytes)
+    while Pool(units * unit_bytes, grows=True).take(sizes).refused_nbytes is not None:
         units += 1
     return units
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypedDict, Unpack
 
@@ -34,7 +34,15 @@ _ALIASED = re.compile(r"output_to_operand_aliasing=\{(.*?)\}(?:, [a-z]|$)")
 _PAIR = re.compile(r"\{([\d, ]*)\}: \((\d+), \{\}\)")
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
+_TABLE = re.compile(r"^(FileNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE)
+_FILE = re.compile(r'^(\d+) "(.*)"$', re.MULTILINE)
+_LOCATION = re.compile(r"^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)\b", re.MULTILINE)
+_STACK_FRAME = re.compile(
+    r"^(\d+) \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?",
+    re.MULTILINE,
+)
 _INDEX = re.compile(r"\bindex=\d+")
+_KIND = re.compile(r"\bkind=\w+")
 _AFTER = re.compile(r",? ?control-predecessors=\{[^}]*\}")
 _DIMENSIONS = re.compile(r"\bdimensions=\{([\d,]*)\}")
 _RANGES = re.compile(r"\bslice=\{([^}]*)\}")
@@ -84,6 +92,8 @@ class Instruction:
     attributes: str  # what follows the operands; of a parameter its number, of a constant its value
     root: bool = False
     text: str = field(default="", repr=False, compare=False)  # the line that was read; "" of a new one
+    # what follows the number of a parameter, or the value of a constant
+    _after_literal: str = field(default="", repr=False, compare=False)
 
     @cached_property
     def line(self) -> str:
@@ -91,9 +101,12 @@ class Instruction:
         return self.text or self._written()
 
     def _written(self) -> str:
-        literal = self.opcode in ("parameter", "constant")
-        operands = self.attributes if literal else ", ".join(f"%{operand}" for operand in self.operands)
-        attributes = "" if literal or not self.attributes else f", {self.attributes}"
+        operands, attributes = ", ".join(f"%{operand}" for operand in self.operands), self.attributes
+        if self.opcode in ("parameter", "constant"):
+            operands, attributes = self.attributes, self._after_literal
+            if operands.startswith("{...}"):  # which large one it is follows
+                operands, _, attributes = operands.partition(", ")
+        attributes = attributes and f", {attributes}"
         root = "ROOT " if self.root else ""
         return f"  {root}%{self.name} = {shape_text(self.shape)} {self.opcode}({operands}){attributes}"
 
@@ -108,16 +121,21 @@ class Instruction:
         called: Mapping[str, str] | None = None,
         index: int | None = None,
         ordered: bool = True,
+        kind: str | None = None,
+        frontend_attributes: Mapping[str, str] | None = None,
+        backend_config: str | None = None,
         channel: int | None = None,
         in_place: bool = True,
     ) -> Instruction:
-        """A copy with another name, other operands, another shape, ...
+        """A copy with another name, other operands, another shape, ...; itself if that changes nothing.
 
         Args:
           root: is it the root of its computation?
           called: computations that it calls -> those that it calls instead.
           index: of a get-tuple-element.
           ordered: False drops the instructions that must run before it without being read.
+          kind: of a fusion.
+          backend_config: JSON text.
           in_place: False drops the pairs of outputs and operands that are one buffer.
         """
         attributes = self.attributes
@@ -131,14 +149,34 @@ class Instruction:
             attributes = _CHANNEL.sub(f"channel_id={channel}", attributes, count=1)
         if not in_place:
             attributes = _IN_PLACE.sub("", attributes).lstrip(", ")
-        return Instruction(
+        if kind is not None:
+            attributes = _KIND.sub(f"kind={kind}", attributes, count=1)
+        if frontend_attributes is not None:
+            pairs = ",".join(f'{key}="{value}"' for key, value in frontend_attributes.items())
+            attributes = _with_attribute(attributes, "frontend_attributes", self._frontend, f"{{{pairs}}}")
+        if backend_config is not None:
+            attributes = _with_attribute(attributes, "backend_config", self.backend_config, backend_config)
+        changed = Instruction(
             self.name if name is None else name,
             self.opcode if opcode is None else opcode,
             self.shape if shape is None else shape,
             self.operands if operands is None else tuple(operands),
             attributes,
             self.root if root is None else root,
+            _after_literal=self._after_literal,
         )
+        return self if changed == self else replace(changed, text=self._text_of(changed))
+
+    def _text_of(self, changed: Instruction) -> str:
+        """The line of a changed copy with the comments of XLA's line, which fingerprints count; "" if it has none."""
+        is_literal = self.opcode in ("parameter", "constant")
+        if "/*" not in self.text or is_literal or (changed.opcode, changed.shape) != (self.opcode, self.shape):
+            return ""
+        if not self.attributes or not changed.attributes:
+            return ""
+        line = self.line_with(changed.name, changed.operands).strip().removeprefix("ROOT ")
+        root = "ROOT " if changed.root else ""
+        return f"  {root}{line.removesuffix(self.attributes)}{changed.attributes}"
 
     def with_operands(self, now: Mapping[str, str]) -> Instruction:
         """The instruction with operands renamed; itself if it reads none of them."""
@@ -220,8 +258,13 @@ class Instruction:
 
     @cached_property
     def frontend_attributes(self) -> Mapping[str, str]:
-        attributes = "frontend_attributes=" in self.attributes and _FRONTEND.search(self.attributes)
-        return dict(_FRONTEND_PAIR.findall(attributes[1])) if attributes else {}
+        return dict(_FRONTEND_PAIR.findall(self._frontend)) if "frontend_attributes=" in self.attributes else {}
+
+    @property
+    def _frontend(self) -> str:
+        """Text of the frontend attributes, braces included; "" if there are none."""
+        attributes = _FRONTEND.search(self.attributes)
+        return f"{{{attributes[1]}}}" if attributes else ""
 
     @cached_property
     def predecessors(self) -> tuple[str, ...]:
@@ -242,13 +285,13 @@ class Instruction:
     @cached_property
     def op_name(self) -> str:
         """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA lost it."""
-        metadata = _OP_NAME.search(self.attributes)
+        metadata = _OP_NAME.search(self.line)
         return metadata[1] if metadata else ""
 
     @cached_property
     def frame(self) -> int:
         """Number of the stack frame of the user's code, in `Module.frames`; 0 if there is none."""
-        frame = _FRAME.search(self.attributes)
+        frame = _FRAME.search(self.line)
         return int(frame[1]) if frame else 0
 
     @cached_property
@@ -433,10 +476,29 @@ class Computation:
         """For every leaf of the root's results: its element, which may itself be a tuple."""
         return tuple(op for op in self.results for _ in op.result)
 
+    @cached_property
+    def large_constants(self) -> tuple[Instruction, ...]:
+        """Its constants of at least `LARGE_NBYTES`, in order.
+
+        The device holds them in addition to what `memory_analysis()` counts, one for each
+        instruction: XLA:GPU makes them globals of the code that it loads. Smaller constants are not
+        counted at all, as in XLA.
+        """
+        if " constant(" not in self.text:
+            return ()
+        constants = map(read_instruction, _CONSTANT.findall(self.text))
+        return tuple(op for op in constants if op.nbytes >= LARGE_NBYTES)
+
     def text_with(self, lines: Iterable[str]) -> str:  # until every rewrite makes instructions
         """The text with other instructions."""
         first, *_, last = self.text.split("\n")
         return "\n".join([first, *lines, last])
+
+    def cloned(self, name: str, called: Mapping[str, str]) -> Computation:
+        """A copy under another name, which calls other computations: those that it calls -> those instead."""
+        head, *_, end = self.text.replace(f"%{self.name} (", f"%{name} (", 1).split("\n")
+        ops = [op.changed(called=called) if op.called else op for op in self.ops.values()]
+        return _with_ops(name, "\n".join([head, *(op.line for op in ops), end]), ops)
 
     def with_ops(self, ops: Iterable[Instruction]) -> Computation:
         """The computation with other instructions, in this order."""
@@ -472,6 +534,15 @@ def _with_ops(name: str, text: str, ops: Sequence[Instruction]) -> Computation:
     computation = Computation(name, text)
     computation.__dict__["ops"] = {op.name: op for op in ops}
     return computation
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """A frame of the Python stack that traced an instruction."""
+
+    file: str  # "" if XLA lost it
+    line: int  # 0 if XLA lost it
+    parent: int  # number of the frame around it; 0 if there is none
 
 
 @dataclass(frozen=True)
@@ -540,6 +611,28 @@ class Module(Mapping[str, Computation]):
                 for name in op.called:
                     yield from self._run(self[name])
 
+    @property
+    def large_constants(self) -> Iterator[Instruction]:
+        """Large constants of all computations, those inside fusions among them."""
+        for body in self.values():
+            yield from body.large_constants
+
+    @cached_property
+    def frames(self) -> Mapping[int, Frame]:
+        """Stack frames by number (`Instruction.frame`)."""
+        tables = dict(_TABLE.findall(self.head))
+        files = dict(_FILE.findall(tables.get("FileNames", "")))
+        locations = {
+            location: (files.get(file, ""), int(line))
+            for location, file, line in _LOCATION.findall(tables.get("FileLocations", ""))
+        }
+        frames: dict[int, Frame] = {}
+        for number, location, parent in _STACK_FRAME.findall(tables.get("StackFrames", "")):
+            # XLA prints the number after that of the frame around it, 1 if there is none.
+            above = int(parent or 1) - 1
+            frames[int(number)] = Frame(*locations.get(location, ("", 0)), above)
+        return frames
+
     @cached_property
     def fingerprint(self) -> str:
         """Digest of the instructions and their order, without the module's name and source lines."""
@@ -584,6 +677,13 @@ class Module(Mapping[str, Computation]):
 
 def predecessors(op: Instruction) -> list[str]:  # until every reader asks for `op.predecessors`
     return list(op.predecessors)
+
+
+def _with_attribute(attributes: str, name: str, old: str, new: str) -> str:
+    """Attributes with the value of one changed, or with one more."""
+    if old:
+        return attributes.replace(f"{name}={old}", f"{name}={new}", 1)
+    return ", ".join(filter(None, (attributes, f"{name}={new}")))
 
 
 def _ints(text: str) -> tuple[int, ...]:
@@ -674,6 +774,20 @@ class Edit:
         self._changed[body.name] = body
         self._new.setdefault(body.name, []).extend(new)
 
+    def clone(self, name: str, mark: str, number: int = 1) -> list[Computation]:
+        """Copies of a computation and of those that it calls, as the module has them; callees first, its own last.
+
+        Args:
+          mark, number: of the new names, see `fresh`.
+        """
+        copied, body = self.fresh(name, mark, number), self._module[name]
+        called: dict[str, str] = {}
+        copies: list[Computation] = []
+        for callee in dict.fromkeys(callee for op in body.ops.values() for callee in op.called):
+            copies += self.clone(callee, mark, number)
+            called[callee] = copies[-1].name
+        return [*copies, body.cloned(copied, called)]
+
     @property
     def module(self) -> Module:
         """The module with all changes; the module itself if there are none."""
@@ -697,6 +811,22 @@ def tuple_element(name: str, shape: Shape, operand: str, index: int) -> Instruct
 
 def tuple_of(name: str, shapes: Sequence[Shape], operands: Sequence[str], root: bool = False) -> Instruction:
     return Instruction(name, "tuple", tuple(shapes), tuple(operands), "", root)
+
+
+def copy(name: str, shape: Shape, operand: str, root: bool = False) -> Instruction:
+    return Instruction(name, "copy", shape, (operand,), "", root)
+
+
+def copy_start(
+    name: str, target: Array, source: Array, operand: str, frontend_attributes: Mapping[str, str]
+) -> Instruction:
+    """The start of an asynchronous copy between memories, which the arrays' layouts name."""
+    start = Instruction(name, "copy-start", (target, source, Array("u32", ())), (operand,), "")
+    return start.changed(frontend_attributes=frontend_attributes)
+
+
+def copy_done(name: str, shape: Array, start: str) -> Instruction:
+    return Instruction(name, "copy-done", shape, (start,), "")
 
 
 def _digest(lines: Iterable[str]) -> str:
@@ -748,27 +878,13 @@ def read_instruction(line: str) -> Instruction:
     if not found:
         raise UnreadableModuleError(f"memplan cannot read this line of a compiled module: {line.strip()[:200]}")
     root, name, shape, opcode, rest = found.groups()
-    operands, attributes = _operands_and_attributes(rest, opcode in ("parameter", "constant"))
-    names = tuple(NAME.findall(operands))
-    return Instruction(name, opcode, read_shape(shape), names, attributes, bool(root), line)
-
-
-def _operands_and_attributes(rest: str, literal: bool) -> tuple[str, str]:
-    """Split the text after an opening parenthesis; a parameter's or constant's literal is an attribute."""
     closed = _CLOSED.search(rest)
     operands, attributes = (rest[: closed.start()], rest[closed.end() :]) if closed else (rest, "")
-    if not literal:
-        return operands, attributes
-    return "", f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
-
-
-def large_constants(text: str) -> list[Instruction]:
-    """Constants of a module or a computation that take as much as what is set aside, those within fusions among them.
-
-    The device holds them beside what `memory_analysis()` counts, one for each instruction: XLA:GPU makes them globals
-    of the code that it loads. Smaller ones are counted as XLA counts them, not at all.
-    """
-    return [op for line in _CONSTANT.findall(text) if (op := read_instruction(line)).nbytes >= LARGE_NBYTES]
+    names, after_literal = tuple(NAME.findall(operands)), ""
+    if opcode in ("parameter", "constant"):
+        names, after_literal = (), attributes
+        attributes = f"{operands}, {attributes}" if operands == "{...}" else operands  # which large one it is
+    return Instruction(name, opcode, read_shape(shape), names, attributes, bool(root), line, after_literal)
 
 
 def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:

@@ -1,7 +1,8 @@
 """A module's metadata -> the buffers that the user's pins are about.
 
-A name of `jax.ad_checkpoint.checkpoint_name` is in no module. `program.pins` puts a mark into the name scope of the
-equation that makes the value, and XLA keeps it with the instruction, wherever that is fused to.
+No module contains the names of `jax.ad_checkpoint.checkpoint_name`. `program.pins` puts a mark into
+the name scope of the equation that computes the value. XLA keeps the mark with the instruction,
+whatever it fuses that into.
 """
 
 from collections.abc import Sequence
@@ -12,8 +13,9 @@ from memplan.program.pins import MARK
 from memplan.xla.buffers import instruction_of, leaf_of
 from memplan.xla.module import Instruction, Module
 
-_SAME_VALUE = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})  # in another type or layout
-_BACKWARD = "transpose("  # in the scope of what jax's reverse pass adds
+# These opcodes keep the value of their operand and change only its type or layout.
+_SAME_VALUE = frozenset({"bitcast", "convert", "copy", "reshape", "transpose"})
+_BACKWARD = "transpose("  # jax's reverse pass puts this into the scope of what it adds.
 
 
 def with_pins(problem: Problem, module: Module, pins: Sequence[Pin]) -> Problem:
@@ -22,31 +24,45 @@ def with_pins(problem: Problem, module: Module, pins: Sequence[Pin]) -> Problem:
     Args:
       pins: in the order of their marks.
     """
-    ops = (module.instructions.get(one.name) for one in problem.kernels)  # none for where a computation begins or ends
-    backward = [op is not None and _is_backward(module, op) for op in ops]
-    read_later = {read for number, one in enumerate(problem.kernels) if backward[number] for read in one.reads}
+    backward = [_is_backward_kernel(module, kernel.name) for kernel in problem.kernels]
+    read_backward = {
+        buffer
+        for kernel, is_backward in zip(problem.kernels, backward, strict=True)
+        if is_backward
+        for buffer in kernel.reads
+    }
     buffers = list(problem.buffers)
-    for number in read_later:
-        one = buffers[number]
-        if one.maker is not None and not backward[one.maker]:
-            number_of_pin = _mark(module, one.name)
-            buffers[number] = one if number_of_pin is None else replace(one, pin=pins[number_of_pin])
+    for number in read_backward:
+        buffer = buffers[number]
+        if buffer.maker is not None and not backward[buffer.maker]:
+            pin = _pin_number(module, buffer.name)
+            buffers[number] = buffer if pin is None else replace(buffer, pin=pins[pin])
     return replace(problem, buffers=tuple(buffers))
 
 
-def _mark(module: Module, buffer: str) -> int | None:
-    """The number of the pin of a buffer's value."""
+def _pin_number(module: Module, buffer: str) -> int | None:
+    """The number of the pin of a buffer's value; None if it has no pin."""
     op = module.instructions[instruction_of(buffer)]
-    if op.opcode == "fusion":
-        fused = module[op.called[0]]
-        op = fused.results[leaf_of(buffer)]
-        while not (found := MARK.search(op.line)) and op.opcode in _SAME_VALUE:
-            op = fused.ops[op.operands[0]]
-    else:
-        found = MARK.search(op.line) if not leaf_of(buffer) else None  # what follows is a library's workspace
-    return int(found[1]) if found else None
+    leaf = leaf_of(buffer)
+    fused = module[op.called[0]] if op.opcode == "fusion" else None
+    results = (op,) if fused is None else fused.results
+    if leaf >= len(results):  # A library's workspace, or one more result of a pooling.
+        return None
+    op = results[leaf]
+    while fused is not None and not MARK.search(op.op_name) and op.opcode in _SAME_VALUE:
+        op = fused.ops[op.operands[0]]
+    mark = MARK.search(op.op_name)
+    return int(mark[1]) if mark else None
 
 
-def _is_backward(module: Module, op: Instruction) -> bool:
-    fused = module.texts[op.called[0]] if op.opcode == "fusion" else ""
-    return _BACKWARD in op.line or _BACKWARD in fused
+def _is_backward_kernel(module: Module, name: str) -> bool:
+    """Does a kernel belong to the reverse pass? The begin and the end of a computation do not."""
+    op = module.instructions.get(name)
+    if op is None:
+        return False
+    fused = module[op.called[0]].ops.values() if op.opcode == "fusion" else ()
+    return any(map(_is_backward, (op, *fused)))
+
+
+def _is_backward(op: Instruction) -> bool:
+    return op.opcode == "transpose" or _BACKWARD in op.op_name

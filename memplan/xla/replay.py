@@ -1,20 +1,21 @@
-"""Scheduled optimized HLO -> seconds of one step, replayed: a roofline per kernel, three streams.
+"""Scheduled optimized HLO -> seconds of one step: a roofline per kernel, replayed on three streams.
 
-The same account for every executable, whoever decided what it recomputes and offloads.
+Every executable is replayed in the same way, whoever decided what it recomputes and offloads.
 
-A memcpy goes on beside computation. A kernel of XLA that reads or writes host memory takes its place: XLA launches a
-block of 128 threads for 512 elements, which for a slab of some MiB are more blocks than the SMs hold.
+A memcpy runs concurrently with computation. A kernel of XLA that reads or writes host memory
+occupies the compute stream: XLA launches a block of 128 threads for 512 elements, which for a slab
+of some MiB are more blocks than the SMs hold.
 
-Left out: caches, elementwise arithmetic, launches, the conditions of loops, and what messages take of device memory's
-bandwidth. A loop is one block: its body is replayed with idle streams and taken times its trip count.
+Not modelled: caches, elementwise arithmetic, launches, the conditions of loops, and the bandwidth
+of device memory that messages take. A loop is one block: its body is replayed on idle streams, and
+its seconds are multiplied by the trip count.
 """
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
@@ -24,10 +25,13 @@ from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module, read_module
 
-TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
-
-FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "opt-barrier", "after-all", "add-dependency",
-         "partition-id", "replica-id"}  # fmt: skip
+FREE = frozenset(
+    """
+    parameter constant tuple get-tuple-element bitcast opt-barrier after-all add-dependency
+    partition-id replica-id
+    """.split()  # noqa: SIM905
+)
+"""Opcodes that take no time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,8 @@ class Transfer:
     name: str  # of the instruction that starts it
     stream: str  # "out" to the host, "in" from it, "net" to other devices
     nbytes: int
-    # start_s, end_s: on that stream
-    start_s: float
-    end_s: float
+    start_s: float  # on that stream
+    end_s: float  # on that stream
 
 
 @dataclass(frozen=True)
@@ -48,26 +51,31 @@ class Replay:
 
     flops: float  # of matrix products and convolutions
     compute_s: float  # sum of the kernels' roofline seconds
-    copied_out_nbytes: int  # bytes to the host
-    copy_s: float  # seconds that the busier direction of the link is busy
-    hidden_copy_s: float  # of these, seconds during which kernels run
-    step_s: float  # seconds from the first kernel to the end of everything
-    # collective_s, hidden_collective_s: seconds that the links between devices are busy; of these, while kernels run
-    collective_s: float = 0.0
-    hidden_collective_s: float = 0.0
-    collectives: Mapping[Collective, int] = field(default_factory=dict)  # how often each collective runs
-    # of every kernel by name, those in loops' bodies included, where one trip counts
+    copied_out_nbytes: int  # to the host
+    copy_s: float  # during which the busier direction of the link is busy
+    hidden_copy_s: float  # the part of `copy_s` during which kernels run
+    step_s: float  # from the first kernel to the end of everything
+    collective_s: float = 0.0  # during which the links between devices are busy
+    hidden_collective_s: float = 0.0  # the part of `collective_s` during which kernels run
+    # how often each collective runs
+    collectives: Mapping[Collective, int] = field(default_factory=dict)
+    # of every kernel by name; one trip of those in loops' bodies
     seconds: Mapping[str, float] = field(default_factory=dict)
-    # the same for every loop, conditional and call as a whole
+    # of every loop, conditional and call as a whole, by name
     blocks: Mapping[str, float] = field(default_factory=dict)
-    # of every instruction by name, when it starts and ends on the compute stream; loops' bodies not included
+    # start and end of every instruction on the compute stream, by name, without loops' bodies
     clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    transfers: tuple[Transfer, ...] = ()  # by the time they start; loops' bodies not included
-    stalls: frozenset[tuple[float, float]] = frozenset()  # when the compute stream waits; entries of `clock`
+    # by their start, without loops' bodies
+    transfers: tuple[Transfer, ...] = ()
+    # start and end of every wait of the compute stream: some of the entries of `clock`
+    stalls: frozenset[tuple[float, float]] = frozenset()
 
 
 def replay(module: Module | str, device: Device, machine: Machine | None = None) -> Replay:
-    """Replay the entry computation of a module, or of its text, on `device`, one of those of `machine`.
+    """Replay the entry computation of a module, or of its text, on one device.
+
+    Args:
+      machine: what the device is a part of; None if the module runs on one device.
 
     Raises:
       UnreadableModuleError: the text is not a scheduled module.
@@ -76,7 +84,8 @@ def replay(module: Module | str, device: Device, machine: Machine | None = None)
     streams = _Streams(read, device, machine, {}).run(read.entry_name)
     sums = streams.sums()
     directions = ((sums[f"{stream}_s"], sums[f"{stream}_hidden_s"]) for stream in ("out", "in"))
-    copy_s, hidden_s = max(directions, key=lambda one: (round(one[0], 12), -one[1]))  # as busy: the less hidden one
+    # Of two directions that are equally busy, report the less hidden one.
+    copy_s, hidden_s = max(directions, key=lambda seconds: (round(seconds[0], 12), -seconds[1]))
     return Replay(
         flops=sums["flops"],
         compute_s=sums["compute_s"],
@@ -90,23 +99,33 @@ def replay(module: Module | str, device: Device, machine: Machine | None = None)
         seconds=streams.seconds,
         blocks=streams.blocks,
         clock=streams.clock,
-        transfers=tuple(sorted(streams.transfers, key=lambda one: one.start_s)),
+        transfers=tuple(sorted(streams.transfers, key=lambda transfer: transfer.start_s)),
         stalls=frozenset(streams.stalls),
     )
 
 
 class _Streams:
-    """The compute stream, one copy stream in each direction and the links, advanced instruction by instruction."""
+    """Advances the compute stream, one copy stream in each direction and the links.
+
+    Args:
+      costs: of kernels, by name and opcode. The parts of one replay share it and fill it.
+    """
 
     def __init__(
-        self, module: Module, device: Device, machine: Machine | None, costs: dict[tuple[str, str], KernelCost]
+        self,
+        module: Module,
+        device: Device,
+        machine: Machine | None,
+        costs: dict[tuple[str, str], KernelCost],
     ) -> None:
-        """`costs` of kernels, by name and opcode, is filled as they are needed, for all parts of one replay."""
-        self._module, self._device, self._machine, self._costs = module, device, machine, costs
-        self._clock = 0.0  # compute stream, seconds
+        self._module = module
+        self._device = device
+        self._machine = machine
+        self._costs = costs
+        self._clock = 0.0  # seconds on the compute stream
         self.stalls: list[tuple[float, float]] = []  # of the compute stream
         self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
-        self._ready: dict[str, float] = {}  # copies under way -> when they end
+        self._ready: dict[str, float] = {}  # name of a start that is in flight -> when it ends
         self._sums: dict[str, float] = defaultdict(float)
         self.collectives: Counter[Collective] = Counter()
         self.seconds: dict[str, float] = {}
@@ -133,22 +152,25 @@ class _Streams:
         sums = self._sums.copy()
         for stream, copies in self._copies.items():
             for start, end in copies:
+                hidden_s = self._computed_s(end) - self._computed_s(start)
                 sums[f"{stream}_s"] += end - start
-                sums[f"{stream}_hidden_s"] += max(0.0, self._computed_s(end) - self._computed_s(start))
+                sums[f"{stream}_hidden_s"] += max(0.0, hidden_s)
         return sums
 
     def _computed_s(self, time: float) -> float:
         """Seconds until `time` during which the compute stream was busy."""
-        return min(time, self._clock) - sum(min(time, end) - start for start, end in self.stalls if start < time)
+        stalled_s = sum(min(time, end) - start for start, end in self.stalls if start < time)
+        return min(time, self._clock) - stalled_s
 
     def _step(self, body: Computation, op: Instruction) -> None:
-        if op.opcode in FREE or '"AllocateBuffer"' in op.attributes:
+        if op.opcode in FREE or op.is_allocation:
             return
         if op.opcode == "while":
-            trips = TRIPS.search(op.attributes)
-            self._block(self._alone(op.attribute("body").lstrip("%")), int(trips[1]) if trips else 1)
+            trips = 1 if op.trip_count is None else op.trip_count
+            self._block(self._alone(op.body), trips)
         elif op.opcode == "conditional":
-            self._block(max(map(self._alone, op.called), key=lambda branch: branch.end_s), 1)
+            branches = map(self._alone, op.called)
+            self._block(max(branches, key=lambda branch: branch.end_s), 1)
         elif op.opcode == "call":
             self.run(op.called[0])
         elif op.opcode.endswith("-start"):
@@ -159,6 +181,7 @@ class _Streams:
             self._kernel(body, op)
 
     def _alone(self, name: str) -> _Streams:
+        """A computation replayed on idle streams."""
         return _Streams(self._module, self._device, self._machine, self._costs).run(name)
 
     def _cost(self, body: Computation, op: Instruction) -> KernelCost:
@@ -167,18 +190,18 @@ class _Streams:
             self._costs[key] = kernel_cost(self._module, body, op)
         return self._costs[key]
 
-    def _block(self, part: _Streams, times: int) -> None:
+    def _block(self, part: _Streams, trips: int) -> None:
         for key, value in part.sums().items():
-            self._sums[key] += times * value
-        for one, count in part.collectives.items():
-            self.collectives[one] += times * count
+            self._sums[key] += trips * value
+        for message, count in part.collectives.items():
+            self.collectives[message] += trips * count
         self.seconds.update(part.seconds)
         self.blocks.update(part.blocks)
-        self._clock += times * part.end_s
+        self._clock += trips * part.end_s
 
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
-        wrapped = replace(op, opcode=op.opcode.removesuffix("-start"), shape=done.shape)
+        wrapped = op.changed(opcode=op.opcode.removesuffix("-start"), shape=done.shape)
         if self._machine and is_collective(wrapped.opcode):
             self._ready[op.name] = self._send(self._machine, body, wrapped)
             return
@@ -191,7 +214,7 @@ class _Streams:
             self._step(body, wrapped)
 
     def _copy(self, op: Instruction, cost: KernelCost) -> float:
-        """When a copy ends that may start now."""
+        """The end of a copy that may start now."""
         end = self._clock
         for stream, nbytes in (("out", cost.out_nbytes), ("in", cost.in_nbytes)):
             if nbytes:
@@ -203,19 +226,20 @@ class _Streams:
         return end
 
     def _send(self, machine: Machine, body: Computation, op: Instruction) -> float:
-        """When a collective ends that may start now; the links serve one at a time."""
-        operands = sum(body.ops[name].nbytes for name in op.operands)
-        sent = collective(machine, op, operands)
-        self.collectives[sent] += 1
-        start, seconds = max(self._clock, self._free("net")), sent.seconds
-        self.seconds[op.name] = seconds
-        self._copies["net"].append((start, start + seconds))
-        self.transfers.append(Transfer(op.name, "net", operands, start, start + seconds))
-        return start + seconds
+        """The end of a collective that may start now; the links serve one at a time."""
+        operand_nbytes = sum(body.ops[name].nbytes for name in op.operands)
+        message = collective(machine, op, operand_nbytes)
+        self.collectives[message] += 1
+        self.seconds[op.name] = message.seconds
+        start = max(self._clock, self._free("net"))
+        end = start + message.seconds
+        self._copies["net"].append((start, end))
+        self.transfers.append(Transfer(op.name, "net", operand_nbytes, start, end))
+        return end
 
     def _free(self, stream: str) -> float:
-        """When the links of a stream are free; each direction of the host's goes beside the other."""
-        return max((end for _, end in self._copies[stream][-1:]), default=0.0)
+        """When a stream's link is free; the two directions of the host's link are independent."""
+        return self._copies[stream][-1][1] if self._copies[stream] else 0.0
 
     def _wait(self, until: float) -> None:
         if until > self._clock:
@@ -223,7 +247,7 @@ class _Streams:
             self._clock = until
 
     def _kernel(self, body: Computation, op: Instruction) -> None:
-        """Run a kernel; everything waits for a collective, and for one that touches host memory, as for a copy."""
+        """Run a kernel. The compute stream waits for a collective and for access to host memory."""
         if self._machine and is_collective(op.opcode):
             self._wait(self._send(self._machine, body, op))
             return

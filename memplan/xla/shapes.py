@@ -12,6 +12,9 @@ HOST_SPACE = 5  # of a layout: memory of the host
 
 _SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^}]*\})?|(?P<open>\()|(?P<close>\))")
 _SPACE = re.compile(r"S\(\d+\)")
+_TILES = re.compile(r"T((?:\([\d,]+\))+)")
+_TILE = re.compile(r"\(([\d,]+)\)")
+_ELEMENT = re.compile(r"E\((\d+)\)")
 _COMMENT = re.compile(r"/\*.*?\*/")
 _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
@@ -35,10 +38,27 @@ class Array:
         return f"S({HOST_SPACE})" in self.layout
 
     @property
+    def order(self) -> tuple[int, ...]:
+        """Dimensions from the one whose elements lie side by side; () without a layout."""
+        return tuple(map(int, re.findall(r"\d+", self.layout.partition(":")[0])))
+
+    @property
     def space(self) -> int:
         """The memory that it is in: 0 is the device's."""
         space = _SPACE.search(self.layout)
         return int(space[0][2:-1]) if space else 0
+
+    @property
+    def tiles(self) -> tuple[tuple[int, ...], ...]:
+        """Dimensions of the tiles that it lies in, the outermost first."""
+        tiles = _TILES.search(self.layout)
+        return tuple(tuple(map(int, tile.split(","))) for tile in _TILE.findall(tiles[1])) if tiles else ()
+
+    @property
+    def element_bits(self) -> int:
+        """Bits of an element in memory, where they are not its type's; else 0."""
+        bits = _ELEMENT.search(self.layout)
+        return int(bits[1]) if bits else 0
 
     @property
     def size(self) -> int:

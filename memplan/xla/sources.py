@@ -6,77 +6,80 @@ from itertools import chain, islice
 
 from memplan.program import compat
 from memplan.program.pins import MARK
-from memplan.xla.module import Computation, Instruction, Module, large_constants
+from memplan.xla.module import Computation, Frame, Instruction, Module
 
-_FILE = re.compile(r'^(?P<id>\d+) "(?P<name>.*)"$')
-_LOCATION = re.compile(r"^(?P<id>\d+) \{file_name_id=(?P<file>\d+) .*?\bline=(?P<line>\d+)\b")
-_FRAME = re.compile(r"^(?P<id>\d+) \{file_location_id=(?P<location>\d+)(?: parent_frame_id=(?P<parent>\d+))?")
-_MADE = re.compile(r"\bstack_frame_id=(\d+)")
-_NAMED = re.compile(r'\bop_name="jit\([^/"]*/((?:[^"\\]|\\.)*)/')  # the step, what is between, the primitive
+# The scope in an `op_name`: what stands between the step and the primitive.
+_SCOPE = re.compile(r'jit\([^/"]*/(.*)/')
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
 _NO_LAYER = re.compile(
-    rf"while|body|cond|closed_call|branch_\d+_fun|checkpoint|rematted_computation|eval_jaxpr|{MARK.pattern}"
+    r"""(?x: while | body | cond | closed_call | branch_\d+_fun | checkpoint | rematted_computation
+    | eval_jaxpr )"""
+    rf"|{MARK.pattern}"
 )
-_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
-
-_Frames = Mapping[int, tuple[tuple[str, str], int]]  # number -> (file, line), number of the frame around it
 
 
 class Sources:
-    """Results of a module -> the line of the user's code and the scope behind each, of those outside of fusions.
+    """Finds the line of the user's code and the scope of every result outside of fusions.
 
-    XLA gives no metadata to fusions of several results, and to the copies and conversions that it adds. For these tells
-    what they compute, else what they read, else what reads them. An argument has neither line nor scope.
+    XLA gives no metadata to fusions of several results, nor to the copies and conversions that it
+    adds. These take the metadata of their producers, operands or users, in that order. An argument
+    has neither line nor scope.
     """
 
     def __init__(self, module: Module) -> None:
         self._source_of = finder(module)
-        self._tellers = _tellers(module)
+        self._origins = _origins(module)
 
     def line(self, name: str, leaf: int = 0) -> str:
         """`file:line` of an instruction's result, or ''.
 
-        It is the innermost line of the user's own. Libraries are passed over, unless nothing else called them, and
-        memplan's files always.
+        It is the innermost line of the user's own. A line of a library is named only if no line of
+        the user called it, a line of memplan never.
         """
-        told = self._tellers.get((name, leaf))
-        return self._source_of(told) if told is not None else ""
+        origin = self._origins.get((name, leaf))
+        return self._source_of(origin) if origin is not None else ""
 
     def scope(self, name: str, leaf: int = 0) -> str:
         """jax's name stack, as `transpose(jvp(UNet))/down_0/conv`, or ''."""
-        told = self._tellers.get((name, leaf))
-        named = _NAMED.search(told.line) if told is not None else None
-        return named[1] if named else ""
+        origin = self._origins.get((name, leaf))
+        scope = _SCOPE.match(origin.op_name) if origin is not None else None
+        return scope[1] if scope else ""
 
 
 def finder(module: Module) -> Callable[[Instruction], str]:
-    """A function that says the `file:line` of an instruction, also of one within a fusion; '' if that does not tell."""
-    frames = _frames(_tables(module.head))
-    lines = {str(frame): _line(frame, frames) for frame in frames}
-    return lambda op: lines.get(made[1], "") if (made := _MADE.search(op.line)) else ""
+    """A function that gives the `file:line` of an instruction, or '' if it has no metadata.
+
+    It also takes instructions inside fusions.
+    """
+    frames = module.frames
+    lines = {number: _line(number, frames) for number in frames}
+    return lambda op: lines.get(op.frame, "")
 
 
 def constants(module: Module) -> Iterator[tuple[Instruction, str]]:
-    """Large constants, and the `file:line` of what reads them, or ''."""
+    """Large constants, each with the `file:line` of its reader, or ''."""
     source_of = finder(module)
-    for name, text in module.texts.items():
-        for op in large_constants(text):
-            readers = _readers(module, module[name], op)
+    for body in module.values():
+        for op in body.large_constants:
+            readers = _readers(module, body, op)
             yield op, next(filter(None, map(source_of, (op, *readers))), "")
 
 
 def _readers(module: Module, body: Computation, op: Instruction) -> Iterator[Instruction]:
-    """The instructions that read another, and within fusions those that read the parameter."""
+    """Readers of an instruction, including those inside fusions."""
     for reader, position in body.uses[op.name]:
         yield reader
         if reader.opcode == "fusion":
-            (inner,) = map(module.__getitem__, reader.called)
-            yield from _readers(module, inner, inner.parameters[position])
+            (fused,) = map(module.__getitem__, reader.called)
+            yield from _readers(module, fused, fused.parameters[position])
 
 
 def layer_of(scope: str) -> str:
-    """The layer in a name stack: `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` -> `UNet/down_0/Conv_0`."""
+    """The layer in a name stack.
+
+    For example, `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` is in `UNet/down_0/Conv_0`.
+    """
     scope = _CALLED.sub("", scope)
     while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
         scope = bare
@@ -88,35 +91,51 @@ def layer_of(scope: str) -> str:
     return "/".join(parts)
 
 
-def _tellers(module: Module) -> dict[tuple[str, int], Instruction]:
-    """Name and leaf of a result -> the instruction whose metadata tells where it comes from."""
-    found: dict[tuple[str, int], Instruction] = {}
+def _origins(module: Module) -> dict[tuple[str, int], Instruction]:
+    """Name and leaf of a result -> the instruction whose metadata it takes."""
+    origins: dict[tuple[str, int], Instruction] = {}
     ops = module.instructions
     for op in ops.values():
-        tells = _MADE.search(op.line) is not None
         for leaf in range(len(op.result)):
-            computed = _computed(module[op.called[0]], leaf) if op.opcode == "fusion" and not tells else ()
-            read = (found[one] for one in _read(ops, op, leaf) if one in found)
-            if told := op if tells else next(chain(computed, read), None):
-                found[op.name, leaf] = told
+            origin = op if op.frame else _origin(module, op, leaf, origins)
+            if origin is not None:
+                origins[op.name, leaf] = origin
     for op in reversed(list(ops.values())):
-        for name in op.operands if (op.name, 0) in found else ():
+        origin = origins.get((op.name, 0))
+        for name in op.operands if origin is not None else ():
             for leaf in range(len(ops[name].result) if ops[name].opcode != "parameter" else 0):
-                found.setdefault((name, leaf), found[op.name, 0])
-    return found
+                origins.setdefault((name, leaf), origins[op.name, 0])
+    return origins
 
 
-def _computed(fused: Computation, leaf: int) -> Iterator[Instruction]:
-    """Those that tell, of what a result of a fusion is computed from, the nearest first."""
-    names = [made.name for made in fused.by_leaf[leaf : leaf + 1]]  # none for a result that it does not have here
-    for name in names:  # which grows
-        if _MADE.search(fused.ops[name].line):
+def _origin(
+    module: Module,
+    op: Instruction,
+    leaf: int,
+    origins: Mapping[tuple[str, int], Instruction],
+) -> Instruction | None:
+    """The producer of a result inside a fusion, else the origin of an operand."""
+    producers = _producers(module[op.called[0]], leaf) if op.opcode == "fusion" else ()
+    operands = _operands(module.instructions, op, leaf)
+    return next(chain(producers, (origins[key] for key in operands if key in origins)), None)
+
+
+def _producers(fused: Computation, leaf: int) -> Iterator[Instruction]:
+    """Instructions with metadata from which a fusion computes a result, the nearest first."""
+    # The queue of names grows while it is read. It is empty for a library's workspace.
+    names = [producer.name for producer in fused.by_leaf[leaf : leaf + 1]]
+    for name in names:
+        if fused.ops[name].frame:
             yield fused.ops[name]
         names += [operand for operand in fused.ops[name].operands if operand not in names]
 
 
-def _read(ops: Mapping[str, Instruction], op: Instruction, leaf: int) -> Iterator[tuple[str, int]]:
-    """Names and leaves of what a result is made from, the likeliest first."""
+def _operands(
+    ops: Mapping[str, Instruction],
+    op: Instruction,
+    leaf: int,
+) -> Iterator[tuple[str, int]]:
+    """Names and leaves of the operands of a result, the likeliest origin first."""
     if op.opcode == "tuple":
         elements = ((name, inner) for name in op.operands for inner in range(len(ops[name].result)))
         yield from islice(elements, leaf, leaf + 1)
@@ -126,43 +145,17 @@ def _read(ops: Mapping[str, Instruction], op: Instruction, leaf: int) -> Iterato
         yield from ((name, inner) for inner in (leaf, 0) for name in op.operands)
 
 
-def _line(frame: int, frames: _Frames) -> str:
+def _line(number: int, frames: Mapping[int, Frame]) -> str:
     """The line of the user's innermost frame, else of the innermost library frame."""
-    file, line = compat.users_line([place for place in _outward(frame, frames) if place[0]])
+    stack = [(frame.file, str(frame.line)) for frame in _outward(number, frames) if frame.file]
+    file, line = compat.users_line(stack)
     return compat.relative(f"{file}:{line}") if file else ""
 
 
-def _outward(frame: int, frames: _Frames) -> Iterator[tuple[str, str]]:
-    """The frame and those around it. XLA writes the number after that of the frame around, 1 where there is none."""
-    seen: set[int] = set()
-    while frame in frames and frame not in seen:
-        seen.add(frame)
-        place, parent = frames[frame]
-        yield place
-        frame = parent - 1
-
-
-def _frames(tables: Mapping[str, list[str]]) -> _Frames:
-    files = {match["id"]: match["name"] for line in tables["FileNames"] if (match := _FILE.match(line))}
-    where = {
-        match["id"]: (files.get(match["file"], ""), match["line"])
-        for line in tables["FileLocations"]
-        if (match := _LOCATION.match(line))
-    }
-    return {
-        int(match["id"]): (where.get(match["location"], ("", "")), int(match["parent"] or 0))
-        for line in tables["StackFrames"]
-        if (match := _FRAME.match(line))
-    }
-
-
-def _tables(head: str) -> Mapping[str, list[str]]:
-    """The lines of the tables in front of the computations."""
-    tables: dict[str, list[str]] = {name: [] for name in _TABLES}
-    current: list[str] | None = None
-    for line in head.split("\n"):
-        if line in tables:
-            current = tables[line]
-        elif current is not None:
-            current.append(line)
-    return tables
+def _outward(number: int, frames: Mapping[int, Frame]) -> Iterator[Frame]:
+    """The frame and those around it, innermost first."""
+    visited: set[int] = set()
+    while number in frames and number not in visited:
+        visited.add(number)
+        yield frames[number]
+        number = frames[number].parent

@@ -25,32 +25,39 @@ from memplan.program import compat
 from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
-from memplan.xla.hook import Rewrite, intercept
-from memplan.xla.module import UnreadableModuleError, large_constants
+from memplan.xla.hook import Interception, Rewrite, intercept
+from memplan.xla.module import Module, UnreadableModuleError, read_module
 
 HIDES_LATENCY = {
-    "xla_gpu_enable_latency_hiding_scheduler": True,  # XLA:GPU's own default from Hopper on
-    "xla_gpu_experimental_parallel_async_compute_limit": 64,  # copies in flight; the link serves them one by one
-    # XLA counts host memory among what the device holds: near its limit it no longer begins copies early
+    # XLA:GPU's own default from Hopper on.
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    # Copies in flight; the link serves them one by one.
+    "xla_gpu_experimental_parallel_async_compute_limit": 64,
+    # Near its memory limit XLA no longer starts copies early, and it counts host memory, too.
     "xla_gpu_memory_limit_slop_factor": 10_000,
 }
-XLA_LIMIT = 0.8  # of a GPU's memory: what takes more, XLA rematerializes by itself, as far as it can
-_SLOP = 0.95  # of that, arguments and outputs left out: XLA's own xla_gpu_memory_limit_slop_factor
-# XLA's own pass comes behind the hook, and counts what is on the host among what the device holds: a plan of 8 GiB on
-# a V100 and 8 on the host got clones, and a warning on stderr.
+# XLA rematerializes by itself what takes more than this fraction of a GPU's memory.
+XLA_LIMIT = 0.8
+# XLA leaves this fraction of its limit, without arguments and outputs, to temporaries
+# (xla_gpu_memory_limit_slop_factor).
+_SLOP = 0.95
+# Disable XLA's own rematerialization: it runs after the hook, and counts host memory as memory of
+# the device. A plan of 8 GiB on a V100 and 8 GiB on the host got clones, and a warning on stderr.
 _REMATERIALIZATION = "rematerialization"
 _DISABLED = "xla_disable_hlo_passes"
-_DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # there is nothing to time on
+_DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # No GPU is there to time kernels on.
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
-_BAD_TILES = (  # of a product, as jaxlib 0.10 and 0.11 say it; where XLA times kernels, it passes such tiles over
-    "Couldn't find output tile sizes",
-    "No supported config found",
-)
-# A slice in a loop at a place that another loop looks up, as `jnp.searchsorted` of one number does: XLA's pass fails
-# where it should leave the slice alone (openxla/xla#49299). Without it, slices of host memory are moved by kernels.
+# jaxlib 0.10 and 0.11 say this of a product's tiles. If XLA times kernels, it skips such tiles.
+_BAD_TILES = ("Couldn't find output tile sizes", "No supported config found")
+# Disable the pass that annotates slices where it fails: on a slice in a loop whose offset another
+# loop looks up, as `jnp.searchsorted` of one number does (openxla/xla#49299). Without the pass,
+# kernels move slices of host memory.
 _ANNOTATOR = "dynamic-slice-annotator"
 _CANNOT_EVALUATE = "Failed to evaluate instruction"
-_BAD_OPTION = re.compile(r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$", re.M)
+_BAD_OPTION = re.compile(
+    r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$",
+    re.M,
+)
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 _numbers = itertools.count()
 
@@ -59,8 +66,9 @@ _numbers = itertools.count()
 class Memory:
     """The compiler's allocation, in bytes.
 
-    `device_bytes` is temporaries + arguments + outputs - aliased + large constants, which `memory_analysis()` leaves
-    out; `peak_memory_in_bytes` of jax is not used, since it leaves out temporaries on CPU and counts host bytes on GPU.
+    `device_bytes` is temporaries + arguments + outputs - aliased + large constants, which
+    `memory_analysis()` omits. jax's `peak_memory_in_bytes` is not used, since it omits temporaries
+    on CPU and counts host bytes on GPU.
     """
 
     device_bytes: int
@@ -87,6 +95,15 @@ class Executable:
         """Scheduled HLO."""
         return self.compiled.as_text()
 
+    @functools.cached_property
+    def module(self) -> Module:
+        """The scheduled module that runs.
+
+        Raises:
+          UnreadableModuleError: it is not scheduled.
+        """
+        return read_module(self.text)
+
 
 @dataclass(frozen=True)
 class Target:
@@ -104,8 +121,9 @@ class Target:
         return "cuda" if self.is_gpu else "cpu"
 
     def lower(self, lowerable: Lowerable) -> jax.stages.Lowered:
-        """What the compiler gets."""
-        options = {name: value for name, value in lowerable.options.items() if name != "compiler_options"}
+        """The step as the compiler receives it."""
+        options = dict(lowerable.options)
+        options.pop("compiler_options", None)
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
         return lower(stage, self.platform if self.described else None)
 
@@ -121,19 +139,20 @@ class Target:
         """Compile for this device, or for as many as there are partitions.
 
         Args:
-          flags: compiler options beside those in the options of `jax.jit`.
-          profile: what instructions of an earlier compilation take (seconds), for XLA's scheduler.
+          flags: compiler options in addition to those in the options of `jax.jit`.
+          profile: seconds of the instructions of an earlier compilation, for XLA's scheduler.
           rewrite: receives the scheduled module's text, and may return another.
-          shape: receives the module's text before it is scheduled, likewise.
-          name: of the module in jax's persistent cache, if that is on. What is found there was rewritten before:
-            `rewrite` is not called.
+          shape: receives the module's text before it is scheduled, and may return another.
+          name: of the module in jax's persistent cache, if that is on. A cached module is already
+            rewritten: `rewrite` is not called.
 
         Raises:
-          MemplanError: XLA did not hand it over; and whatever `rewrite` raises.
+          MemplanError: XLA did not hand the module over, or whatever `rewrite` raises.
         """
         users = lowerable.options.get("compiler_options") or {}
         own = flags or {}
-        flags = {**users, **own, **(_without(users, own[_DISABLED]) if _DISABLED in own else {})}
+        passes = _without(users, own[_DISABLED]) if _DISABLED in own else {}
+        flags = {**users, **own, **passes}
         lowered = self.lower(lowerable)
         if self.described:
             assert self.device.target is not None
@@ -143,51 +162,73 @@ class Target:
         lowered = compat.mark_on_host(lowered, lowerable.on_host, lowerable.returned_to_host)
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
-                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": _write_profile(profile, Path(folder))}
+                path = _write_profile(profile, Path(folder))
+                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": path}
             return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name))
 
     def _compile_rewritten(
-        self, lowered: Any, flags: Mapping[str, Any], rewrite: Rewrite | None, shape: Rewrite | None, cached: str
+        self,
+        lowered: Any,
+        flags: Mapping[str, Any],
+        rewrite: Rewrite | None,
+        shape: Rewrite | None,
+        cached: str,
     ) -> Any:
-        """Compiled under a name of its own, by which the hook and, if it has one, jax's persistent cache know it."""
+        """Compile under a unique name, by which the hook and jax's cache know the module.
+
+        Args:
+          cached: the name in the persistent cache; "" if the module is not cached.
+        """
         if rewrite is None:
             return self._compile_lowered(lowered, flags)
-        name = f"memplan_{cached or next(_numbers)}_{re.sub(r'[^a-zA-Z0-9_]', '_', compat.module_name_of(lowered))}"
+        users_name = re.sub(r"[^a-zA-Z0-9_]", "_", compat.module_name_of(lowered))
+        name = f"memplan_{cached or next(_numbers)}_{users_name}"
         with contextlib.ExitStack() as context:
             interception = context.enter_context(intercept(name, rewrite, self.platform, shape))
             if not cached:
                 context.enter_context(compat.without_compilation_cache())
-            found = self._compile_lowered(compat.rename_module(lowered, name), {**flags, **self._as_planned(flags)})
+            renamed = compat.rename_module(lowered, name)
+            compiled = self._compile_lowered(renamed, {**flags, **self._as_planned(flags)})
+        self._check(interception, bool(cached))
+        return compiled
+
+    def _check(self, interception: Interception, is_cached: bool) -> None:
+        """Check that XLA called the hook, and that the hook succeeded.
+
+        Raises:
+          MemplanError: see `compile`.
+        """
         version = io.version_of("jaxlib")
         try:
             interception.check()
         except UnreadableModuleError as error:
             raise MemplanError(
-                f"memplan does not understand the schedule of the step from XLA of jaxlib {version}: {error} It "
-                "supports jax 0.11.2 to 0.12."
+                "memplan does not understand the schedule of the step from XLA of jaxlib "
+                f"{version}: {error} It supports jax 0.11.2 to 0.12."
             ) from error
         except MemplanError:
             raise
-        except Exception as error:  # of a module that nobody thought of, or of a planner of the user's
+        except Exception as error:  # memplan's fault, or that of the user's own planner.
             at = traceback.extract_tb(error.__traceback__)[-1]
             raise MemplanError(
-                f"memplan could not plan the step that XLA of jaxlib {version} scheduled: {type(error).__name__} in "
-                f"{at.name} ({at.filename}:{at.lineno}): {error} Unless you passed your own planner, this is a bug in "
-                "memplan; nothing was run. Please report it with the step. `jax.jit` compiles the step without a plan."
+                f"memplan could not plan the step that XLA of jaxlib {version} scheduled: "
+                f"{type(error).__name__} in {at.name} ({at.filename}:{at.lineno}): {error} "
+                "Unless you passed your own planner, this is a bug in memplan; nothing was run. "
+                "Please report it with the step. `jax.jit` compiles the step without a plan."
             ) from error
-        if not interception.called and not cached:
+        if not interception.called and not is_cached:
             raise MemplanError(
-                f"XLA of jaxlib {version} compiled the step for {self.device.name} without calling memplan. memplan "
-                "supports jax 0.11.2 to 0.12; on a GPU, jax's plugin must have the same version."
+                f"XLA of jaxlib {version} compiled the step for {self.device.name} without calling "
+                "memplan. memplan supports jax 0.11.2 to 0.12; on a GPU, jax's plugin must have "
+                "the same version."
             )
-        return found
 
     def _as_planned(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
         """XLA:GPU's rematerialization disabled."""
         return _without(flags, _REMATERIALIZATION) if self.is_gpu else {}
 
     def _compile_lowered(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
-        """Compiled; again with other options where XLA stumbles over something that they avoid.
+        """Compile; if XLA fails on something that other options avoid, compile again with those.
 
         Raises:
           MemplanError: XLA does not take the options.
@@ -196,25 +237,27 @@ class Target:
         try:
             return lowered.compile(compiler_options=dict(flags) or None)
         except jax.errors.JaxRuntimeError as error:
-            said, failed = str(error), error
-        if self.described and any(words in said for words in _BAD_TILES):
+            failure = error
+        message = str(failure)
+        if self.described and any(words in message for words in _BAD_TILES):
             return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
-        if self.is_gpu and _CANNOT_EVALUATE in said:
+        if self.is_gpu and _CANNOT_EVALUATE in message:
             return lowered.compile(compiler_options={**flags, **_without(flags, _ANNOTATOR)})
-        if found := _BAD_OPTION.search(said):
+        version = io.version_of("jaxlib")
+        if option := _BAD_OPTION.search(message):
             raise MemplanError(
-                f"XLA of jaxlib {io.version_of('jaxlib')} does not take the compiler options: {found[1]}. Correct or "
-                "omit it in compiler_options, or in XLA_FLAGS."
+                f"XLA of jaxlib {version} does not take the compiler options: {option[1]}. "
+                "Correct or omit it in compiler_options, or in XLA_FLAGS."
             ) from None
-        if any(words in said for words in _OFFLOAD_FAULTS):
-            line = said.strip().partition("\n")[0]
+        if any(words in message for words in _OFFLOAD_FAULTS):
+            line = message.strip().partition("\n")[0]
             raise UnsupportedProgramError(
-                f"XLA of jaxlib {io.version_of('jaxlib')} cannot compile this step's values in host memory ({line}); "
-                "its host offloading has known bugs (openxla/xla#47362, #47380). Try host_budget=0, so that memplan "
-                "keeps nothing on the host, or the step without host_state= or without its own `jax.device_put` to "
-                "host memory."
-            ) from failed
-        raise failed
+                f"XLA of jaxlib {version} cannot compile this step's values in host memory "
+                f"({line}); its host offloading has known bugs (openxla/xla#47362, #47380). "
+                "Try host_budget=0, so that memplan keeps nothing on the host, or the step "
+                "without host_state= or without its own `jax.device_put` to host memory."
+            ) from failure
+        raise failure
 
     def _described_devices(self, machine: Machine | None) -> list[Any]:
         """A described device for each partition."""
@@ -241,15 +284,17 @@ def described_devices(device: Device, hosts: int = 1, per_host: int = 1) -> tupl
         )
     except (RuntimeError, NotImplementedError, ValueError) as error:
         raise UnknownDeviceError(
-            f"XLA cannot compile for {device.name} here ({error}). Planning for an absent GPU needs its "
-            "compiler: pip install 'memplan[gpu-aot]'."
+            f"XLA cannot compile for {device.name} here ({error}). "
+            "Planning for an absent GPU needs its compiler: pip install 'memplan[gpu-aot]'."
         ) from error
     return tuple(topology.devices)
 
 
 def _account(compiled: Any) -> Executable:
+    """The executable with its memory."""
     stats = compiled.memory_analysis()
-    constant_bytes = sum(op.nbytes for op in large_constants(compiled.as_text()))
+    module = read_module(compiled.as_text(), scheduled=False)
+    constant_bytes = sum(op.nbytes for op in module.large_constants)
     memory = Memory(
         device_bytes=stats.temp_size_in_bytes
         + stats.argument_size_in_bytes
@@ -268,51 +313,67 @@ def _account(compiled: Any) -> Executable:
 
 
 def _write_profile(profile: Mapping[str, float], folder: Path) -> str:
-    """A profile as XLA reads it: a text of its ProfiledInstructionsProto."""
+    """Write a profile as the text of XLA's ProfiledInstructionsProto, and return its path."""
     path = folder / "profile.pbtxt"
-    path.write_text("".join(f'costs {{ name: "{name}" cost_us: {1e6 * s:.3f} }}\n' for name, s in profile.items()))
+    costs = (f'name: "{name}" cost_us: {1e6 * seconds:.3f}' for name, seconds in profile.items())
+    path.write_text("".join(f"costs {{ {cost} }}\n" for cost in costs))
     return str(path)
 
 
 def rematerializes_above(device: Device, resident_bytes: int) -> int:
-    """Device bytes above which XLA:GPU rematerializes by itself, of a step with such arguments and outputs."""
+    """Device bytes above which XLA:GPU rematerializes a step by itself.
+
+    Args:
+      resident_bytes: of the step's arguments and outputs.
+    """
     return resident_bytes + int(_SLOP * max(0.0, XLA_LIMIT * device.memory_bytes - resident_bytes))
 
 
 @contextlib.contextmanager
 def without_messages(*words: bytes) -> Iterator[None]:
-    """Drop the lines on stderr, of whatever thread, that have one of these words; others come when this ends.
+    """Drop the lines on stderr that contain one of the words, and delay all others to the end.
 
-    XLA's own rematerialization says on stderr where it fails, which no option turns off.
+    This applies to all threads. XLA's own rematerialization says on stderr where it fails, and no
+    option turns that off.
     """
     sys.stderr.flush()
-    with tempfile.TemporaryFile() as held:
+    with tempfile.TemporaryFile() as capture:
         stderr = os.dup(2)
-        os.dup2(held.fileno(), 2)
+        os.dup2(capture.fileno(), 2)
         try:
             yield
         finally:
             sys.stderr.flush()
             os.dup2(stderr, 2)
             os.close(stderr)
-            held.seek(0)
-            for line in held:
+            capture.seek(0)
+            for line in capture:
                 if not any(word in line for word in words):
                     os.write(2, line)
 
 
 def _without(flags: Mapping[str, Any], name: str) -> dict[str, str]:
-    """A pass of XLA disabled beside those that the user disables: an option of a compilation replaces XLA_FLAGS."""
-    given = re.findall(rf"--{_DISABLED}=(\S+)", os.environ.get("XLA_FLAGS", ""))
-    users = [flags[_DISABLED]] if _DISABLED in flags else given
+    """An option that disables a pass of XLA and those that the user disables.
+
+    It repeats the user's passes, as an option of a compilation replaces the one in XLA_FLAGS.
+    """
+    if _DISABLED in flags:
+        users = [flags[_DISABLED]]
+    else:
+        users = re.findall(rf"--{_DISABLED}=(\S+)", os.environ.get("XLA_FLAGS", ""))
     return {_DISABLED: ",".join([*users, name])}
 
 
-def xla_rematerialization(target: Target, limit_bytes: int, resident_bytes: int) -> tuple[Target, dict[str, Any]]:
-    """A target and compiler options under which XLA's own rematerialization holds device bytes to `limit_bytes`.
+def xla_rematerialization(
+    target: Target,
+    limit_bytes: int,
+    resident_bytes: int,
+) -> tuple[Target, dict[str, Any]]:
+    """A target and compiler options that set the limit of XLA's own rematerialization.
 
-    XLA:GPU's limit is (80 % of device memory - arguments and outputs) x `xla_gpu_memory_limit_slop_factor` / 100. A
-    described device gets just the memory that makes this the limit; a real one only whole percents of its own.
+    XLA:GPU's limit is (80 % of device memory - arguments and outputs) x
+    `xla_gpu_memory_limit_slop_factor` / 100. A described device gets exactly the memory that makes
+    this the limit, a real one only a whole percentage of its own.
     """
     if target.described:
         device = replace(target.device, memory_bytes=int(limit_bytes / XLA_LIMIT) + 1)

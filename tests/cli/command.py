@@ -35,15 +35,15 @@ REPORT = Report(
 
 @dataclass
 class Planner:
-    """Stands in for `memplan.jit`: remembers what it was asked for and answers with `report` or `error`."""
+    """Stands in for `memplan.jit`: records its options, and returns `report` or raises `error`."""
 
     report: Report = REPORT
     error: Exception | None = None
-    asked: list[dict[str, Any]] = field(default_factory=list)
+    requests: list[dict[str, Any]] = field(default_factory=list)
     args: tuple[Any, ...] = ()
 
     def jit(self, step: Callable[..., Any], **options: Any) -> Planner:
-        self.asked.append(options)
+        self.requests.append(options)
         if self.error is not None:
             raise self.error
         return self
@@ -61,7 +61,7 @@ def run(*words: str) -> Result:
 
 
 def message(result: Result, code: int) -> str:
-    """The message of a run that failed with `code`, of which nothing reached standard output."""
+    """The message of a run that failed with `code` and printed nothing to standard output."""
     assert result.exit_code == code, result.output
     assert result.stdout == ""
     assert "Traceback" not in result.stderr

@@ -22,11 +22,11 @@ def test_version_and_help(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def demo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Puts a demo with this source in the place of memplan's."""
+    """Replaces memplan's demo by one with this source."""
     name = f"demo_{tmp_path.name}"
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(factory, "DEMO", name)
-    monkeypatch.setattr(factory, "_DEMO_PLACES", (tmp_path / "none", tmp_path))
+    monkeypatch.setattr(factory, "_DEMO_FOLDERS", (tmp_path / "none", tmp_path))
 
     def put(source: str) -> None:
         (tmp_path / f"{name}.py").write_text(source)
@@ -34,7 +34,7 @@ def demo_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], 
     return put
 
 
-def test_demo_passes_on_what_was_given(demo_in: Callable[[str], None]) -> None:
+def test_demo_passes_its_options_on(demo_in: Callable[[str], None]) -> None:
     demo_in("def main(**options): print(sorted(options.items())); return 3")
     result = run("demo", "--size", "16", "--steps", "2", "--budget", "80%")
     assert result.exit_code == 3

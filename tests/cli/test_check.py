@@ -1,4 +1,4 @@
-"""`memplan check`: what it compares, how it ends, and what it says of files that are no saved report."""
+"""`memplan check`: its comparison, its exit codes, and its errors about bad files."""
 
 from __future__ import annotations
 
@@ -15,60 +15,79 @@ from memplan.report.model import LiveValue, Report
 from tests.cli.command import REPORT, Planner, message, run
 
 MIB = 2**20
-HELD = LiveValue("net/layer_0/attention", 400 * MIB, "float32[400,512,512]", "net.py:3", "")
-PLAIN = replace(REPORT, budget_bytes=2**34, live_at_peak=(HELD,), versions=(("jax", "0.11.2"),))
+WEIGHTS = LiveValue("net/layer_0/attention", 400 * MIB, "float32[400,512,512]", "net.py:3", "")
+PLAIN = replace(REPORT, budget_bytes=2**34, live_at_peak=(WEIGHTS,), versions=(("jax", "0.11.2"),))
 GROWN = replace(
     PLAIN,
     compiled_peak_bytes=530 * MIB,
-    live_at_peak=(replace(HELD, nbytes=418 * MIB, shape="float32[418,512,512]", source="net.py:9"),),
+    live_at_peak=(replace(WEIGHTS, nbytes=418 * MIB, shape="float32[418,512,512]", source="net.py:9"),),
 )
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """What the step's report was asked for with; the answer is `now.json`."""
-    asked: list[dict[str, Any]] = []
+def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+    """The options of each requested report; the report is that of `now.json`."""
+    requests: list[dict[str, Any]] = []
 
     def report(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Report:
-        asked.append(options)
+        requests.append(options)
         return Report.load_json("now.json")
 
     monkeypatch.setattr(api, "report", report)
     PLAIN.save_json("now.json")
-    return asked
+    return requests
 
 
-def test_a_first_report_is_saved_and_the_same_step_passes(asked: list[dict[str, Any]], workshop: Path) -> None:
+def test_a_first_report_is_saved_and_the_same_step_passes(requests: list[dict[str, Any]], workshop: Path) -> None:
     first = run("check", "workshop:make(size=4, depth=2)", "--against", "saved.json", "--save")
     assert first.exit_code == 0 and "512.0 MiB compiled" in first.stdout and "wrote saved.json" in first.stderr
     assert Report.load_json("saved.json") == replace(PLAIN, step="workshop:make(depth=2, size=4)")
     again = run("check", "workshop:make(depth=2, size=4)", "--against", "saved.json", "--device", "v100")
     assert again.exit_code == 0 and "device peak" in again.stdout and "Grew" not in again.stdout
-    state = {"host_budget": None, "split": "auto", "donate_argnums": (0,), "host_state": (), "pin": None}
-    assert asked == [{"budget": None, "device": device, **state} for device in (None, "v100")]
+    state = {
+        "host_budget": None,
+        "split": "auto",
+        "donate_argnums": (0,),
+        "host_state": (),
+        "pin": None,
+    }
+    assert requests == [{"budget": None, "device": device, **state} for device in (None, "v100")]
 
 
-def test_what_rises_fails_and_names_the_buffers(asked: list[dict[str, Any]], workshop: Path) -> None:
+def test_a_rise_fails_and_names_the_buffers(requests: list[dict[str, Any]], workshop: Path) -> None:
     PLAIN.save_json("saved.json")
     GROWN.save_json("now.json")
-    result = run("check", "workshop:make", "--against", "saved.json", "--html", "page.html", "--json", "d.json")
+    result = run(
+        "check",
+        "workshop:make",
+        "--against",
+        "saved.json",
+        "--html",
+        "page.html",
+        "--json",
+        "d.json",
+    )
     assert result.exit_code == 1
-    said = " ".join(result.stderr.split())
-    assert "workshop:make on v100: its compiled bytes rose by 3.516 %, from 512.0 MiB to 530.0 MiB (2 % are" in said
-    assert "predicted time" not in said and "--save" in said
+    error = " ".join(result.stderr.split())
+    assert "workshop:make on v100: its compiled bytes rose by 3.516 %, from 512.0 MiB to 530.0 MiB (2 % are" in error
+    assert "predicted time" not in error and "--save" in error
     assert "larger float32[400 -> 418,512,512] net.py:9 net/layer_0/attention" in " ".join(result.stdout.split())
     (change,) = json.loads((workshop / "d.json").read_text())["buffers"]
-    assert (change["kind"], change["old_bytes"], change["new_bytes"]) == ("larger", 400 * MIB, 418 * MIB)
+    assert (change["kind"], change["old_bytes"], change["new_bytes"]) == (
+        "larger",
+        400 * MIB,
+        418 * MIB,
+    )
     assert "418,512,512" in (workshop / "page.html").read_text()
 
 
-def test_what_falls_passes(asked: list[dict[str, Any]]) -> None:
+def test_a_fall_passes(requests: list[dict[str, Any]]) -> None:
     GROWN.save_json("saved.json")
     result = run("check", "workshop:make", "--against", "saved.json", "--bytes", "0", "--ms", "0")
     assert result.exit_code == 0 and "Shrank at the peak: -18.0 MiB" in result.stdout
 
 
-def test_percents_say_how_much_may_rise(asked: list[dict[str, Any]]) -> None:
+def test_the_tolerances_of_bytes_and_time(requests: list[dict[str, Any]]) -> None:
     PLAIN.save_json("saved.json")
     replace(GROWN, predicted_step_s=0.22).save_json("now.json")
     check = "check", "workshop:make", "--against", "saved.json"
@@ -81,7 +100,7 @@ def test_percents_say_how_much_may_rise(asked: list[dict[str, Any]]) -> None:
     assert "ms is nan" in message(run(*check, "--ms", "nan"), 2)
 
 
-def test_save_accepts_what_rose(asked: list[dict[str, Any]], workshop: Path) -> None:
+def test_save_accepts_a_rise(requests: list[dict[str, Any]], workshop: Path) -> None:
     PLAIN.save_json("saved.json")
     GROWN.save_json("now.json")
     result = run("check", "workshop:make", "--against", "saved.json", "--save")
@@ -90,13 +109,13 @@ def test_save_accepts_what_rose(asked: list[dict[str, Any]], workshop: Path) -> 
     assert sorted(path.name for path in workshop.glob("*.json*")) == ["now.json", "saved.json"]
 
 
-def test_a_report_of_another_release_of_jax_is_compared(asked: list[dict[str, Any]]) -> None:
+def test_a_report_of_another_release_of_jax_is_compared(requests: list[dict[str, Any]]) -> None:
     replace(PLAIN, versions=(("jax", "0.12.0"),)).save_json("saved.json")
     result = run("check", "workshop:make", "--against", "saved.json")
     assert result.exit_code == 0 and "jax 0.12.0 0.11.2" in " ".join(result.stdout.split())
 
 
-def test_reports_of_other_steps_and_devices_are_refused(asked: list[dict[str, Any]]) -> None:
+def test_reports_of_other_steps_and_devices_are_refused(requests: list[dict[str, Any]]) -> None:
     replace(PLAIN, step="workshop:make(size=3)").save_json("saved.json")
     check = "check", "workshop:make(size=4)", "--against", "saved.json"
     assert "another step: workshop:make(size=3), not workshop:make(size=4)" in message(run(*check), 2)
@@ -107,7 +126,7 @@ def test_reports_of_other_steps_and_devices_are_refused(asked: list[dict[str, An
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "expected"),
     [
         (b'{"schema": "memplan.report/1", "device": "v1', "not JSON"),
         (b"", "not JSON"),
@@ -120,40 +139,44 @@ def test_reports_of_other_steps_and_devices_are_refused(asked: list[dict[str, An
 )
 @pytest.mark.parametrize("save", [(), ("--save",)])
 def test_a_file_that_is_no_report_is_left_alone(
-    asked: list[dict[str, Any]], workshop: Path, content: bytes, said: str, save: tuple[str, ...]
+    requests: list[dict[str, Any]],
+    workshop: Path,
+    content: bytes,
+    expected: str,
+    save: tuple[str, ...],
 ) -> None:
     (workshop / "saved.json").write_bytes(content)
-    told = message(run("check", "workshop:make", "--against", "saved.json", *save), 2)
-    assert "saved.json holds no report" in told and said in told
-    assert (workshop / "saved.json").read_bytes() == content and not asked
+    error = message(run("check", "workshop:make", "--against", "saved.json", *save), 2)
+    assert "saved.json holds no report" in error and expected in error
+    assert (workshop / "saved.json").read_bytes() == content and not requests
 
 
-def test_a_huge_file_is_not_read_whole(asked: list[dict[str, Any]], workshop: Path) -> None:
+def test_a_huge_file_is_not_read_whole(requests: list[dict[str, Any]], workshop: Path) -> None:
     with (workshop / "saved.json").open("wb") as file:
         file.truncate(2**40)
-    told = message(run("check", "workshop:make", "--against", "saved.json"), 2)
-    assert "saved.json holds no report" in told and "more than 256 MiB" in told and not asked
+    error = message(run("check", "workshop:make", "--against", "saved.json"), 2)
+    assert "saved.json holds no report" in error and "more than 256 MiB" in error and not requests
 
 
-def test_a_missing_file_is_told_with_what_writes_it(asked: list[dict[str, Any]]) -> None:
-    told = message(run("check", "workshop:make", "--against", "saved.json"), 2)
-    assert "saved.json cannot be read: No such file" in told and "--save writes" in told
+def test_the_error_about_a_missing_file_names_save(requests: list[dict[str, Any]]) -> None:
+    error = message(run("check", "workshop:make", "--against", "saved.json"), 2)
+    assert "saved.json cannot be read: No such file" in error and "--save writes" in error
     assert "--against" in message(run("check", "workshop:make"), 2)
     assert "nowhere is not a writable folder" in message(
         run("check", "workshop:make", "--against", "nowhere/s.json", "--save"), 2
     )
     assert "of its own" in message(run("check", "workshop:make", "--against", "s", "--json", "s"), 2)
-    assert not asked
+    assert not requests
 
 
-def test_a_planned_step_keeps_its_options(planner: Planner, asked: list[dict[str, Any]], workshop: Path) -> None:
+def test_a_planned_step_keeps_its_options(planner: Planner, requests: list[dict[str, Any]], workshop: Path) -> None:
     (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert run("check", "ready:make", "--against", "saved.json", "--save").exit_code == 0
     assert run("check", "ready:make", "--against", "saved.json").exit_code == 0
     assert "return the plain step" in message(run("check", "ready:make", "--against", "saved.json", "--budget", "1"), 2)
-    assert not asked
+    assert not requests
 
 
-def test_a_budget_is_passed_on(asked: list[dict[str, Any]]) -> None:
+def test_a_budget_is_passed_on(requests: list[dict[str, Any]]) -> None:
     assert run("check", "workshop:make", "--against", "saved.json", "--save", "--budget", "1GiB").exit_code == 0
-    assert asked[0]["budget"] == "1GiB"
+    assert requests[0]["budget"] == "1GiB"

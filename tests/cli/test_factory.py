@@ -1,4 +1,4 @@
-"""MODULE:FACTORY: what is called, and one clear message for whatever is wrong with it."""
+"""MODULE:FACTORY: the call, and one clear message for each error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from memplan.cli import factory
 from tests.cli.command import Planner, message, run
 
 
-def test_a_reference_is_written_in_one_way() -> None:
+def test_a_reference_has_one_form() -> None:
     first, second = (
         factory.parse(call) for call in ("a.b:f(size=(2, 3), dtype='x')", "a.b:f( dtype = 'x', size=(2,3) )")
     )
@@ -54,7 +54,7 @@ def test_factory_arguments_are_literals(planner: Planner) -> None:
 )
 def test_a_bad_factory_is_a_usage_error(planner: Planner, reference: str, hint: str) -> None:
     assert hint in message(run("inspect", reference), 2)
-    assert not planner.asked
+    assert not planner.requests
 
 
 def test_the_current_directory_is_importable_once(workshop: Path) -> None:

@@ -47,7 +47,10 @@ def test_calibrate_writes_a_device_and_figures(workshop: Path) -> None:
     assert measured.load("device.json").device.rate("float32") == 5e9
     assert json.loads(Path("figures.json").read_text())["schema"] == "memplan.calibration/2"
     assert "matrix product float32" in result.stdout
-    assert {path.name for path in set(workshop.iterdir()) - before} == {"device.json", "figures.json"}
+    assert {path.name for path in set(workshop.iterdir()) - before} == {
+        "device.json",
+        "figures.json",
+    }
 
 
 def test_calibrate_without_files_prints() -> None:
@@ -57,9 +60,13 @@ def test_calibrate_without_files_prints() -> None:
 
 @pytest.mark.parametrize(
     "words",
-    [["--out", "plain"], ["--out", "no/such/folder/d.json"], ["--out", "same.json", "--json", "same.json"]],
+    [
+        ["--out", "plain"],
+        ["--out", "no/such/folder/d.json"],
+        ["--out", "same.json", "--json", "same.json"],
+    ],
 )
-def test_calibrate_refuses_what_it_could_not_write(words: list[str], workshop: Path) -> None:
+def test_calibrate_refuses_files_that_it_cannot_write(words: list[str], workshop: Path) -> None:
     before = set(workshop.iterdir())
     assert run("calibrate", *words).exit_code == 2
     assert set(workshop.iterdir()) == before
@@ -67,7 +74,7 @@ def test_calibrate_refuses_what_it_could_not_write(words: list[str], workshop: P
 
 def test_topologies_are_listed() -> None:
     listed = json.loads(run("topology", "--json", "-").stdout)["topologies"]
-    assert [one["name"] for one in listed] == list(TOPOLOGIES)
+    assert [topology["name"] for topology in listed] == list(TOPOLOGIES)
     assert [level["size"] for level in listed[0]["levels"]] == list(TOPOLOGIES["ddl"].sizes.values())
     assert all(name in run("topology").stdout for name in TOPOLOGIES)
     assert "--measure" in message(run("topology", "--out", "t.json"), 2)

@@ -1,4 +1,4 @@
-"""What the text of options means."""
+"""The meaning of options."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.cli.command import Planner, message, run
 )
 def test_donation(planner: Planner, words: list[str], donated: tuple[int, ...]) -> None:
     assert run("inspect", *words).exit_code == 0
-    assert planner.asked[0]["donate_argnums"] == donated
+    assert planner.requests[0]["donate_argnums"] == donated
 
 
 @pytest.mark.parametrize(
@@ -35,12 +35,12 @@ def test_donation(planner: Planner, words: list[str], donated: tuple[int, ...]) 
 )
 def test_state_on_the_host(planner: Planner, words: list[str], on_host: tuple[int, ...]) -> None:
     assert run("inspect", "workshop:make", *words).exit_code == 0
-    assert planner.asked[0]["host_state"] == on_host
+    assert planner.requests[0]["host_state"] == on_host
 
 
 def test_verify_none_is_none(planner: Planner) -> None:
     assert run("inspect", "workshop:make", "--verify", "none").exit_code == 0
-    assert planner.asked[0]["verify"] is None
+    assert planner.requests[0]["verify"] is None
 
 
 @pytest.mark.parametrize(
@@ -61,4 +61,4 @@ def test_a_bad_option_is_a_usage_error(planner: Planner, workshop: Path, words: 
     before = sorted(workshop.iterdir())
     assert hint in message(run("inspect", "workshop:make", *words), 2)
     assert [path for path in sorted(workshop.iterdir()) if path.name != "__pycache__"] == before
-    assert not planner.asked
+    assert not planner.requests

@@ -1,4 +1,4 @@
-"""What goes to standard output, to files and to standard error, and the exit codes."""
+"""Standard output, files, standard error and exit codes."""
 
 from __future__ import annotations
 
@@ -34,14 +34,17 @@ def test_files_are_written_beside_the_table(planner: Planner, workshop: Path) ->
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (InfeasibleBudgetError("the floor is [9 GiB]", floor_bytes=9, smallest_bytes=10, operation="conv"), 3),
+        (
+            InfeasibleBudgetError("the floor is [9 GiB]", floor_bytes=9, smallest_bytes=10, operation="conv"),
+            3,
+        ),
         (BudgetError("'5 apples' is not a budget"), 2),
         (MemplanError("there is no planner 'x'"), 2),
         (ZeroDivisionError("inside the step"), 1),
         (OSError("inside the step"), 1),
     ],
 )
-def test_errors_are_one_message_and_a_code(planner: Planner, workshop: Path, error: Exception, code: int) -> None:
+def test_an_error_is_one_message_and_a_code(planner: Planner, workshop: Path, error: Exception, code: int) -> None:
     planner.error = error
     said = message(run("inspect", "workshop:make", "--json", "r.json"), code)
     assert " ".join(str(error).split()) in said
@@ -67,7 +70,7 @@ def test_a_disk_that_fills_up_is_reported(planner: Planner, workshop: Path, monk
 
 
 def test_progress_reaches_the_stage_line(planner: Planner, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen: list[str] = []
-    monkeypatch.setattr(output.Stages, "__call__", lambda self, stage, fraction=None: seen.append(stage))
+    stages: list[str] = []
+    monkeypatch.setattr(output.Stages, "__call__", lambda self, stage, fraction=None: stages.append(stage))
     assert run("inspect", "workshop:make").exit_code == 0
-    assert seen == ["loading workshop:make"]
+    assert stages == ["loading workshop:make"]

@@ -1,4 +1,4 @@
-"""Commands that plan a step: what they pass on, and what they print."""
+"""Commands that plan a step: the options that they pass on, and their output."""
 
 from __future__ import annotations
 
@@ -35,13 +35,16 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     state = {"donate_argnums": (0,), "host_state": ()}
     whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
     split = {"split": "auto", **state, "pin": None}
-    assert planner.asked == [{**options, **split}, {**dict.fromkeys(options), "verify": "compile", **whole}]
+    assert planner.requests == [
+        {**options, **split},
+        {**dict.fromkeys(options), "verify": "compile", **whole},
+    ]
 
 
 def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: Path) -> None:
     (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert run("inspect", "ready:make").exit_code == 0
-    assert planner.asked == [{"budget": 3}]
+    assert planner.requests == [{"budget": 3}]
     assert "return the plain step" in message(run("inspect", "ready:make", "--budget", "1GiB"), 2)
     assert "return the plain step" in message(run("inspect", "ready:make", "--no-split"), 2)
     assert "return the plain step" in message(run("inspect", "ready:make", "--host-state", "0"), 2)
@@ -54,7 +57,12 @@ def test_a_pin_needs_a_place(planner: Planner) -> None:
 
 
 def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planner, "report", replace(REPORT, timeline=random_timeline(random.Random(0))), raising=False)
+    monkeypatch.setattr(
+        planner,
+        "report",
+        replace(REPORT, timeline=random_timeline(random.Random(0))),
+        raising=False,
+    )
     result = run("inspect", "workshop:make", "--trace", "t.pftrace", "--png", "t.png")
     assert result.exit_code == 0, result.output
     assert (workshop / "t.pftrace").stat().st_size and (workshop / "t.png").read_bytes().startswith(b"\x89PNG")
@@ -69,57 +77,79 @@ def test_inspect_says_why_there_is_no_trace(planner: Planner, workshop: Path) ->
 
 @pytest.fixture
 def examined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def doctor(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Diagnosis:
-        asked.append({"args": args, **options})
+        requests.append({"args": args, **options})
         donate = Finding("donate", "donate argument 0", 2**20, 0.0, 2**29, "compiled", position=0)
         budget = 2**28 if options["budget"] == "256MiB" else 2**30
         return Diagnosis("v100", budget, 2**29, 0.1, (donate,) if options["budget"] == "1GiB" else (), 2)
 
     monkeypatch.setattr(api, "doctor", doctor)
-    return asked
+    return requests
 
 
 @pytest.mark.parametrize(("budget", "code"), [("1GiB", 1), ("256MiB", 1), ("2GiB", 0)])
-def test_doctor_ends_with_1_unless_the_step_fits_and_nothing_is_found(
+def test_doctor_exits_with_1_unless_the_step_fits_without_findings(
     examined: list[dict[str, Any]], budget: str, code: int
 ) -> None:
-    result = run("doctor", "workshop:make(size=4)", "--budget", budget, "--device", "v100", "--json", "d.json")
+    result = run(
+        "doctor",
+        "workshop:make(size=4)",
+        "--budget",
+        budget,
+        "--device",
+        "v100",
+        "--json",
+        "d.json",
+    )
     assert result.exit_code == code, result.output
     assert "memplan doctor" in result.stdout and ("donate argument 0" in result.stdout) == (budget == "1GiB")
     assert Diagnosis.from_json(Path("d.json").read_text()).device == "v100"
-    asked = {"budget": budget, "host_budget": None, "device": "v100", "split": "auto", "host_state": (), "pin": None}
-    assert examined == [{"args": ({"w": 4}, 2), "donate_argnums": None, **asked}]
+    expected = {
+        "budget": budget,
+        "host_budget": None,
+        "device": "v100",
+        "split": "auto",
+        "host_state": (),
+        "pin": None,
+    }
+    assert examined == [{"args": ({"w": 4}, 2), "donate_argnums": None, **expected}]
 
 
-def test_doctor_takes_what_is_donated_and_no_planned_step(examined: list[dict[str, Any]], workshop: Path) -> None:
+def test_doctor_passes_donated_arguments_on_and_refuses_a_planned_step(
+    examined: list[dict[str, Any]], workshop: Path
+) -> None:
     run("doctor", "workshop:make", "--donate", "0,1")
     run("doctor", "workshop:make", "--donate", "none")
-    assert [one["donate_argnums"] for one in examined] == [(0, 1), ()]
+    assert [request["donate_argnums"] for request in examined] == [(0, 1), ()]
     (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert "plain step" in message(run("doctor", "ready:make"), 2)
 
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def compare(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Comparison:
-        asked.append({"args": args, **options})
+        requests.append({"args": args, **options})
         fits = options["budget"] != "1KiB"
-        return Comparison((Row("plain", 2**31, 0, 0.1, False), Row("memplan", 2**29, 2**28, 0.2, fits)), "v100", 2**30)
+        return Comparison(
+            (Row("plain", 2**31, 0, 0.1, False), Row("memplan", 2**29, 2**28, 0.2, fits)),
+            "v100",
+            2**30,
+        )
 
     monkeypatch.setattr(api, "compare", compare, raising=False)
-    return asked
+    return requests
 
 
-def test_compare_prints_a_row_for_each_way(compared: list[dict[str, Any]]) -> None:
+def test_compare_prints_a_row_for_each_method(compared: list[dict[str, Any]]) -> None:
     result = run("compare", "workshop:make(size=4)", "--budget", "1GiB", "--device", "v100")
     assert result.exit_code == 0
     assert "memplan" in result.stdout
-    asked = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto"}
-    assert compared == [{"args": ({"w": 4}, 2), **asked, "donate_argnums": (0,), "host_state": (), "pin": None}]
+    expected = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto"}
+    assert compared == [{"args": ({"w": 4}, 2), **expected, "donate_argnums": (0,), "host_state": (), "pin": None}]
     run("compare", "workshop:make", "--no-split")
     assert compared[1]["split"] is False
 
@@ -139,20 +169,35 @@ def test_compare_where_nothing_fits(compared: list[dict[str, Any]]) -> None:
 
 @pytest.fixture
 def curved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def curve(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Curve:
-        asked.append({"args": args, **options})
+        requests.append({"args": args, **options})
         return Curve(
-            (Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)), "v100", 2**31, 0.1, 9
+            (Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)),
+            "v100",
+            2**31,
+            0.1,
+            9,
         )
 
     monkeypatch.setattr(api, "curve", curve)
-    return asked
+    return requests
 
 
 def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: Path) -> None:
-    result = run("curve", "workshop:make", "--points", "3", "--device", "v100", "--json", "c.json", "--png", "c.png")
+    result = run(
+        "curve",
+        "workshop:make",
+        "--points",
+        "3",
+        "--device",
+        "v100",
+        "--json",
+        "c.json",
+        "--png",
+        "c.png",
+    )
     assert result.exit_code == 0
     assert "+100.0%" in result.stdout
     assert curved[0]["points"] == 3 and curved[0]["device"] == "v100" and curved[0]["donate_argnums"] == (0,)
@@ -170,11 +215,11 @@ def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, 
 
 @pytest.fixture
 def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    asked: list[dict[str, Any]] = []
+    requests: list[dict[str, Any]] = []
 
     def frontier(make: Callable[..., Any], **options: Any) -> Frontier:
         low, high = options["low"], options["high"]
-        asked.append({"made": make(high)[1], **options})
+        requests.append({"args": make(high)[1], **options})
         tried = (
             Trial(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
             Trial(high, False, 2**31, 0, "xla", 2**28, "", 3),
@@ -182,18 +227,28 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         return Frontier(options["name"], low, high, tried, "v100", 2**30, 0)
 
     monkeypatch.setattr(api, "frontier", frontier)
-    return asked
+    return requests
 
 
 def test_largest_varies_an_argument_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
-    words = ["--vary", "size=8:64:8", "--budget", "1GiB", "--json", "l.json", "--no-split", "--host-state", "0"]
+    words = [
+        "--vary",
+        "size=8:64:8",
+        "--budget",
+        "1GiB",
+        "--json",
+        "l.json",
+        "--no-split",
+        "--host-state",
+        "0",
+    ]
     result = run("largest", "workshop:make(batch=4, dtype='float32')", *words)
     assert result.exit_code == 0, result.output
     assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
-    [asked] = sized
-    assert asked["name"] == "size" and asked["step"] == 8 and asked["budget"] == "1GiB"
-    assert asked["made"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and asked["donate_argnums"] == (0,)
-    assert asked["split"] is False and asked["host_state"] == (0,)
+    [request] = sized
+    assert request["name"] == "size" and request["step"] == 8 and request["budget"] == "1GiB"
+    assert request["args"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and request["donate_argnums"] == (0,)
+    assert request["split"] is False and request["host_state"] == (0,)
     assert Frontier.from_json((workshop / "l.json").read_text()).largest == 8
 
 

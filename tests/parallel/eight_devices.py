@@ -1,6 +1,6 @@
-"""Training steps over eight CPU devices and on one; prints one JSON object. Run in a process of its own.
+"""Training steps over eight CPU devices and on one, in a process of its own; prints JSON.
 
-That a step over a mesh trains as on one device, that plans fit, and where arrays lie.
+The results show that a step over a mesh trains as on one device, that plans fit, and the shardings.
 """
 
 import functools
@@ -51,13 +51,21 @@ def decoder() -> Any:
 def small(step: Callable[..., Any]) -> Any:
     """One of the steps below with its state and batch."""
     keys = jax.random.split(jax.random.key(4), 3)
-    state = {"w": jax.random.normal(keys[0], (16, 16)) / 4, "m": jnp.zeros((16, 16)), "key": keys[1]}
+    state = {
+        "w": jax.random.normal(keys[0], (16, 16)) / 4,
+        "m": jnp.zeros((16, 16)),
+        "key": keys[1],
+    }
     return step, (state, jax.random.normal(keys[2], (32, 16)))
 
 
 def updated(state: Any, gradient: jax.Array) -> Any:
     moment = 0.9 * state["m"] + gradient
-    return {"w": state["w"] - 0.1 * moment, "m": moment, "key": jax.random.split(state["key"], 1)[0]}
+    return {
+        "w": state["w"] - 0.1 * moment,
+        "m": moment,
+        "key": jax.random.split(state["key"], 1)[0],
+    }
 
 
 def dropped(state: Any, x: jax.Array) -> Any:
@@ -74,9 +82,9 @@ def dropped(state: Any, x: jax.Array) -> Any:
 def accumulated(state: Any, x: jax.Array) -> Any:
     """Gradients of four microbatches, one after another."""
 
-    def add(known: Any, part: jax.Array) -> Any:
-        found = jax.value_and_grad(lambda w: (jnp.tanh(part @ w) ** 2).mean())(state["w"])
-        return jax.tree.map(jnp.add, known, found), None
+    def add(total: Any, part: jax.Array) -> Any:
+        terms = jax.value_and_grad(lambda w: (jnp.tanh(part @ w) ** 2).mean())(state["w"])
+        return jax.tree.map(jnp.add, total, terms), None
 
     parts = x.reshape(-1, 4, 16).swapaxes(0, 1)
     (value, gradient), _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros((16, 16))), parts)
@@ -107,7 +115,7 @@ def mixed(state: Any, x: jax.Array) -> Any:
 
 
 def off(a: Any, b: Any) -> float:
-    """Largest difference over the largest magnitude of any leaf."""
+    """Largest relative difference of any leaf."""
 
     def leaf(x: Any, y: Any) -> float:
         if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
@@ -127,8 +135,8 @@ def trained(step: Callable[..., Any], state: Any, batch: Any) -> Any:
 def same(make: Callable[[], Any], **options: Any) -> float:
     step, (state, batch) = make()
     divided = parallel.data_parallel(step, MESH, **options)
-    found = trained(jax.jit(divided), *divided.place(state, batch))
-    return off(trained(jax.jit(step), state, batch), found)
+    results = trained(jax.jit(divided), *divided.place(state, batch))
+    return off(trained(jax.jit(step), state, batch), results)
 
 
 def planned(make: Callable[[], Any], share: float) -> dict[str, Any]:
@@ -141,18 +149,18 @@ def planned(make: Callable[[], Any], share: float) -> dict[str, Any]:
     whole = memplan.jit(divided, donate_argnums=0).plan(state, batch).report
     run = memplan.jit(divided, budget=int(share * (peak - memory.alias_size_in_bytes)), donate_argnums=0)
     report = run.plan(state, batch).report
-    found = trained(run, state, batch)
+    results = trained(run, state, batch)
     return {
-        "off": off(expected, found),
+        "off": off(expected, results),
         "planner": report.planner,
         "within": (report.compiled_peak_bytes or 0) / report.budget_bytes,
-        "counted": [(one.predicted_peak_bytes or 0) - (one.compiled_peak_bytes or 0) for one in (whole, report)],
+        "counted": [(row.predicted_peak_bytes or 0) - (row.compiled_peak_bytes or 0) for row in (whole, report)],
         "same baseline": whole.baseline_peak_bytes == report.baseline_peak_bytes == whole.predicted_peak_bytes,
     }
 
 
 def judged(make: Callable[[], Any], share: float) -> str:
-    """Who planned a step over two hosts, whose sums go in phases, and whose numbers were compared."""
+    """The planner of a step over two hosts with sums in phases and compared numbers."""
     step, (state, batch) = make()
     divided = parallel.data_parallel(step, MESH)
     state, batch = divided.place(state, batch)
@@ -162,7 +170,7 @@ def judged(make: Callable[[], Any], share: float) -> str:
 
 
 def over_typed_mesh() -> dict[str, float]:
-    """A mesh as jax makes it, whose arrays' types say how they lie on it: arrays that lie there, and others."""
+    """A mesh of jax with explicit axes: arrays that are placed on it, and others."""
 
     def step(w: jax.Array, x: jax.Array) -> Any:
         def loss(w: jax.Array) -> jax.Array:
@@ -171,7 +179,10 @@ def over_typed_mesh() -> dict[str, float]:
 
         return jax.value_and_grad(loss)(w)
 
-    args = jax.random.normal(jax.random.key(1), (6, 6)), jax.random.normal(jax.random.key(0), (16, 6))
+    args = (
+        jax.random.normal(jax.random.key(1), (6, 6)),
+        jax.random.normal(jax.random.key(0), (16, 6)),
+    )
     expected = jax.jit(step)(*args)
     divided = parallel.data_parallel(step, jax.make_mesh(MESH.axis_sizes, MESH.axis_names))
     return {
@@ -182,19 +193,19 @@ def over_typed_mesh() -> dict[str, float]:
 
 
 def share_of_split_state() -> float:
-    """Of the optimizer's state, what one device has."""
+    """One device's share of the optimizer's state."""
     step, (state, batch) = decoder()
     divided = parallel.data_parallel(step, MESH, split_state="opt_state")
     placed = divided.place(state)
     after, _ = jax.jit(divided)(placed, divided.assemble(batch))
-    here = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(after.opt_state))
-    return here / sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
+    nbytes = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(after.opt_state))
+    return nbytes / sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
 
 
 def main() -> None:
     warnings.filterwarnings("error", "XLA cannot divide")
     split = {"split_state": "opt_state"}
-    found = {
+    results = {
         "same": {
             "unet": same(unet),
             "resnet": same(resnet),
@@ -209,7 +220,7 @@ def main() -> None:
         "over typed mesh": over_typed_mesh(),
         "share of split state": share_of_split_state(),
     }
-    print(json.dumps(found))
+    print(json.dumps(results))
 
 
 if __name__ == "__main__":

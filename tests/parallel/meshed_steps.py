@@ -1,4 +1,4 @@
-"""Training steps as users write them for several devices, over a mesh of two axes, concrete or abstract."""
+"""Training steps as users write them for a mesh of two axes, concrete or abstract."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ABSTRACT = AbstractMesh((2, 4), AXES, axis_types=(AxisType.Auto, AxisType.Auto))
 
 @dataclass(frozen=True)
 class Case:
-    """A step, the shapes of its arguments, how they lie on the mesh, and options of `jax.jit`."""
+    """A step, the shapes and shardings of its arguments, and options of `jax.jit`."""
 
     step: Callable[..., Any]
     shapes: tuple[Any, ...]
@@ -41,7 +41,10 @@ def mlp(weights: Any, x: jax.Array, between: Callable[[jax.Array], jax.Array] = 
     return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
 
-MLP = ([jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS, jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32))
+MLP = (
+    [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS,
+    jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
+)
 
 
 def fsdp(mesh: AnyMesh) -> Case:
@@ -59,7 +62,12 @@ def by_options(mesh: AnyMesh) -> Case:
     """The shardings in the options of jax.jit alone."""
     case = fsdp(mesh)
     results = ([over(mesh, AXES)] * LAYERS, over(mesh))
-    return Case(case.step, case.shapes, (None, None), {"in_shardings": case.shardings, "out_shardings": results})
+    return Case(
+        case.step,
+        case.shapes,
+        (None, None),
+        {"in_shardings": case.shardings, "out_shardings": results},
+    )
 
 
 def constrained(mesh: AnyMesh) -> Case:
@@ -68,7 +76,9 @@ def constrained(mesh: AnyMesh) -> Case:
     def step(weights: Any, x: jax.Array) -> Any:
         rows = over(mesh, AXES)
         return mlp(
-            weights, jax.lax.with_sharding_constraint(2 * x, rows), lambda y: jax.lax.with_sharding_constraint(y, rows)
+            weights,
+            jax.lax.with_sharding_constraint(2 * x, rows),
+            lambda y: jax.lax.with_sharding_constraint(y, rows),
         )
 
     return Case(step, MLP, (None, None), {})
@@ -87,7 +97,7 @@ def mapped(mesh: AnyMesh) -> Case:
 
 
 def in_space(mesh: AnyMesh) -> Case:
-    """Convolutions over an image whose rows are divided: XLA exchanges the rims."""
+    """Convolutions over an image whose rows are divided: XLA exchanges the halos."""
     kernels = [jax.ShapeDtypeStruct((3, 3, 8, 8), jnp.float32)] * 4
     image = jax.ShapeDtypeStruct((2, 32, 16, 8), jnp.float32)
 
@@ -107,7 +117,7 @@ def in_space(mesh: AnyMesh) -> Case:
 
 
 CASES: dict[str, Callable[[AnyMesh], Case]] = {
-    one.__name__: one for one in (fsdp, tensor, by_options, constrained, mapped, in_space)
+    make.__name__: make for make in (fsdp, tensor, by_options, constrained, mapped, in_space)
 }
 
 
@@ -122,10 +132,10 @@ def explicit(mesh: AnyMesh) -> AnyMesh:
 def shaped(case: Case) -> Any:
     """The arguments as shapes with their shardings."""
 
-    def one(shape: Any, sharding: Any) -> Any:
+    def with_sharding(shape: Any, sharding: Any) -> Any:
         return jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=sharding)
 
     return tuple(
-        given if lies is None else jax.tree.map(one, given, lies)
-        for given, lies in zip(case.shapes, case.shardings, strict=True)
+        shapes if sharding is None else jax.tree.map(with_sharding, shapes, sharding)
+        for shapes, sharding in zip(case.shapes, case.shardings, strict=True)
     )

@@ -1,4 +1,4 @@
-"""A data-parallel training within a share of its bytes, which tells what it planned and what came of it.
+"""A data-parallel training within a share of its bytes; prints the plan and the results as JSON.
 
 memplan launch -n 2 --devices 1 -- python tests/parallel/planned.py --share 0.6
 """
@@ -38,20 +38,25 @@ def main() -> None:
     whole = unplanned.plan(state, batches[0]).report.baseline_peak_bytes
     assert whole is not None
     fit = memplan.jit(step, budget=int(options.share * whole), verify="numbers")
-    found = fit.plan(state, batches[0])
+    plan_stage = fit.plan(state, batches[0])
     names = ("by jax", "unplanned", "planned")
     trained = {
         name: train(run, state, batches) for name, run in zip(names, (jax.jit(step), unplanned, fit), strict=True)
     }
-    assert found.plan is not None
-    actions = hashlib.sha256(found.plan.to_json().encode()).hexdigest()
-    report = found.report
-    told = {"rank": jax.process_index(), "fingerprint": found.plan.fingerprint, "plan": actions, **trained}
-    sys.stdout.write(json.dumps({**told, "peak": report.compiled_peak_bytes, "budget": report.budget_bytes}) + "\n")
+    assert plan_stage.plan is not None
+    actions = hashlib.sha256(plan_stage.plan.to_json().encode()).hexdigest()
+    report = plan_stage.report
+    facts = {
+        "rank": jax.process_index(),
+        "fingerprint": plan_stage.plan.fingerprint,
+        "plan": actions,
+        **trained,
+    }
+    sys.stdout.write(json.dumps({**facts, "peak": report.compiled_peak_bytes, "budget": report.budget_bytes}) + "\n")
 
 
 def train(step: Any, state: Any, batches: list[Any]) -> dict[str, Any]:
-    """The losses, and a digest of the bits of what this process has of the state at last."""
+    """The losses, and a digest of this process's part of the last state."""
     losses = []
     for batch in batches:
         state, loss = step(state, batch)

@@ -1,4 +1,4 @@
-"""What a module prints at last, run in a process of its own."""
+"""Runs a module in a process of its own, and reads the JSON that it prints last."""
 
 import json
 import subprocess

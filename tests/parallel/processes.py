@@ -1,4 +1,4 @@
-"""Processes of a run, started by hand (nobody ends the others when one fails) or by `memplan launch`."""
+"""Starts the processes of a run, one by one or by `memplan launch`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LAUNCH = (sys.executable, "-c", "from memplan.cli import main; main()", "launch"
 
 @dataclass(frozen=True)
 class Ended:
-    """How one process ended: exit code, standard output and error together, seconds since the epoch."""
+    """One process at its end: exit code, combined output, and seconds since the epoch."""
 
     code: int
     output: str
@@ -26,7 +26,10 @@ class Ended:
 
 
 def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | None = None) -> list[Ended]:
-    """Start one process for each rank; those that still run after two minutes are killed, and so is a stopped one."""
+    """Start one process for each rank; kill a stopped one, and any after two minutes.
+
+    No process ends the others when one fails.
+    """
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     environment = {
@@ -37,7 +40,8 @@ def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | N
         "MEMPLAN_PROCESSES": str(processes),
         "MEMPLAN_DEVICES": "1",
     }
-    begun, files = time.time(), [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
+    start_s = time.time()
+    files = [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
     started = [
         subprocess.Popen(
             [sys.executable, "-u", str(script), *words],
@@ -48,24 +52,35 @@ def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | N
         for rank, file in enumerate(files)
     ]
     ended_s = {}
-    while time.time() < begun + 120 and len(ended_s.keys() - {stopped}) < processes - (stopped is not None):
+    while time.time() < start_s + 120 and len(ended_s.keys() - {stopped}) < processes - (stopped is not None):
         for rank, process in enumerate(started):
             if rank not in ended_s and process.poll() is not None:
                 ended_s[rank] = time.time()
         time.sleep(0.02)
-    found = []
+    ended = []
     for rank, (process, file) in enumerate(zip(started, files, strict=True)):
         process.kill()
         process.wait()
         file.seek(0)
-        found.append(Ended(process.returncode, file.read(), ended_s.get(rank, float("inf"))))
+        ended.append(Ended(process.returncode, file.read(), ended_s.get(rank, float("inf"))))
         file.close()
-    return found
+    return ended
 
 
 def launched(script: Path, processes: int, *words: str, options: Sequence[str] = ()) -> tuple[int, str]:
     """Exit code and output of `memplan launch`."""
-    command = [*LAUNCH, "-n", str(processes), "--devices", "1", *options, "--", sys.executable, str(script), *words]
+    command = [
+        *LAUNCH,
+        "-n",
+        str(processes),
+        "--devices",
+        "1",
+        *options,
+        "--",
+        sys.executable,
+        str(script),
+        *words,
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     return done.returncode, done.stdout + done.stderr

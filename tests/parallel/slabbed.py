@@ -1,4 +1,4 @@
-"""A step in slabs on four CPU devices, its batch and depth divided, against one device; prints JSON."""
+"""Compares a step in slabs on four CPU devices with one device; prints JSON."""
 
 import json
 from typing import Any
@@ -15,7 +15,8 @@ SHARES = (0.4, 0.3)
 def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     for weight in weights:
         x = jax.lax.conv_general_dilated(x, weight, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
-        mean, variance = x.mean((1, 2, 3), keepdims=True), x.var((1, 2, 3), keepdims=True)
+        mean = x.mean((1, 2, 3), keepdims=True)
+        variance = x.var((1, 2, 3), keepdims=True)
         x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + 1e-5))
     return (x**2).mean()
 
@@ -35,13 +36,13 @@ def main() -> None:
     args = divided.place(weights), divided.assemble(x)
     whole = memplan.jit(divided).plan(*args).report.compiled_peak_bytes
     expected = jax.tree.leaves(jax.device_get(jax.jit(step)(weights, x)))
-    found = []
+    rows = []
     for share in SHARES:
         planned = memplan.jit(divided, budget=int(share * whole), topology="2x2").plan(*args)
         results = jax.tree.leaves(jax.device_get(planned.compile()(*args)))
         report = planned.report
         assert report.compiled_peak_bytes is not None and report.mesh is not None
-        found.append(
+        rows.append(
             {
                 "share": report.compiled_peak_bytes / whole,
                 "loops": len(report.slab_loops),
@@ -51,7 +52,7 @@ def main() -> None:
                 ),
             }
         )
-    print(json.dumps(found))
+    print(json.dumps(rows))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What processes compare: all that must be the same, and nothing that belongs to one process alone."""
+"""Processes compare all that must be equal, and nothing that belongs to one process alone."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ Parts = dict[str, str]
 
 @pytest.fixture
 def compared(monkeypatch: pytest.MonkeyPatch) -> list[Parts]:
-    """What would be compared, as if the mesh were of all of several processes."""
-    found: list[Parts] = []
+    """The parts that are compared, as if the mesh spanned several processes."""
+    calls: list[Parts] = []
     monkeypatch.setattr(agreement, "_are_all", lambda processes: True)
-    monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: found.append(dict(parts)))
-    return found
+    monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: calls.append(dict(parts)))
+    return calls
 
 
 def regression(rate: float = 0.1, act: Callable[[Any], Any] = jnp.tanh, offset: Any = 0.0) -> Any:
@@ -53,8 +53,8 @@ def programs(compared: list[Parts], *steps: Any) -> list[Parts]:
     return compared
 
 
-def differing(one: Mapping[str, str], other: Mapping[str, str]) -> set[str]:
-    return {name for name in one if one[name] != other[name]}
+def differing(first: Mapping[str, str], second: Mapping[str, str]) -> set[str]:
+    return {name for name in first if first[name] != second[name]}
 
 
 def test_nothing_is_compared_or_paid_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,12 +64,12 @@ def test_nothing_is_compared_or_paid_alone(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_the_same_step_made_again_is_the_same(compared: list[Parts]) -> None:
-    one, other = programs(compared, regression(), regression())
-    assert one == other
+    first, second = programs(compared, regression(), regression())
+    assert first == second
 
 
 @pytest.mark.parametrize(
-    ("other", "part"),
+    ("changed", "part"),
     [
         (regression(rate=0.2), "its equations"),
         (regression(act=jax.nn.relu), "its equations"),
@@ -78,15 +78,15 @@ def test_the_same_step_made_again_is_the_same(compared: list[Parts]) -> None:
     ],
     ids=["rate", "activation", "captured number", "captured array"],
 )
-def test_another_step_is_another(compared: list[Parts], other: Any, part: str) -> None:
-    one, another = programs(compared, regression(), other)
-    assert part in differing(one, another)
+def test_another_step_is_another(compared: list[Parts], changed: Any, part: str) -> None:
+    plain, another = programs(compared, regression(), changed)
+    assert part in differing(plain, another)
 
 
 def test_captured_values_count(compared: list[Parts]) -> None:
     arrays = [jnp.array([1.0, 2.0, 3.0, value]) for value in (4.0, 4.0, 5.0)]
-    one, same, other = programs(compared, *(regression(offset=array) for array in arrays))
-    assert one == same and differing(one, other) == {"the constants that it captures"}
+    first, same, last = programs(compared, *(regression(offset=array) for array in arrays))
+    assert first == same and differing(first, last) == {"the constants that it captures"}
 
 
 def test_state_is_compared_by_leaf(compared: list[Parts]) -> None:
@@ -105,14 +105,20 @@ def test_the_ranks_that_differ_from_most_are_named(monkeypatch: pytest.MonkeyPat
         return np.array([[list(digest(text.encode(), digest_size=16).digest())] for text in texts], np.uint8)
 
     monkeypatch.setattr(agreement.multihost_utils, "process_allgather", gathered)
-    with pytest.raises(MemplanError, match=f"'step': its rate on rank {odd}. Here, on rank 0, its rate is: {texts[0]}"):
+    with pytest.raises(
+        MemplanError,
+        match=f"'step': its rate on rank {odd}. Here, on rank 0, its rate is: {texts[0]}",
+    ):
         agreement._refuse_differences(regression(), {"its rate": texts[0]})
 
 
 def test_what_belongs_to_one_process_is_left_out() -> None:
     texts = [
         f"callback=<function f at {address}> axes=frozenset({{{names}}}) at {path}:12"
-        for address, names, path in (("0x7f1", "'a', 'b'", "/home/one/t.py"), ("0x9e2", "'b', 'a'", "/srv/t.py"))
+        for address, names, path in (
+            ("0x7f1", "'a', 'b'", "/home/one/t.py"),
+            ("0x9e2", "'b', 'a'", "/srv/t.py"),
+        )
     ]
     assert comparable(texts[0]) == comparable(texts[1])
     assert comparable("mul 0.1") != comparable("mul 0.2")
@@ -137,8 +143,8 @@ best(divided, (jnp.ones(3), np.ones((8, 3), np.float32)), {}, {}, Request())
 
 
 def test_every_process_finds_the_same() -> None:
-    """Whatever its order of sets and its addresses."""
-    found = {
+    """Regardless of addresses and the order of sets."""
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", FINGERPRINT],
             cwd=Path(__file__).parents[2],
@@ -150,4 +156,4 @@ def test_every_process_finds_the_same() -> None:
         ).stdout
         for seed in ("1", "2", "3")
     }
-    assert len(found) == 1 and "callback" in found.pop()
+    assert len(outputs) == 1 and "callback" in outputs.pop()

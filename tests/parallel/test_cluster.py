@@ -1,4 +1,4 @@
-"""Joining a run: what is refused at once, and how real processes end when one of them does."""
+"""Joining a run: what is refused at once, and how processes end when one of them does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRAINER = Path(__file__).parent / "trainer.py"
 
 @pytest.fixture
 def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As if jax had not been used, which other tests have long done."""
+    """As if no other test had used jax."""
     monkeypatch.setattr(cluster, "_refuse_late", lambda: None)
     for name in ("MEMPLAN_COORDINATOR", "MEMPLAN_PROCESSES", "MEMPLAN_PROCESS", "MEMPLAN_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -33,27 +33,27 @@ def test_a_used_jax_is_refused() -> None:
 
 
 def test_alone(fresh: None) -> None:
-    found = initialize(processes=1)
-    assert (found.process, found.processes, found.devices) == (0, 1, jax.device_count())
-    assert str(found) == f"one process, {jax.device_count()} device(s)"
+    cluster = initialize(processes=1)
+    assert (cluster.process, cluster.processes, cluster.devices) == (0, 1, jax.device_count())
+    assert str(cluster) == f"one process, {jax.device_count()} device(s)"
 
 
 @pytest.mark.usefixtures("fresh")
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("arguments", "message"),
     [
         ({"coordinator": "h:1"}, "give all three"),
         ({"processes": 4, "process": 1}, "give all three"),
         ({"coordinator": "h:1", "processes": 4, "process": 4}, "4 is no rank of 4 processes"),
     ],
 )
-def test_arguments_that_cannot_be_are_refused(given: dict[str, object], told: str) -> None:
-    with pytest.raises(MemplanError, match=told):
-        initialize(**given)  # type: ignore[arg-type]
+def test_arguments_that_cannot_be_are_refused(arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(MemplanError, match=message):
+        initialize(**arguments)  # type: ignore[arg-type]
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_damaged_environment_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_damaged_environment_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPLAN_COORDINATOR", "127.0.0.1:1")
     monkeypatch.setenv("MEMPLAN_PROCESSES", "four")
     with pytest.raises(MemplanError, match="MEMPLAN_PROCESSES is 'four', not a number"):
@@ -75,9 +75,9 @@ except MemplanError as error: print(error)
 
 def test_a_run_that_jax_started_is_adopted() -> None:
     done = subprocess.run([sys.executable, "-c", ADOPTED], cwd=ROOT, capture_output=True, text=True, timeout=120)
-    told = done.stdout.splitlines()
-    assert told[0] == "True", done
-    assert told[1].startswith("jax.distributed.initialize has made this process rank 0 of 1, not 1 of 2.")
+    lines = done.stdout.splitlines()
+    assert lines[0] == "True", done
+    assert lines[1].startswith("jax.distributed.initialize has made this process rank 0 of 1, not 1 of 2.")
 
 
 def test_a_run_of_three_ends_well_and_all_see_the_same_losses() -> None:
@@ -89,9 +89,9 @@ def test_a_run_of_three_ends_well_and_all_see_the_same_losses() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["kill", "stop", "leave", "raise"])
-def test_a_rank_that_ends_early_ends_the_others_within_30_seconds(what: str) -> None:
-    ended = by_hand(TRAINER, 3, ("--odd", "1", "--what", what), stopped=1 if what == "stop" else None)
+@pytest.mark.parametrize("fault", ["kill", "stop", "leave", "raise"])
+def test_a_rank_that_ends_early_ends_the_others_within_30_seconds(fault: str) -> None:
+    ended = by_hand(TRAINER, 3, ("--odd", "1", "--what", fault), stopped=1 if fault == "stop" else None)
     acted = re.search(r"acting at ([\d.]+)", ended[1].output)
     assert acted, ended[1].output
     for rank in (0, 2):
@@ -101,14 +101,14 @@ def test_a_rank_that_ends_early_ends_the_others_within_30_seconds(what: str) -> 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("what", "told"),
+    ("fault", "message"),
     [
         ("seed", r"differ in what they give 'step': state\['w'\] on rank 1"),
         ("shape", "the types of its arguments on rank 1"),
         ("rate", "its equations on rank 1"),
     ],
 )
-def test_a_rank_that_differs_is_refused_before_the_first_step(what: str, told: str) -> None:
-    for rank, one in enumerate(by_hand(TRAINER, 3, ("--odd", "1", "--what", what))):
-        assert re.search(told, one.output), (rank, one.output[-2000:])
-        assert "step 0" not in one.output and one.code == 1
+def test_a_rank_that_differs_is_refused_before_the_first_step(fault: str, message: str) -> None:
+    for rank, process in enumerate(by_hand(TRAINER, 3, ("--odd", "1", "--what", fault))):
+        assert re.search(message, process.output), (rank, process.output[-2000:])
+        assert "step 0" not in process.output and process.code == 1

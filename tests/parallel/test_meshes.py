@@ -19,8 +19,8 @@ from tests.hardware.machines import on
 
 
 def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:
-    found = meshes.mesh()
-    assert dict(found.shape) == {"host": 1, "device": jax.device_count()}
+    mesh = meshes.mesh()
+    assert dict(mesh.shape) == {"host": 1, "device": jax.device_count()}
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,7 @@ def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:
         {"a": -1, "b": -1},
     ],
 )
-def test_a_mesh_of_other_sizes_than_there_are_is_refused(sizes: dict[str, int]) -> None:
+def test_a_mesh_of_impossible_sizes_is_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(MeshError, match=r"needs .* devices; there are"):
         meshes.mesh(sizes)
 
@@ -54,7 +54,7 @@ def test_a_topology_has_as_many_devices_as_the_step(topology: Any, name: str) ->
     assert meshes.topology_for(topology, 8, 4, "today") == topology_named(name)
 
 
-def test_a_shape_is_taken_at_its_word() -> None:
+def test_a_shape_is_not_resized() -> None:
     assert meshes.topology_for("ddl@2x3", 8, 4, "today").devices == 6
     with pytest.raises(TopologyError, match=r"'today@2x3' has 6 devices; the program runs on 8\. .* as '1x8'"):
         meshes.machine_of(ABSENT, "2x3", described=True)
@@ -64,9 +64,11 @@ ABSENT = compat.Division(8, None, (), ())
 
 
 def division(*devices: tuple[int, int], platform: str = "cpu") -> compat.Division:
-    """Over devices of these processes and numbers."""
-    found = tuple(SimpleNamespace(process_index=process, id=one, platform=platform) for process, one in devices)
-    return compat.Division(len(found), found, (), ())
+    """A division over devices with these processes and numbers."""
+    all_devices = tuple(
+        SimpleNamespace(process_index=process, id=number, platform=platform) for process, number in devices
+    )
+    return compat.Division(len(all_devices), all_devices, (), ())
 
 
 @pytest.mark.parametrize(("count", "shape"), [(8, "1x8"), (16, "2x8"), (12, "2x6"), (2, "1x2"), (7, "1x7")])
@@ -75,7 +77,7 @@ def test_described_devices_stand_up_to_eight_on_a_host(count: int, shape: str) -
     assert machine == on(topology_named(f"today@{shape}"), count)
 
 
-def test_described_devices_take_the_places_of_the_steps_own() -> None:
+def test_described_devices_replace_those_of_the_step() -> None:
     shuffled = division((0, 3), (0, 1), (0, 2), (0, 0))
     assert meshes.machine_of(shuffled, "2x2", described=True).devices == (3, 1, 2, 0)
 
@@ -97,42 +99,48 @@ def test_processes_with_unequal_numbers_are_one_host() -> None:
 
 
 def test_slices_are_hosts_where_each_gpu_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    devices = [SimpleNamespace(process_index=one, id=one, slice_index=one // 2, platform="cuda") for one in range(4)]
+    devices = [
+        SimpleNamespace(process_index=number, id=number, slice_index=number // 2, platform="cuda")
+        for number in range(4)
+    ]
     monkeypatch.setattr(jax, "devices", lambda: devices)
-    found = meshes.machine_of(compat.Division(4, tuple(devices), (), ()), None, described=False)
-    assert found == on(topology_named("today@2x2"), 4)
+    machine = meshes.machine_of(compat.Division(4, tuple(devices), (), ()), None, described=False)
+    assert machine == on(topology_named("today@2x2"), 4)
 
 
-def measured(known: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:
-    """What would be measured where all-reduces take what the cost model says."""
+def measured(links: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:
+    """The measured topology if all-reduces take as long as the cost model says."""
 
     def seconds(mesh: Any, axis: str, nbytes: int) -> float:
-        return all_reduce_seconds(known, (axis,), nbytes)
+        return all_reduce_seconds(links, (axis,), nbytes)
 
     monkeypatch.setattr(meshes, "_seconds", seconds)
-    devices = np.full(tuple(known.sizes.values()), SimpleNamespace(device_kind="chip"))
-    mesh: Any = SimpleNamespace(shape=known.sizes, devices=devices)
+    devices = np.full(tuple(links.sizes.values()), SimpleNamespace(device_kind="chip"))
+    mesh: Any = SimpleNamespace(shape=links.sizes, devices=devices)
     return meshes.measure_topology(mesh, "mine")
 
 
 @pytest.mark.parametrize("name", ["ddl@2x4", "ddl@8x2", "today@4x8"])
-def test_a_known_machine_comes_out_as_it_is(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    known = topology_named(name)
-    found = measured(known, monkeypatch)
-    assert found.name == "mine" and found.sizes == known.sizes
-    for one, other in zip(found.axes, known.axes, strict=True):
-        assert one.latency_s == pytest.approx(other.latency_s, rel=0.05, abs=1e-6)
-        assert one.bandwidth == pytest.approx(other.bandwidth, rel=0.01)
+def test_measuring_finds_the_topology_of_the_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    links = topology_named(name)
+    topology = measured(links, monkeypatch)
+    assert topology.name == "mine" and topology.sizes == links.sizes
+    for axis, expected in zip(topology.axes, links.axes, strict=True):
+        assert axis.latency_s == pytest.approx(expected.latency_s, rel=0.05, abs=1e-6)
+        assert axis.bandwidth == pytest.approx(expected.bandwidth, rel=0.01)
 
 
 def test_faster_than_its_launch_is_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = topology_named("ddl@1x4")
-    fast = replace(known, axes=(known.axes[0], replace(known.axes[1], latency_s=0.0, bandwidth=1e15)))
-    found = measured(fast, monkeypatch)
-    assert all(axis.latency_s >= 0 and axis.bandwidth > 0 for axis in found.axes)
+    links = topology_named("ddl@1x4")
+    fast = replace(links, axes=(links.axes[0], replace(links.axes[1], latency_s=0.0, bandwidth=1e15)))
+    topology = measured(fast, monkeypatch)
+    assert all(axis.latency_s >= 0 and axis.bandwidth > 0 for axis in topology.axes)
 
 
 def test_an_axis_of_one_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meshes, "_seconds", None)
-    found = meshes.measure_topology(jax.make_mesh((1, 1), ("host", "device")))
-    assert [(axis.size, axis.latency_s, axis.shared) for axis in found.axes] == [(1, 0.0, True), (1, 0.0, False)]
+    topology = meshes.measure_topology(jax.make_mesh((1, 1), ("host", "device")))
+    assert [(axis.size, axis.latency_s, axis.shared) for axis in topology.axes] == [
+        (1, 0.0, True),
+        (1, 0.0, False),
+    ]

@@ -1,4 +1,4 @@
-"""Real processes with gloo between them: one plans, the others follow; one that traces another step is refused."""
+"""Processes over gloo: one plans, the others follow; one with another step is refused."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ SCRIPT = Path(__file__).parent / "planned.py"
     ],
 )
 def test_all_processes_follow_one_plan(processes: int, words: Sequence[str]) -> None:
-    """A plan keeps the bits of the step without one; `jax.jit` adds the parts of four processes in another order."""
+    """A plan keeps the results' bits; `jax.jit` may add the processes' parts in another order."""
     code, output = launched(SCRIPT, processes, "--share", "0.75", *words)
     assert code == 0, output
-    told = [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"fingerprint"' in line]
-    assert {one["rank"] for one in told} == set(range(processes))
-    assert len({one["fingerprint"] for one in told}) == len({one["plan"] for one in told}) == 1
-    for one in told:
-        assert one["peak"] <= one["budget"]
-        assert one["planned"] == one["unplanned"]
-        assert one["planned"]["losses"] == pytest.approx(one["by jax"]["losses"], rel=1e-6)
+    facts = [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"fingerprint"' in line]
+    assert {rank["rank"] for rank in facts} == set(range(processes))
+    assert len({rank["fingerprint"] for rank in facts}) == len({rank["plan"] for rank in facts}) == 1
+    for rank in facts:
+        assert rank["peak"] <= rank["budget"]
+        assert rank["planned"] == rank["unplanned"]
+        assert rank["planned"]["losses"] == pytest.approx(rank["by jax"]["losses"], rel=1e-6)
 
 
 @pytest.mark.slow

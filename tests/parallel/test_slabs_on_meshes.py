@@ -1,4 +1,4 @@
-"""Slabs of a step over a mesh: along what is whole on every device, and with one device's bytes."""
+"""Slabs of a step over a mesh run along undivided dimensions, and count one device's bytes."""
 
 import jax
 import jax.numpy as jnp
@@ -20,14 +20,15 @@ def test_the_divided_dimension_is_never_cut(divided: int) -> None:
     x = jax.ShapeDtypeStruct((1, 64, 64, 64, 1), jnp.float32, sharding=NamedSharding(MESH, spec))
     weights = [jax.ShapeDtypeStruct((3, 3, 3, a, 8), jnp.float32) for a in (1, 8, 8)]
     program = trace(step, (weights, x), {}, {}, platform="cuda")
-    room = 64**3 * 8 * 4  # of one of its large arrays whole, of which a device has a quarter
-    found = [
-        one.write().in_slabs[0].slabs for one in slab_programs(program, catalog.named("v100"), room, 0, float("inf"))
+    limit = 64**3 * 8 * 4  # of one large array, of which a device has a quarter
+    in_slabs = [
+        candidate.write().in_slabs[0].slabs
+        for candidate in slab_programs(program, catalog.named("v100"), limit, 0, float("inf"))
     ]
-    assert found and all(slabs.dim in {1, 2, 3} - {divided} for slabs in found)
+    assert in_slabs and all(slabs.dim in {1, 2, 3} - {divided} for slabs in in_slabs)
 
 
-def test_nor_is_what_a_constraint_of_the_step_divides() -> None:
+def test_nor_is_a_dimension_that_a_constraint_divides() -> None:
     def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
         x = jax.lax.with_sharding_constraint(x, rows)
         for weight in weights:
@@ -38,12 +39,14 @@ def test_nor_is_what_a_constraint_of_the_step_divides() -> None:
     x = jax.ShapeDtypeStruct((4096, 4), jnp.float32, sharding=rows)
     weights = [jax.ShapeDtypeStruct((size, 64), jnp.float32) for size in (4, 64, 64)]
     program = trace(jax.value_and_grad(loss_of), (weights, x), {}, {}, platform="cuda")
-    found = [*slab_programs(program, catalog.named("v100"), 4096 * 64 * 4, 0, float("inf"))]
-    assert found and all(one.write().in_slabs[0].slabs.dim == 1 for one in found)  # of the width, not of the batch
+    candidates = [*slab_programs(program, catalog.named("v100"), 4096 * 64 * 4, 0, float("inf"))]
+    assert candidates and all(
+        candidate.write().in_slabs[0].slabs.dim == 1 for candidate in candidates
+    )  # of the width, not of the batch
 
 
 @pytest.mark.slow
 def test_slabs_on_four_devices_give_the_results_of_one() -> None:
-    for share, found in zip(SHARES, printed_by("tests.parallel.slabbed"), strict=True):
-        assert found["share"] <= share and found["loops"] and found["off"] < 1e-6
-        assert found["kinds"] == ["all-reduce", "collective-permute"]  # and nothing is gathered
+    for share, row in zip(SHARES, printed_by("tests.parallel.slabbed"), strict=True):
+        assert row["share"] <= share and row["loops"] and row["off"] < 1e-6
+        assert row["kinds"] == ["all-reduce", "collective-permute"]  # and nothing is gathered

@@ -1,4 +1,4 @@
-"""What users call: its arguments, its errors, and training steps on eight real devices, which one script runs."""
+"""`data_parallel`: its arguments, its errors, and training steps on eight CPU devices."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,10 +15,11 @@ from memplan.errors import MemplanError
 from memplan.parallel.step import DataParallel, data_parallel
 from tests.parallel.printed import printed_by
 
-SAME = 3e-5  # what rounding does to these steps, three times over
+SAME = 3e-5  # three times the rounding error of these steps
 W = jax.random.normal(jax.random.key(1), (6, 6))
 X = jax.random.normal(jax.random.key(0), (24, 6))
-FOUR, EIGHT = AbstractMesh((4,), ("d",)), AbstractMesh((2, 4), ("host", "device"))
+FOUR = AbstractMesh((4,), ("d",))
+EIGHT = AbstractMesh((2, 4), ("host", "device"))
 
 
 def step(state: jax.Array, batch: jax.Array) -> jax.Array:
@@ -26,19 +27,30 @@ def step(state: jax.Array, batch: jax.Array) -> jax.Array:
 
 
 def specs(divided: DataParallel, *args: Any) -> list[P]:
-    return [one.spec for one in jax.tree.leaves(divided.shardings(*args))]
+    return [sharding.spec for sharding in jax.tree.leaves(divided.shardings(*args))]
 
 
 def test_shardings_say_what_is_divided() -> None:
     divided = data_parallel(step, FOUR, split_state="m")
     state = {"w": jnp.ones((6, 6)), "m": jnp.ones((6, 8)), "count": 1}
-    assert specs(divided, state, (X, jnp.ones(()))) == [P(), P(None, ("d",)), P(), P(("d",), None), P()]
+    assert specs(divided, state, (X, jnp.ones(()))) == [
+        P(),
+        P(None, ("d",)),
+        P(),
+        P(("d",), None),
+        P(),
+    ]
 
 
 def test_a_function_may_say_which_state_is_divided() -> None:
     divided = data_parallel(step, EIGHT, split_state=lambda path, leaf: leaf.ndim == 2)
     state = {"odd": jnp.ones((3, 5)), "b": jnp.ones(8), "w": jnp.ones((8, 16))}
-    assert specs(divided, state, X) == [P(), P(), P(None, ("host", "device")), P(("host", "device"), None)]
+    assert specs(divided, state, X) == [
+        P(),
+        P(),
+        P(None, ("host", "device")),
+        P(("host", "device"), None),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -71,24 +83,42 @@ def test_new_state_has_the_shardings_of_the_old() -> None:
         for eqn in jax.make_jaxpr(divided)(*args).eqns
         if eqn.primitive.name == "sharding_constraint"
     ]
-    given = [P(None, ("d",)), P(), P(("d",), None)]
-    assert [tuple(one) for one in constraints[:3]] == [tuple(one) for one in given]
-    assert [tuple(one) for one in constraints[3:]] == [tuple(one) for one in given[:2]]
+    expected = [P(None, ("d",)), P(), P(("d",), None)]
+    assert [tuple(spec) for spec in constraints[:3]] == [tuple(spec) for spec in expected]
+    assert [tuple(spec) for spec in constraints[3:]] == [tuple(spec) for spec in expected[:2]]
 
 
 @pytest.mark.parametrize(
-    ("call", "told"),
+    ("call", "message"),
     [
-        (lambda: data_parallel(step, FOUR).shardings(W, X[:6]), r"global batch of 6 \(.*Take 4 or 8"),
-        (lambda: data_parallel(step, FOUR).shardings(W, X[:3]), r"global batch of 3 \(argument 1, .*Take 4, or a mesh"),
+        (
+            lambda: data_parallel(step, FOUR).shardings(W, X[:6]),
+            r"global batch of 6 \(.*Take 4 or 8",
+        ),
+        (
+            lambda: data_parallel(step, FOUR).shardings(W, X[:3]),
+            r"global batch of 3 \(argument 1, .*Take 4, or a mesh",
+        ),
         (
             lambda: data_parallel(step, FOUR, space={"d": "depth"}).shardings(W, {"image": X}),
             r"size 6 of dimension 1 of 6 \(argument 1\['image'\], dimension 1\)",
         ),
-        (lambda: data_parallel(step, FOUR, space={"e": "depth"}), r"divides along 'e'; the mesh has the axes d"),
-        (lambda: data_parallel(step, FOUR, space={"d": "width"}), r"divides 'width' along 'd'; it is 'batch', 'depth'"),
-        (lambda: memplan.parallel.mesh({"host": 4, "device": 400}), r"needs 1600 devices; there are \d+ in 1 proc"),
-        (lambda: memplan.jit(step, topology="dll@2x4"), r"Unknown topology 'dll@2x4'\. Did you mean ddl"),
+        (
+            lambda: data_parallel(step, FOUR, space={"e": "depth"}),
+            r"divides along 'e'; the mesh has the axes d",
+        ),
+        (
+            lambda: data_parallel(step, FOUR, space={"d": "width"}),
+            r"divides 'width' along 'd'; it is 'batch', 'depth'",
+        ),
+        (
+            lambda: memplan.parallel.mesh({"host": 4, "device": 400}),
+            r"needs 1600 devices; there are \d+ in 1 proc",
+        ),
+        (
+            lambda: memplan.jit(step, topology="dll@2x4"),
+            r"Unknown topology 'dll@2x4'\. Did you mean ddl",
+        ),
         (lambda: memplan.jit(step, between_hosts="int3"), "'bfloat16', 'float16'"),
         (lambda: data_parallel(step, FOUR).assemble(X), "an AbstractMesh has no devices"),
         (
@@ -97,8 +127,8 @@ def test_new_state_has_the_shardings_of_the_old() -> None:
         ),
     ],
 )
-def test_bad_input_is_told(call: Callable[[], Any], told: str) -> None:
-    with pytest.raises(MemplanError, match=told):
+def test_bad_input_is_an_error(call: Callable[[], Any], message: str) -> None:
+    with pytest.raises(MemplanError, match=message):
         call()
 
 
@@ -107,7 +137,11 @@ def test_arguments_may_be_named() -> None:
         return state - rate * scale * (batch @ state).sum(0)
 
     divided = jax.jit(data_parallel(step, jax.make_mesh((1,), ("device",))))
-    for args, kwargs in [((W,), {"batch": X}), ((W, X), {"rate": 0.5}), ((), {"state": W, "batch": X, "scale": 1.0})]:
+    for args, kwargs in [
+        ((W,), {"batch": X}),
+        ((W, X), {"rate": 0.5}),
+        ((), {"state": W, "batch": X, "scale": 1.0}),
+    ]:
         np.testing.assert_allclose(divided(*args, **kwargs), step(*args, **kwargs), rtol=1e-5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bacth'"):
         divided(W, bacth=X)
@@ -116,7 +150,10 @@ def test_arguments_may_be_named() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: AxisType) -> None:
-    shapes = jax.ShapeDtypeStruct((128, 128), jnp.float32), jax.ShapeDtypeStruct((256, 128), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((128, 128), jnp.float32),
+        jax.ShapeDtypeStruct((256, 128), jnp.float32),
+    )
     of_eight = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
     planned = memplan.jit(data_parallel(step, of_eight), device="h100", topology="2x4").plan(*shapes)
     memory = planned._found.executable.compiled.memory_analysis()
@@ -131,7 +168,7 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
 
 @pytest.fixture(scope="module")
 def on_eight() -> Any:
-    """What `eight_devices.py` found."""
+    """Results of `eight_devices.py`."""
     return printed_by("tests.parallel.eight_devices")
 
 
@@ -145,7 +182,8 @@ def test_eight_devices_train_as_one_does(on_eight: Any) -> None:
 def test_a_divided_step_is_planned_as_one_device_runs_it(on_eight: Any) -> None:
     planned = on_eight["planned"]
     assert planned["planner"] == "kernels"
-    assert all(0 <= more <= 1024 for more in planned["counted"])  # tables of pointers: XLA:CPU packs them more tightly
+    # XLA:CPU packs tables of pointers more tightly.
+    assert all(0 <= excess <= 1024 for excess in planned["counted"])
     assert planned["same baseline"]
     assert planned["within"] <= 1
     assert planned["off"] < SAME

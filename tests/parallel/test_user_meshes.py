@@ -1,4 +1,4 @@
-"""Meshes and shardings as users write them, through memplan.jit: on eight CPU devices, and for described GPUs."""
+"""Meshes and shardings as users write them: on eight CPU devices, and for described GPUs."""
 
 import json
 import subprocess
@@ -16,23 +16,26 @@ from tests.parallel.printed import ROOT, printed_by
 
 @pytest.fixture(scope="module")
 def on_eight() -> Any:
-    """What `user_meshes.py` found."""
+    """Results of `user_meshes.py`."""
     return printed_by("tests.parallel.user_meshes")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*CASES, "by one argument", "in context", "by pmap"])
 def test_on_any_mesh_the_budget_is_kept_and_nothing_else_changes(name: str, on_eight: Any) -> None:
-    found = on_eight[name]
-    assert found["planner"] == "kernels" and found["within"] <= 1
-    assert found["predicted"] == pytest.approx(1, abs=1e-3)
-    assert found["off"] < 1e-6 and found["placed"]
+    row = on_eight[name]
+    assert row["planner"] == "kernels" and row["within"] <= 1
+    assert row["predicted"] == pytest.approx(1, abs=1e-3)
+    assert row["off"] < 1e-6 and row["placed"]
 
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     "name",
-    ["fsdp", *(pytest.param(one, marks=pytest.mark.slow) for one in CASES if one not in ("constrained", "fsdp"))],
+    [
+        "fsdp",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in ("constrained", "fsdp")),
+    ],
 )
 def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     case = CASES[name](ABSTRACT)
@@ -43,12 +46,13 @@ def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     planned = memplan.jit(case.step, budget=budget, **options).plan(*shaped(case))
     assert planned.report.planner == "kernels"
     assert planned.report.compiled_peak_bytes is not None and planned.report.compiled_peak_bytes <= budget
-    followed = memplan.jit(case.step, plan=planned.plan, **options).plan(*shaped(case))  # within all of the device
+    # Without a budget, the whole device is the limit.
+    followed = memplan.jit(case.step, plan=planned.plan, **options).plan(*shaped(case))
     assert followed.report.compiled_peak_bytes == planned.report.compiled_peak_bytes
 
 
 @pytest.mark.gpu_aot
-def test_what_is_planned_is_what_one_device_holds() -> None:
+def test_the_plan_is_for_the_arrays_of_one_device() -> None:
     case = fsdp(ABSTRACT)
     planned = memplan.jit(case.step, device="a100").plan(*shaped(case))
     memory = planned._found.executable.compiled.memory_analysis()
@@ -76,19 +80,22 @@ for order in (range(8), (7, 3, 5, 1, 6, 2, 4, 0)):
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
-def test_described_gpus_take_the_places_of_the_devices_of_a_mesh() -> None:
+def test_described_gpus_replace_the_devices_of_a_mesh() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", CONCRETE, "fsdp", "constrained", "mapped"], cwd=ROOT, capture_output=True, text=True
+        [sys.executable, "-c", CONCRETE, "fsdp", "constrained", "mapped"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    weights, rows = (sum(leaf.size * 4 for leaf in jax.tree.leaves(one)) for one in MLP)
+    rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
+    weights, batch = (sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes)) for shapes in MLP)
     orders = list(range(8)), [7, 3, 5, 1, 6, 2, 4, 0]
-    assert found == [
+    assert rows == [
         [name, nbytes, order]
         for order in orders
         for name, nbytes in (
-            ("fsdp", (weights + rows) // 8), ("constrained", weights + rows // 8), ("mapped", weights + rows // 8)
+            ("fsdp", (weights + batch) // 8), ("constrained", weights + batch // 8), ("mapped", weights + batch // 8)
         )
     ]  # fmt: skip
 

@@ -28,23 +28,26 @@ def main() -> None:
     parser.add_argument("--what", default="")
     options = parser.parse_args()
     cluster = parallel.initialize()
-    what = options.what if cluster.process == options.odd else ""
-    width = WIDTH + (what == "shape")
-    step = parallel.data_parallel(step_of(what))
-    key = jax.random.key(1 if what == "seed" else 0)
+    fault = options.what if cluster.process == options.odd else ""
+    width = WIDTH + (fault == "shape")
+    step = parallel.data_parallel(step_of(fault))
+    key = jax.random.key(1 if fault == "seed" else 0)
     state = step.place({"w": 0.1 * jax.random.normal(key, (width,)), "key": jax.random.key(0)})
     fit = memplan.jit(step, donate_argnums=0)
     for k in range(STEPS):
         if k == MOMENT:
-            act(what)
-        state, loss = fit(state, step.assemble(np.random.default_rng(k).normal(size=(ROWS, width)).astype(np.float32)))
+            act(fault)
+        state, loss = fit(
+            state,
+            step.assemble(np.random.default_rng(k).normal(size=(ROWS, width)).astype(np.float32)),
+        )
         say(f"step {k} loss {float(loss):.5f}")
     say("done")
 
 
-def act(what: str) -> None:
+def act(fault: str) -> None:
     say(f"acting at {time.time():.2f}")
-    match what:
+    match fault:
         case "leave":
             sys.exit(0)
         case "raise":
@@ -55,8 +58,8 @@ def act(what: str) -> None:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 
-def step_of(what: str) -> Any:
-    rate = 0.2 if what == "rate" else 0.1
+def step_of(fault: str) -> Any:
+    rate = 0.2 if fault == "rate" else 0.1
 
     def step(state: dict[str, jax.Array], x: jax.Array) -> tuple[Any, jax.Array]:
         value, slope = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(x @ w) - x.sum(1)) ** 2))(state["w"])

@@ -1,4 +1,4 @@
-"""Plans steps over meshes of eight CPU devices; prints one JSON object. To be run in a process of its own."""
+"""Plans steps over meshes of eight CPU devices in a process of its own; prints JSON."""
 
 import json
 import os
@@ -25,7 +25,7 @@ def filled(shapes: Any) -> Any:
 
 
 def placed(case: Case) -> Any:
-    """The arguments' values where the case puts them; None leaves them where jax puts them."""
+    """The arguments' values with the case's shardings; with None, where jax puts them."""
     values = filled(case.shapes)
     return tuple(
         value if lies is None else jax.device_put(value, lies)
@@ -33,14 +33,15 @@ def placed(case: Case) -> Any:
     )
 
 
-def tried(step: Any, args: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The step planned for 80 % of what it takes unplanned, against `jax.jit` of the same."""
+def compared(step: Any, args: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Compare the step, planned for 80 % of its unplanned bytes, with `jax.jit`."""
     expected = jax.jit(step, **options)(*args)
     whole = memplan.jit(step, **options).plan(*args).report.baseline_peak_bytes
     assert whole is not None
     planned = memplan.jit(step, budget=whole * 8 // 10, **options)
-    found, report = planned(*args), planned.plan(*args).report
-    pairs = list(zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True))
+    results = planned(*args)
+    report = planned.plan(*args).report
+    pairs = list(zip(jax.tree.leaves(expected), jax.tree.leaves(results), strict=True))
     return {
         "planner": report.planner,
         "within": report.compiled_peak_bytes / report.budget_bytes,
@@ -55,33 +56,33 @@ def in_context() -> dict[str, Any]:
     mesh = explicit(MESH)
     with jax.set_mesh(mesh):
         case = fsdp(mesh)
-        weights, x = (jax.device_put(one, lies) for one, lies in zip(filled(MLP), case.shardings, strict=True))
+        weights, x = (jax.device_put(array, lies) for array, lies in zip(filled(MLP), case.shardings, strict=True))
 
         def step(weights: Any, x: jax.Array) -> Any:
-            return mlp([jax.sharding.reshard(one, PartitionSpec()) for one in weights], x)
+            return mlp([jax.sharding.reshard(weight, PartitionSpec()) for weight in weights], x)
 
-        return tried(step, (weights, x), {})
+        return compared(step, (weights, x), {})
 
 
 def by_pmap() -> dict[str, Any]:
-    """A step of jax.pmap inside of the planned one."""
+    """The planned step calls jax.pmap."""
     weights, x = filled(MLP)
 
     def step(weights: Any, x: jax.Array) -> Any:
         each = jax.pmap(lambda w, rows: jax.lax.pmean(mlp(w, rows), "i"), axis_name="i", in_axes=(None, 0))
         return jax.tree.map(lambda leaf: leaf[0], each(weights, x.reshape(8, -1, x.shape[1])))
 
-    return tried(step, (weights, x), {})
+    return compared(step, (weights, x), {})
 
 
 def main() -> None:
     warnings.filterwarnings("error", "XLA cannot divide")
-    found = {}
+    rows = {}
     for name, make in CASES.items():
         case = make(MESH)
-        found[name] = tried(case.step, placed(case), case.options)
-    found["by one argument"] = tried(mlp, (filled(MLP)[0], placed(fsdp(MESH))[1]), {})
-    print(json.dumps({**found, "in context": in_context(), "by pmap": by_pmap()}))
+        rows[name] = compared(case.step, placed(case), case.options)
+    rows["by one argument"] = compared(mlp, (filled(MLP)[0], placed(fsdp(MESH))[1]), {})
+    print(json.dumps({**rows, "in context": in_context(), "by pmap": by_pmap()}))
 
 
 if __name__ == "__main__":

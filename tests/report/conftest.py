@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from memplan.report.decisions import Choices, Decision
-from memplan.report.model import Candidate, LiveValue, Report
-from memplan.report.slabs import SlabArray, SlabLoop, Unsplit
+from memplan.report.model import CandidateRow, LiveValue, Report
+from memplan.report.slabs import SlabArray, SlabLoopRow, Unsplit
 from tests.report.timelines import HOSTILE, lines_of, random_timeline
 
 MIB = 2**20
@@ -27,8 +27,22 @@ CHOICES = {
 }
 AXIS = "dimension 0 of float32[512,512,32]"
 LOOPS = (
-    SlabLoop(1, AXIS, 16, 32, 1, 2, (VOLUME,), (STORED,), 1, 1e-3, "/home/a/b/net.py:7", copies=2, kernels=1),
-    SlabLoop(2, AXIS, 16, 32, 4, 9, (VOLUME, STORED), (), 3, None, ""),
+    SlabLoopRow(
+        1,
+        AXIS,
+        16,
+        32,
+        1,
+        2,
+        (VOLUME,),
+        (STORED,),
+        1,
+        1e-3,
+        "/home/a/b/net.py:7",
+        copies=2,
+        kernels=1,
+    ),
+    SlabLoopRow(2, AXIS, 16, 32, 4, 9, (VOLUME, STORED), (), 3, None, ""),
 )
 
 
@@ -71,20 +85,26 @@ def report() -> Report:
             LiveValue("<script>alert(1)</script>", 5 * MIB, "f32[9]", "", "keep"),
         ),
         candidates=(
-            Candidate("greedy", 1800 * MIB, 1372 * MIB, 0.25, "chosen"),
-            Candidate("xla", None, None, None, "gave up"),
+            CandidateRow("greedy", 1800 * MIB, 1372 * MIB, 0.25, "chosen"),
+            CandidateRow("xla", None, None, None, "gave up"),
         ),
         versions=(("jax", "0.10.2"), ("python", "3.11.7")),
         slab_loops=LOOPS,
-        unsplit=(Unsplit("sort", 3 * MIB, "/a/b/net.py:40"), Unsplit("<script>alert(1)</script>", 7, "")),
+        unsplit=(
+            Unsplit("sort", 3 * MIB, "/a/b/net.py:40"),
+            Unsplit("<script>alert(1)</script>", 7, ""),
+        ),
     )
 
 
 @pytest.fixture
 def drawn_report(report: Report) -> Report:
-    """The same with memory over time, and a value whose name is a script."""
+    """The report with a timeline, and a value whose name is a script."""
     timeline = random_timeline(random.Random(7), 40, 60)
-    named = (replace(timeline.values[0], name=HOSTILE, nbytes=timeline.values[0].nbytes), *timeline.values[1:])
+    named = (
+        replace(timeline.values[0], name=HOSTILE, nbytes=timeline.values[0].nbytes),
+        *timeline.values[1:],
+    )
     timeline = replace(timeline, values=named)
     decisions = (replace(report.decisions[0], name=HOSTILE, nbytes=999 * MIB), *report.decisions)
     return replace(report, timeline=timeline, lines=lines_of(timeline), decisions=decisions)
@@ -92,12 +112,12 @@ def drawn_report(report: Report) -> Report:
 
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
-    """Headless Chromium, where there is one."""
+    """Headless Chromium, if installed."""
     sync_api = pytest.importorskip("playwright.sync_api")
-    found = next(filter(None, map(shutil.which, BROWSERS)), None)
-    if found is None:
+    browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if browser_path is None:
         pytest.skip(f"none of {', '.join(BROWSERS)} is installed (Debian: apt-get install chromium)")
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=found, args=["--no-sandbox"])
+        browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         yield browser
         browser.close()

@@ -1,4 +1,4 @@
-"""Comparisons tell what each way takes, and what is not known."""
+"""Comparisons list the figures of each method, and those that are unknown."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_json_brings_every_row_back(comparison: Comparison) -> None:
     assert Comparison.from_json(comparison.to_json()) == comparison
 
 
-def test_text_has_a_line_for_each_way(comparison: Comparison) -> None:
+def test_text_has_a_line_for_each_method(comparison: Comparison) -> None:
     text = str(comparison)
     assert "One step on v100 in 3.00 GiB" in text
     by_way = {line.split("  ")[0].strip(): line for line in text.splitlines()}
@@ -34,7 +34,7 @@ def test_text_has_a_line_for_each_way(comparison: Comparison) -> None:
     assert "2.00 GiB" in by_way["memplan"]
 
 
-def test_page_marks_what_fits_and_escapes_notes(comparison: Comparison, tmp_path: Path) -> None:
+def test_page_marks_methods_that_fit_and_escapes_notes(comparison: Comparison, tmp_path: Path) -> None:
     comparison.save_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;3 plans&lt;/b&gt;" in page

@@ -27,7 +27,7 @@ def test_json_brings_every_point_back(curve: Curve) -> None:
     assert Curve.from_json(curve.to_json()) == curve
 
 
-def test_text_tells_how_much_longer_a_step_takes(curve: Curve) -> None:
+def test_text_has_the_slowdown_of_a_step(curve: Curve) -> None:
     text = str(curve)
     assert "floor 3.00 GiB" in text
     assert "+10.0%" in text and "+20.0%" in text

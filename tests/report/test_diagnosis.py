@@ -1,4 +1,4 @@
-"""What is told of a diagnosis: the verdict, each finding with its figures, and JSON."""
+"""A diagnosis: its verdict, its findings with their figures, and JSON."""
 
 from __future__ import annotations
 
@@ -24,19 +24,35 @@ def test_a_step_is_healthy_if_it_fits_and_there_is_nothing_to_gain() -> None:
     assert not dataclasses.replace(HEALTHY, findings=(DONATE,)).is_healthy
 
 
-def test_of_a_healthy_step_only_the_verdict_is_told() -> None:
+def test_a_healthy_step_has_only_the_verdict() -> None:
     (verdict,) = HEALTHY.tables(0)
     assert verdict.rows[0] == ("the step as it is", "fits") and verdict.tones[0] == "good"
     assert "nothing to gain" in str(HEALTHY) and "What to do first" not in str(HEALTHY)
 
 
-def test_every_finding_has_a_row_and_what_makes_it_fit_is_green() -> None:
-    verdict, found = SICK.tables(0)
+def test_every_finding_has_a_row_green_if_the_step_then_fits() -> None:
+    verdict, findings = SICK.tables(0)
     assert verdict.rows[0] == ("the step as it is", "does not fit") and verdict.tones[0] == "bad"
-    assert [row[0] for row in found.rows] == ["1", "2", "3"] and found.tones == ("good", "", "")
-    assert found.rows[0][1:] == ("donate argument 0", "7.0 MiB", "-2.00 us", "53.0 MiB", "compiled")
-    assert found.rows[1][1:] == ("pass it (../c/net.py:3)", "4.0 MiB", "same", "60.0 MiB", "counted")
-    assert found.rows[2][3] == "not known"
+    assert [row[0] for row in findings.rows] == ["1", "2", "3"] and findings.tones == (
+        "good",
+        "",
+        "",
+    )
+    assert findings.rows[0][1:] == (
+        "donate argument 0",
+        "7.0 MiB",
+        "-2.00 us",
+        "53.0 MiB",
+        "compiled",
+    )
+    assert findings.rows[1][1:] == (
+        "pass it (../c/net.py:3)",
+        "4.0 MiB",
+        "same",
+        "60.0 MiB",
+        "counted",
+    )
+    assert findings.rows[2][3] == "not known"
     assert re.search(r"device peak +60\.0 MiB of 55\.0 MiB", str(SICK))
 
 
@@ -46,5 +62,5 @@ def test_it_comes_back_from_json() -> None:
         Diagnosis.from_json(SICK.to_json().replace('"kind": "donate"', '"kind": "pray"'))
 
 
-def test_kinds_stand_from_the_cheapest_to_the_dearest() -> None:
+def test_kinds_are_ordered_by_price() -> None:
     assert KINDS[0] == "donate" and KINDS[-1] == "plan"

@@ -1,4 +1,4 @@
-"""The difference of two reports: what is matched, what grew, and what a tolerance makes of it."""
+"""The difference of two reports: matched buffers, growth, and tolerances."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ sources = st.sampled_from(["net.py:3", "net.py:4", "/home/a/net.py:3", "loss.py:
 values = st.lists(st.builds(LiveValue, names, st.integers(1, 9), shapes, sources, st.just("")), max_size=12)
 
 
-def at_peak(report: Report, *held: LiveValue, other_bytes: int = 0, step_s: float | None = 0.1) -> Report:
+def at_peak(report: Report, *values: LiveValue, other_bytes: int = 0, step_s: float | None = 0.1) -> Report:
     """The report of a step with these buffers at its peak."""
-    nbytes = sum(one.nbytes for one in held) + other_bytes
-    return replace(report, live_at_peak=held, compiled_peak_bytes=nbytes, predicted_step_s=step_s)
+    nbytes = sum(value.nbytes for value in values) + other_bytes
+    return replace(report, live_at_peak=values, compiled_peak_bytes=nbytes, predicted_step_s=step_s)
 
 
 def changes(report: Report, old: list[LiveValue], new: list[LiveValue]) -> tuple[Change, ...]:
     return Difference.of(at_peak(report, *old), at_peak(report, *new)).buffers
 
 
-def test_a_report_differs_not_from_itself(report: Report) -> None:
+def test_a_report_equals_itself(report: Report) -> None:
     difference = Difference.of(report, report)
     assert difference.buffers == () and difference.old == difference.new
     assert Tolerance(0, 0).exceeded_by(difference) == ()
@@ -56,11 +56,11 @@ def test_a_report_differs_not_from_itself(report: Report) -> None:
         replace(CONV, name=TANH.name, shape=TANH.shape, nbytes=TANH.nbytes, source="other/net.py:31"),
     ],
 )
-def test_the_same_buffer_is_found_again(report: Report, moved: LiveValue) -> None:
+def test_the_same_buffer_is_matched(report: Report, moved: LiveValue) -> None:
     assert changes(report, [CONV, TANH, COPY, WEIGHT], [CONV, WEIGHT, moved, replace(COPY, name="copy")]) == ()
 
 
-def test_a_layer_is_found_again_in_another_file(report: Report) -> None:
+def test_a_layer_is_matched_in_another_file(report: Report) -> None:
     assert changes(report, [CONV], [replace(CONV, source="models/blocks.py:7")]) == ()
 
 
@@ -85,9 +85,9 @@ def test_one_buffer_more_of_a_kind_is_new(report: Report) -> None:
     assert (more.kind, more.more_bytes) == ("new", TANH.nbytes)
 
 
-def test_instructions_without_a_line_are_not_taken_for_others_of_another_shape(report: Report) -> None:
-    other = replace(COPY, name="copy.3", shape="float32[9]", nbytes=36)
-    assert [one.kind for one in changes(report, [COPY], [other])] == ["new", "gone"]
+def test_instructions_without_a_line_match_only_their_shape(report: Report) -> None:
+    second = replace(COPY, name="copy.3", shape="float32[9]", nbytes=36)
+    assert [change.kind for change in changes(report, [COPY], [second])] == ["new", "gone"]
     assert changes(report, [COPY], [replace(COPY, name="transpose.1")]) == ()
 
 
@@ -95,47 +95,52 @@ def test_instructions_without_a_line_are_not_taken_for_others_of_another_shape(r
 def test_all_bytes_are_accounted_for(
     old: list[LiveValue], new: list[LiveValue], old_other: int, new_other: int
 ) -> None:
-    before, now = at_peak(EMPTY, *old, other_bytes=old_other), at_peak(EMPTY, *new, other_bytes=new_other)
-    difference = Difference.of(before, now)
+    before = at_peak(EMPTY, *old, other_bytes=old_other)
+    after = at_peak(EMPTY, *new, other_bytes=new_other)
+    difference = Difference.of(before, after)
     assert (difference.old.other_bytes, difference.new.other_bytes) == (old_other, new_other)
-    more = sum(one.more_bytes for one in difference.buffers) + new_other - old_other
+    more = sum(change.more_bytes for change in difference.buffers) + new_other - old_other
     assert more == difference.new.compiled_bytes - difference.old.compiled_bytes
-    gone, came = ([one for one in difference.buffers if one.kind == kind] for kind in ("gone", "new"))
-    assert len(old) - len(gone) == len(new) - len(came) >= 0
-    assert list(difference.buffers) == sorted(difference.buffers, key=lambda one: -one.more_bytes)
+    removed, added = ([change for change in difference.buffers if change.kind == kind] for kind in ("gone", "new"))
+    assert len(old) - len(removed) == len(new) - len(added) >= 0
+    assert list(difference.buffers) == sorted(difference.buffers, key=lambda change: -change.more_bytes)
     assert str(difference) and json.loads(difference.to_json())["new"]["other_bytes"] == new_other
 
 
 @given(values, st.randoms(use_true_random=False))
-def test_numbers_and_order_say_nothing(held: list[LiveValue], chance: random.Random) -> None:
+def test_numbers_and_order_are_ignored(values: list[LiveValue], chance: random.Random) -> None:
     numbers = count(100)
-    renamed = [replace(one, name=one.name.replace("fusion.3", f"fusion.{next(numbers)}")) for one in held]
+    renamed = [replace(value, name=value.name.replace("fusion.3", f"fusion.{next(numbers)}")) for value in values]
     chance.shuffle(renamed)
-    assert changes(EMPTY, held, renamed) == ()
+    assert changes(EMPTY, values, renamed) == ()
 
 
 @given(values, values)
-def test_what_grows_one_way_shrinks_the_other(old: list[LiveValue], new: list[LiveValue]) -> None:
-    there, back = changes(EMPTY, old, new), changes(EMPTY, new, old)
-    assert sum(one.more_bytes for one in there) == -sum(one.more_bytes for one in back)
-    assert len(there) == len(back)
+def test_growth_reversed_is_shrinkage(old: list[LiveValue], new: list[LiveValue]) -> None:
+    forward = changes(EMPTY, old, new)
+    back = changes(EMPTY, new, old)
+    assert sum(change.more_bytes for change in forward) == -sum(change.more_bytes for change in back)
+    assert len(forward) == len(back)
 
 
-@given(st.dictionaries(st.integers(0, 20), st.integers(1, 9)), st.dictionaries(st.integers(0, 20), st.integers(1, 9)))
+@given(
+    st.dictionaries(st.integers(0, 20), st.integers(1, 9)),
+    st.dictionaries(st.integers(0, 20), st.integers(1, 9)),
+)
 def test_layers_are_compared_as_dictionaries_are(old: dict[int, int], new: dict[int, int]) -> None:
     """Independently: each layer has one buffer, whose shape is its bytes."""
 
-    def held(layers: dict[int, int]) -> list[LiveValue]:
+    def buffers(layers: dict[int, int]) -> list[LiveValue]:
         return [LiveValue(f"net/{layer}", size, f"int8[{size}]", f"{layer}.py:1", "") for layer, size in layers.items()]
 
-    found = {one.name: one.more_bytes for one in changes(EMPTY, held(old), held(new))}
+    growth = {change.name: change.more_bytes for change in changes(EMPTY, buffers(old), buffers(new))}
     expected = {f"net/{layer}": new.get(layer, 0) - old.get(layer, 0) for layer in old | new}
-    assert found == {name: more for name, more in expected.items() if more}
+    assert growth == {name: more for name, more in expected.items() if more}
 
 
-def test_text_shows_figures_lines_and_what_else_differs(report: Report) -> None:
+def test_text_shows_figures_lines_and_other_differences(report: Report) -> None:
     layers = [replace(TANH, name=f"Net/layer_{number}", source="net.py:7") for number in range(3)]
-    larger = [replace(one, nbytes=6 * MIB, shape="float32[3,16,64]") for one in layers]
+    larger = [replace(layer, nbytes=6 * MIB, shape="float32[3,16,64]") for layer in layers]
     old = replace(at_peak(report, *layers, COPY), budget_bytes=4 * MIB, peak_kernel="Net/layer_2, net.py:7")
     new = at_peak(report, *larger, step_s=0.2)
     text = " ".join(str(Difference.of(old, replace(new, versions=(("jax", "0.12"), ("python", "3.11.7"))))).split())
@@ -166,7 +171,7 @@ def test_long_lists_are_cut_and_say_so(report: Report) -> None:
     assert set(grown.tones) == {"bad"}
 
 
-def test_another_step_and_another_device_are_told_apart(report: Report) -> None:
+def test_another_step_or_device_is_an_error(report: Report) -> None:
     named = replace(report, step="models.train:unet3d_step(size=64)")
     Difference.of(report, named).check_same()
     Difference.of(named, named).check_same()
@@ -186,7 +191,7 @@ def test_bytes_may_rise_by_the_tolerance_and_no_more(report: Report, more: int, 
     old, new = at_peak(report, other_bytes=100), at_peak(report, other_bytes=100 + more)
     risen = Tolerance(2, 5).exceeded_by(Difference.of(old, new))
     assert len(risen) == said
-    assert all("its compiled bytes rose by 3 %, from 100 B to 103 B (2 % are allowed)" in one for one in risen)
+    assert all("its compiled bytes rose by 3 %, from 100 B to 103 B (2 % are allowed)" in rise for rise in risen)
 
 
 @pytest.mark.parametrize(("old_s", "new_s", "said"), [(1.0, 1.04, 0), (1.0, 1.1, 1), (None, 9.0, 0), (0.0, 0.1, 1)])
@@ -195,7 +200,7 @@ def test_time_may_rise_by_the_tolerance_where_it_is_known(
 ) -> None:
     difference = Difference.of(at_peak(report, step_s=old_s), at_peak(report, step_s=new_s))
     risen = Tolerance(2, 5).exceeded_by(difference)
-    assert len(risen) == said and all("its predicted time rose by" in one for one in risen)
+    assert len(risen) == said and all("its predicted time rose by" in rise for rise in risen)
 
 
 @pytest.mark.parametrize("percent", [-1.0, float("nan")])

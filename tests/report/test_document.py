@@ -1,4 +1,4 @@
-"""JSON as results have it: led by its schema, a row to a line."""
+"""JSON of results: the schema first, one row per line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from memplan.report import document
 from memplan.report.model import Report
 
 
-def test_json_has_a_row_to_a_line(drawn_report: Report) -> None:
+def test_json_has_one_row_per_line(drawn_report: Report) -> None:
     lines = drawn_report.to_json().splitlines()
     assert drawn_report.timeline is not None
     for row in ("start_s", "place", "direction"):
@@ -28,7 +28,7 @@ def test_json_has_a_row_to_a_line(drawn_report: Report) -> None:
         {"rows": [{"a": [1, [2]]}, {}], "deep": {"x": {"y": [[1, 2], [3]]}}},
     ],
 )
-def test_what_is_written_is_read(entries: dict[str, Any]) -> None:
+def test_json_is_read_as_it_was_written(entries: dict[str, Any]) -> None:
     written = document.write(entries, "mine/1")
     assert document.read(written, "mine/1") == {"schema": "mine/1", **entries}
     assert written.startswith(('{"schema": "mine/1"', '{\n  "schema": "mine/1"'))
@@ -55,12 +55,12 @@ def test_objects_in_arrays_and_arrays_of_numbers_take_a_line_each() -> None:
 
 
 @pytest.mark.parametrize("text", ["", '{"schema": "s"', "[" * 100_000, '{"schema": "s"} more'])
-def test_what_was_cut_is_no_json(text: str) -> None:
+def test_truncated_json_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"not JSON .*truncated"):
         document.read(text, "s")
 
 
-@pytest.mark.parametrize(("text", "found"), [("[]", None), ("3", None), ("{}", None), ('{"schema": "s/1"}', "s/1")])
-def test_another_schema_is_named(text: str, found: str | None) -> None:
-    with pytest.raises(ValueError, match=f"schema {found!r}, not 's/2'"):
+@pytest.mark.parametrize(("text", "schema"), [("[]", None), ("3", None), ("{}", None), ('{"schema": "s/1"}', "s/1")])
+def test_another_schema_is_named(text: str, schema: str | None) -> None:
+    with pytest.raises(ValueError, match=f"schema {schema!r}, not 's/2'"):
         document.read(text, "s/2")

@@ -1,4 +1,4 @@
-"""Frontiers: what limits a size, tables, JSON."""
+"""Frontiers: limits, tables, JSON."""
 
 from __future__ import annotations
 
@@ -31,10 +31,13 @@ def test_json_brings_every_trial_back(frontier: Frontier) -> None:
     [
         (REFUSED, "floor 9.0 MiB, dot at net.py:3"),
         (replace(REFUSED, floor_bytes=MIB), "the next needs 12.0 MiB"),
-        (replace(REFUSED, floor_bytes=MIB, device_bytes=8 * MIB, host_bytes=5 * MIB), "needs 5.0 MiB of the host"),
+        (
+            replace(REFUSED, floor_bytes=MIB, device_bytes=8 * MIB, host_bytes=5 * MIB),
+            "needs 5.0 MiB of the host",
+        ),
     ],
 )
-def test_what_limits_a_size(frontier: Frontier, refused: Trial, limit: str) -> None:
+def test_the_limit_of_a_size(frontier: Frontier, refused: Trial, limit: str) -> None:
     assert limit in replace(frontier, tried=(frontier.tried[0], refused)).limit
 
 
@@ -42,7 +45,7 @@ def test_a_range_may_end_before_the_budget(frontier: Frontier) -> None:
     assert replace(frontier, refused=None).limit == "the range ends"
 
 
-def test_text_has_the_size_and_what_was_tried(frontier: Frontier) -> None:
+def test_text_has_the_size_and_all_trials(frontier: Frontier) -> None:
     text = str(frontier)
     assert "The largest that fits 8.0 MiB on v100" in text and "floor 9.0 MiB" in text
     assert "Sizes tried: 2, in 4 programs" in text and text.count("too large") == 1

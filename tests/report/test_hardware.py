@@ -1,4 +1,4 @@
-"""Machines as tables and JSON: every figure is the one that plans use, under the documented names."""
+"""Machines as tables and JSON: the figures of plans, under their documented names."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from memplan.report.hardware import Calibration, Devices, Topologies
 
 
 def test_devices() -> None:
-    found = Devices(tuple(DEVICES.values()), tuple(LINKS))
-    document = json.loads(found.to_json())
+    devices = Devices(tuple(DEVICES.values()), tuple(LINKS))
+    document = json.loads(devices.to_json())
     assert document["schema"] == "memplan.devices/1" and document["links"] == list(LINKS)
     v100 = next(row for row in document["devices"] if row["name"] == "v100")
     assert v100.keys() == {
@@ -21,7 +21,7 @@ def test_devices() -> None:
     }  # fmt: skip
     assert (v100["float32_flops"], v100["link"]) == (15.7e12, "pcie3x16")
     assert v100["link_bandwidth"] == DEVICES["v100"].link.bandwidth
-    assert all(f"{device.memory_bandwidth / 1e9:,.0f}" in str(found) for device in DEVICES.values())
+    assert all(f"{device.memory_bandwidth / 1e9:,.0f}" in str(devices) for device in DEVICES.values())
 
 
 def test_topologies() -> None:
@@ -35,11 +35,18 @@ def test_topologies() -> None:
 def test_calibration() -> None:
     device = dataclasses.replace(DEVICES["v100"], name="mine", sources=("Measured on a day",))
     rates = {"matrix, FLOP/s": 4e9, "memory, bytes/s": 7e9, "latency, s": 2e-6}
-    found = Calibration(device, rates, {name: 2 * rate for name, rate in rates.items()})
-    document = json.loads(found.to_json())
+    calibration = Calibration(device, rates, {name: 2 * rate for name, rate in rates.items()})
+    document = json.loads(calibration.to_json())
     assert document.pop("assumed") == {name: 2 * rate for name, rate in document["measured"].items()}
     assert document == {
         "schema": "memplan.calibration/2", "device": "mine", "sources": ["Measured on a day"], "measured": rates,
     }  # fmt: skip
-    for told in ("4.00 GFLOP/s", "8.00 GFLOP/s", "7.0 GB/s", "14.0 GB/s", "2.00 us", "Measured on a day"):
-        assert told in str(found)
+    for text in (
+        "4.00 GFLOP/s",
+        "8.00 GFLOP/s",
+        "7.0 GB/s",
+        "14.0 GB/s",
+        "2.00 us",
+        "Measured on a day",
+    ):
+        assert text in str(calibration)

@@ -1,4 +1,4 @@
-"""Reports as text, JSON and pages: whole, strict, and never fooled by a name."""
+"""Reports as text, JSON and pages: complete, strict, and safe with any name."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_json_has_the_documented_form(report: Report) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_json_refuses_what_it_cannot_hold(report: Report, value: float) -> None:
+def test_json_refuses_nan_and_infinity(report: Report, value: float) -> None:
     broken = dataclasses.replace(report, decisions=(dataclasses.replace(report.decisions[0], seconds=value),))
     with pytest.raises(ValueError, match=r"decisions\[0\]\.seconds"):
         broken.to_json()
@@ -109,12 +109,12 @@ def test_json_of_another_decision_is_refused(report: Report) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_what_is_no_report_is_refused(text: str) -> None:
+def test_other_documents_are_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"JSON|schema"):
         Report.from_json(text)
 
 
-def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
+def test_text_has_the_figures_and_the_largest_rows(report: Report) -> None:
     text = str(report)
     assert "1.76 GiB compiled, 1.66 GiB predicted, not observed" in text
     assert "runs on cpu" in text
@@ -129,7 +129,7 @@ def test_text_tells_the_figures_and_the_largest_rows(report: Report) -> None:
     assert re.search(r"lower bound +150 ms, 25\.0% below the plan", bounded)
 
 
-def test_text_tells_what_the_pools_take_and_lack(report: Report) -> None:
+def test_text_has_the_pools_and_exports(report: Report) -> None:
     assert "pool" not in str(report) and "runs only after" not in str(report)
     lines = ("export XLA_CLIENT_MEM_FRACTION=0.90", "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70")
     text = str(
@@ -147,16 +147,16 @@ def test_text_tells_what_the_pools_take_and_lack(report: Report) -> None:
     assert all(re.search(f"runs only after +{line}", text) for line in lines)
 
 
-def test_text_tells_what_is_launched(report: Report) -> None:
+def test_text_has_the_launches(report: Report) -> None:
     assert "CUDA graph" not in str(report)
-    told = str(replace(report, cuda_graphs=2, single_launches=14))
-    assert re.search(r"launched in a step +2 CUDA graphs, 14 kernels and copies outside of them", told)
+    text = str(replace(report, cuda_graphs=2, single_launches=14))
+    assert re.search(r"launched in a step +2 CUDA graphs, 14 kernels and copies outside of them", text)
     document = json.loads(report.to_json())
     del document["cuda_graphs"], document["single_launches"]
     assert Report.from_json(json.dumps(document)) == report
 
 
-def test_text_tells_of_constants(report: Report) -> None:
+def test_text_has_the_constants(report: Report) -> None:
     assert "constants" not in str(report)
     assert re.search(r"constants +16\.0 MiB\n", str(replace(report, constant_bytes=1 << 24)))
 
@@ -164,9 +164,9 @@ def test_text_tells_of_constants(report: Report) -> None:
 def test_findings_come_first_and_survive_json(report: Report) -> None:
     assert "What to do first" not in str(report)
     finding = Finding("closed over", "pass it", 1 << 24, 0.0, 1 << 30, "counted", source="net.py:3")
-    told = replace(report, findings=(finding,))
-    assert str(told).startswith("What to do first\n") and "pass it (net.py:3)" in str(told)
-    assert Report.from_json(told.to_json()) == told
+    with_finding = replace(report, findings=(finding,))
+    assert str(with_finding).startswith("What to do first\n") and "pass it (net.py:3)" in str(with_finding)
+    assert Report.from_json(with_finding.to_json()) == with_finding
 
 
 def test_empty_parts_are_left_out(report: Report) -> None:
@@ -176,8 +176,8 @@ def test_empty_parts_are_left_out(report: Report) -> None:
 
 
 def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, tmp_path: Path) -> None:
-    for one in (report, drawn_report):
-        one.save_html(tmp_path / "report.html")
+    for original in (report, drawn_report):
+        original.save_html(tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
         parsed = Tags(page)
         names = [tag for tag, _ in parsed.tags]
@@ -192,21 +192,27 @@ def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, t
 
 
 def test_page_holds_the_whole_report(drawn_report: Report) -> None:
-    """Numbers to nine digits, and not what is live at the peak, which is in the timeline."""
-    found = re.search(r'<script type="application/json" id="report">(.*?)</script>', drawn_report.to_html(), re.DOTALL)
-    assert found is not None
-    shown = Report.from_json(json.dumps({**unpacked(json.loads(found[1])), "schema": Report.SCHEMA}))
+    """Numbers have nine digits; the timeline replaces `live_at_peak`."""
+    match = re.search(
+        r'<script type="application/json" id="report">(.*?)</script>',
+        drawn_report.to_html(),
+        re.DOTALL,
+    )
+    assert match is not None
+    shown = Report.from_json(json.dumps({**unpacked(json.loads(match[1])), "schema": Report.SCHEMA}))
     assert shown.decisions == drawn_report.decisions and shown.live_at_peak == ()
     assert shown.timeline is not None and drawn_report.timeline is not None
     assert shown.timeline.values == drawn_report.timeline.values and shown.timeline.stays == drawn_report.timeline.stays
-    starts = [[one.start_s for one in timeline.instants] for timeline in (shown.timeline, drawn_report.timeline)]
+    starts = [
+        [instant.start_s for instant in timeline.instants] for timeline in (shown.timeline, drawn_report.timeline)
+    ]
     assert starts[0] == pytest.approx(starts[1], rel=1e-8)
 
 
 def unpacked(entry: Any) -> Any:
-    """What the page's script makes of `memplan.report.views.packed`."""
+    """The inverse of `memplan.report.views.packed`, like the page's script."""
     if isinstance(entry, list):
-        return [unpacked(one) for one in entry]
+        return [unpacked(value) for value in entry]
     if not isinstance(entry, dict):
         return entry
     if set(entry) == {"of", "at"}:
@@ -215,7 +221,7 @@ def unpacked(entry: Any) -> Any:
     if set(entry) == {"rows", "columns"}:
         columns = {name: unpacked(column) for name, column in entry["columns"].items()}
         return [{name: column[row] for name, column in columns.items()} for row in range(entry["rows"])]
-    return {name: unpacked(one) for name, one in entry.items()}
+    return {name: unpacked(value) for name, value in entry.items()}
 
 
 def test_notebooks_get_the_page_in_a_frame_of_its_own(drawn_report: Report) -> None:
@@ -226,7 +232,7 @@ def test_notebooks_get_the_page_in_a_frame_of_its_own(drawn_report: Report) -> N
     assert parsed.tags[0][1]["sandbox"] == "allow-scripts"
 
 
-def test_where_no_html_is_shown_there_are_tables(report: Report) -> None:
+def test_without_html_there_are_tables(report: Report) -> None:
     class Printer:
         written = ""
 
@@ -247,9 +253,15 @@ def test_saved_json_replaces_an_older_file_in_place(report: Report, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "entries", [{"baseline_step_s": {}}, {"recomputed_flops": 10**400}, {"versions": 3}, {"planning_s": float("nan")}]
+    "entries",
+    [
+        {"baseline_step_s": {}},
+        {"recomputed_flops": 10**400},
+        {"versions": 3},
+        {"planning_s": float("nan")},
+    ],
 )
-def test_whatever_is_wrong_is_a_value_error(report: Report, entries: dict[str, Any]) -> None:
+def test_any_fault_is_a_value_error(report: Report, entries: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(entries))):
         Report.from_json(_edited(report, **entries))
     with pytest.raises(ValueError, match="JSON"):

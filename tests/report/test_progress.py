@@ -1,4 +1,4 @@
-"""Stages: silent while quick, one line each where nobody watches, a bar that vanishes where somebody does."""
+"""Stages: silent while quick, then a line each; in a terminal a bar that disappears."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "memplan: compiling" not in drawn
 
 
-def test_lines_can_be_asked_for_in_a_terminal() -> None:
+def test_a_terminal_may_have_lines() -> None:
     assert run(patience_s=0, terminal=True, lines=True).count("memplan: ") == 2

@@ -1,4 +1,4 @@
-"""What every result can do: saved whole or not at all, drawn as text and pages, and read again."""
+"""Results are saved atomically, drawn as text and pages, and loaded."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_saved_file_follows_a_link(report: Report, tmp_path: Path) -> None:
     assert (tmp_path / "real.json").is_file()
 
 
-def test_nothing_is_left_where_writing_fails(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_no_file(report: Report, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(self: Path, target: Path) -> None:
         raise OSError("disk full")
 
@@ -56,13 +56,13 @@ def test_a_missing_folder_is_an_os_error(report: Report, tmp_path: Path) -> None
         report.save_html(tmp_path / "nowhere" / "report.html")
 
 
-def test_a_record_is_read_again_with_its_versions_as_an_object() -> None:
+def test_a_record_loads_its_versions_from_an_object() -> None:
     record = Rows((1, 2), (("jax", "0.11.2"), ("python", "3.12.1")))
     assert json.loads(record.to_json())["versions"] == {"jax": "0.11.2", "python": "3.12.1"}
     assert Rows.from_json(record.to_json()) == record
 
 
-def test_a_damaged_record_is_told_with_the_entry() -> None:
+def test_the_error_about_a_damaged_record_names_the_entry() -> None:
     document = {"schema": Rows.SCHEMA, "numbers": [1, "two"], "versions": {}}
     with pytest.raises(ValueError, match=r"damaged \(its 'numbers\[1\]' is 'two'"):
         Rows.from_json(json.dumps(document))

@@ -1,4 +1,4 @@
-"""Loops over slabs as tables: a row for each, what they read and write summed up by where it lies."""
+"""Loops over slabs as tables: one row each, with bytes read and written by memory."""
 
 from __future__ import annotations
 
@@ -16,19 +16,30 @@ def test_each_loop_has_a_row() -> None:
     table = loops_table(LOOPS)
     assert table.title == f"Loops over slabs: {AXIS}"
     assert table.rows == (
-        ("1", "16 of 32", "1", "2", "1.0 MiB", "32.0 MiB host", "1", "2 of 3", "1.00 ms", "../b/net.py:7"),
+        (
+            "1",
+            "16 of 32",
+            "1",
+            "2",
+            "1.0 MiB",
+            "32.0 MiB host",
+            "1",
+            "2 of 3",
+            "1.00 ms",
+            "../b/net.py:7",
+        ),
         ("2", "16 of 32", "4", "9", "1.0 MiB, 32.0 MiB host", "-", "3", "-", "not known", ""),
     )
     assert all(len(row) == len(table.columns) for row in table.rows)
 
 
 def test_several_axes_are_all_named_and_no_loops_are_no_table() -> None:
-    other = replace(LOOPS[0], axis="dimension 1 of float32[9,9]")
-    assert loops_table((*LOOPS, other)).title == f"Loops over slabs: {AXIS}; dimension 1 of float32[9,9]"
+    on_rows = replace(LOOPS[0], axis="dimension 1 of float32[9,9]")
+    assert loops_table((*LOOPS, on_rows)).title == f"Loops over slabs: {AXIS}; dimension 1 of float32[9,9]"
     assert loops_table(()).rows == ()
 
 
-def test_what_is_not_split_is_shown_the_largest_first() -> None:
+def test_unsplit_operations_are_sorted_by_size() -> None:
     ops = tuple(Unsplit(f"op{number}", number * MIB, "") for number in range(5))
     table = unsplit_table(ops, 2)
     assert [row[1] for row in table.rows] == ["op4", "op3"]
@@ -44,11 +55,17 @@ def test_the_report_shows_them_and_older_documents_load(report: Report) -> None:
     assert Report.from_json(json.dumps(document)) == replace(report, slab_loops=(), unsplit=(), huge_arrays=None)
 
 
-def test_a_loop_in_json_is_what_is_documented(report: Report) -> None:
+def test_a_loop_in_json_has_the_documented_form(report: Report) -> None:
     [first, _] = json.loads(report.to_json())["slab_loops"]
     arrays = [
-        {"name": one.name, "shape": list(one.shape), "dtype": "float32", "nbytes": one.nbytes, "place": one.place}
-        for one in (VOLUME, STORED)
+        {
+            "name": array.name,
+            "shape": list(array.shape),
+            "dtype": "float32",
+            "nbytes": array.nbytes,
+            "place": array.place,
+        }
+        for array in (VOLUME, STORED)
     ]
     assert first == {
         "number": 1,
@@ -67,15 +84,16 @@ def test_a_loop_in_json_is_what_is_documented(report: Report) -> None:
     }
 
 
-def test_transfers_by_kernels_are_told_beside_the_copies(report: Report) -> None:
+def test_transfers_by_kernels_are_listed_with_the_copies(report: Report) -> None:
     assert "not memcpy" not in str(replace(report, copy_s=1e-3, loop_copies=3))
-    told = " ".join(str(replace(report, copy_s=1e-3, loop_copies=3, loop_kernels=1)).split())
-    assert "; 1 of 4 transfers in loops are kernels, not memcpy" in told
+    text = " ".join(str(replace(report, copy_s=1e-3, loop_copies=3, loop_kernels=1)).split())
+    assert "; 1 of 4 transfers in loops are kernels, not memcpy" in text
 
 
 @pytest.mark.parametrize(
-    ("count", "said"), [(None, ""), (0, ""), (1, "1 array of it has 2^31"), (4, "4 arrays of it have 2^31")]
+    ("count", "said"),
+    [(None, ""), (0, ""), (1, "1 array of it has 2^31"), (4, "4 arrays of it have 2^31")],
 )
-def test_arrays_beyond_cudnn_are_told_beside_the_unmodified_step(report: Report, count: int | None, said: str) -> None:
+def test_arrays_beyond_cudnn_are_listed_with_the_unmodified_step(report: Report, count: int | None, said: str) -> None:
     text = " ".join(str(replace(report, huge_arrays=count)).split())
     assert (f"5.74 GiB; {said}" in text) if said else "2^31" not in text

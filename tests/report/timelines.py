@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from hypothesis import strategies as st
 
-from memplan.report.timeline import Copy, Instant, Line, Stay, Timeline, Value
+from memplan.report.timeline import Copy, Instant, Line, Stay, Timeline, TimelineValue
 
 DECISIONS = ("argument", "output", "keep", "offload", "recompute", "")
 HOSTILE = "<script>alert(1)</script>"
@@ -15,7 +15,7 @@ NAMES = (HOSTILE, "</script>", "\"&'", "line\u2028separator", "conv:7", "état",
 
 
 def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> Timeline:
-    """Any timeline: what stays adds up to the curves, instants that take no time included."""
+    """A random timeline: values add up to the curves, also at instants without duration."""
     count = instants or draw.randint(1, 12)
     rows = [_value(draw, number) for number in range(values or draw.randint(0, 9))]
     stays = [_stay(draw, rows, index, count) for index in range(len(rows))]
@@ -23,15 +23,15 @@ def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> 
     for _ in range(count):
         times.append(times[-1] + draw.choice([0.0, draw.random() * 1e-3, 1e-6]))
     device, host = (_sums(rows, stays, place, count) for place in ("device", "host"))
-    other = [draw.choice([0, draw.randint(0, 2**20)]) for _ in range(count)]
+    other_bytes = [draw.choice([0, draw.randint(0, 2**20)]) for _ in range(count)]
     return Timeline(
         origin="compiled",
         instants=tuple(
             Instant(
                 times[index],
                 times[index + 1],
-                device[index] + other[index],
-                other[index],
+                device[index] + other_bytes[index],
+                other_bytes[index],
                 host[index],
                 draw.choice(["compute", "recompute", "wait"]),
                 draw.choice(NAMES),
@@ -47,21 +47,21 @@ def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> 
     )
 
 
-def _value(draw: random.Random, number: int) -> Value:
+def _value(draw: random.Random, number: int) -> TimelineValue:
     name = f"{draw.choice(NAMES)}{number}"
     layer = draw.choice(["Net/<b>", f"Net/conv_{number % 20}/Conv_0", ""])
-    return Value(name, draw.randint(0, 2**30), "float32[7]", layer, "net.py:7", draw.choice(DECISIONS))
+    return TimelineValue(name, draw.randint(0, 2**30), "float32[7]", layer, "net.py:7", draw.choice(DECISIONS))
 
 
-def _stay(draw: random.Random, rows: list[Value], index: int, count: int) -> Stay:
+def _stay(draw: random.Random, rows: list[TimelineValue], index: int, count: int) -> Stay:
     if rows[index].decision in ("argument", "output"):
         return Stay(index, "device", 0, count)
     first = draw.randrange(count)
     return Stay(index, draw.choice(["device", "device", "host"]), first, draw.randint(first + 1, count))
 
 
-def _sums(rows: list[Value], stays: list[Stay], place: str, count: int) -> list[int]:
-    """Bytes of what stays in a place, at every instant."""
+def _sums(rows: list[TimelineValue], stays: list[Stay], place: str, count: int) -> list[int]:
+    """Bytes of the values in a memory, at every instant."""
     changes = [0] * (count + 1)
     for stay in stays:
         if stay.place == place:
@@ -70,9 +70,15 @@ def _sums(rows: list[Value], stays: list[Stay], place: str, count: int) -> list[
     return list(accumulate(changes))
 
 
-def _copy(draw: random.Random, row: Value, end_s: float) -> Copy:
+def _copy(draw: random.Random, row: TimelineValue, end_s: float) -> Copy:
     start = draw.random() * end_s
-    return Copy(row.name, row.nbytes, draw.choice(["to host", "to device"]), start, start + draw.random() * 1e-4)
+    return Copy(
+        row.name,
+        row.nbytes,
+        draw.choice(["to host", "to device"]),
+        start,
+        start + draw.random() * 1e-4,
+    )
 
 
 def lines_of(timeline: Timeline) -> tuple[Line, ...]:

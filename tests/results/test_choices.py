@@ -1,4 +1,4 @@
-"""What the choices beside the one made cost: added up by hand, and against memory over time."""
+"""Costs of the alternatives to each decision: by hand, and against memory over time."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ from tests.xla.test_target import needs_compiler
 
 
 def there_and_back(count: int, middle_s: float = 1.0) -> Problem:
-    """A chain that is read backwards: kernel `count + i` reads buffer `count - 1 - i`, and the gradient before it.
+    """A chain that is read backwards.
+
+    Kernel `count + i` reads buffer `count - 1 - i`, and the gradient before it.
 
     Buffers take 100 bytes, kernels one second, those that read backwards `middle_s`.
     """
     buffers = tuple(Buffer(f"{i}", 100, Role.TEMPORARY, i, i) for i in range(2 * count))
     forward = [Kernel(f"{i}", (i - 1,) if i else (), (i,), seconds=1.0) for i in range(count)]
     back = [
-        Kernel(f"{count + i}", (count - 1 - i, *((count + i - 1,) if i else ())), (count + i,), seconds=middle_s)
+        Kernel(
+            f"{count + i}",
+            (count - 1 - i, *((count + i - 1,) if i else ())),
+            (count + i,),
+            seconds=middle_s,
+        )
         for i in range(count)
     ]
     return Problem(buffers, (*forward, *back), (2 * count - 1,), frozenset())
@@ -42,7 +49,7 @@ def slow_copy(nbytes: int) -> float:
     return nbytes / 100  # a second for each buffer
 
 
-def test_what_is_kept_could_run_again_or_travel() -> None:
+def test_a_kept_value_could_be_recomputed_or_offloaded() -> None:
     prices = Prices(there_and_back(3), PLAIN, slow_copy, 1000)
     # 0 is made at 1 second and read last at 5, copies take two
     assert prices.of(0, "keep", 0.0) == Choices(0, 1.0, 2.0, 0.0)
@@ -58,7 +65,8 @@ def test_links_that_are_busy_hide_less() -> None:
         Prices(there_and_back(3), plan, lambda nbytes: nbytes / 80, 1000).of(1, "keep", 0.0)
         for plan in (PLAIN, travels)
     )
-    # out from 2 to 3.25, for which 3 waits, and back from then to 4.5, while the kernel in between ends at 4.25
+    # out from 2 to 3.25, for which 3 waits, and back from then to 4.5, while the kernel in between
+    # ends at 4.25
     assert alone == Choices(0, 1.0, 2.5, 0.5)
     # buffer 0 goes out from 1 to 2.25, so 1 from then to 3.5; the link back is taken from 4 on
     assert beside == Choices(0, 1.0, 2.5, 2.5)
@@ -69,10 +77,10 @@ def test_links_that_are_busy_hide_less() -> None:
     st.integers(1, 9),
     st.sampled_from(["", "offload 0 run 1", "offload 0 run 3"]),
 )
-def test_a_plan_with_the_copies_waits_no_longer(took_s: list[int], copy_s: int, busy: str) -> None:
-    """Independently: the copies at all places of the schedule, of which the best is taken."""
+def test_a_plan_with_the_copies_stalls_no_longer(took_s: list[int], copy_s: int, busy: str) -> None:
+    """Independently: the best of all positions of the copies in the schedule."""
     problem = there_and_back(4)
-    kernels = tuple(replace(one, seconds=float(s)) for one, s in zip(problem.kernels, took_s, strict=True))
+    kernels = tuple(replace(kernel, seconds=float(s)) for kernel, s in zip(problem.kernels, took_s, strict=True))
     problem = replace(problem, kernels=kernels)
     runs = [f"run {number}" for number in range(8)]
     if busy:  # buffer 0 is on the host
@@ -84,32 +92,32 @@ def test_a_plan_with_the_copies_waits_no_longer(took_s: list[int], copy_s: int, 
     prices = Prices(problem, actions(*runs), lambda _: float(copy_s), 1000)
     plain_s = seconds(problem, actions(*runs), lambda _: float(copy_s))
     for value, reader in ((1, "run 6"), (2, "run 5")):
-        made, read = runs.index(f"run {value}") + 1, runs.index(reader)
+        written, read = runs.index(f"run {value}") + 1, runs.index(reader)
         best_s = min(
             seconds(problem, actions(*_with_copies(runs, value, places)), lambda _: float(copy_s))
-            for places in combinations_with_replacement(range(made, read + 1), 3)
+            for places in combinations_with_replacement(range(written, read + 1), 3)
         )
-        found = prices.of(value, "keep", 0.0)
-        assert found is not None and found.host_wait_s is not None
-        assert best_s <= plain_s + found.host_wait_s + 1e-9
+        choices = prices.of(value, "keep", 0.0)
+        assert choices is not None and choices.host_wait_s is not None
+        assert best_s <= plain_s + choices.host_wait_s + 1e-9
 
 
 def _with_copies(runs: list[str], value: int, places: tuple[int, ...]) -> list[str]:
-    """Out, out at last and back at these places, and there again before the value is read."""
-    out, gone, back = places
+    """The copy out starts and ends, and the copy back starts, at these positions."""
+    out, offloaded, back = places
     reader = runs.index(f"run {7 - value}")
-    found = list[str]()
+    actions = list[str]()
     for at, run in enumerate(runs):
-        found += [f"offload {value}"] * (at == out) + [f"offloaded {value}"] * (at == gone)
-        found += [f"prefetch {value}"] * (at == back) + [f"prefetched {value}"] * (at == reader)
-        found.append(run)
-    return found
+        actions += [f"offload {value}"] * (at == out) + [f"offloaded {value}"] * (at == offloaded)
+        actions += [f"prefetch {value}"] * (at == back) + [f"prefetched {value}"] * (at == reader)
+        actions.append(run)
+    return actions
 
 
 def test_one_long_kernel_hides_one_copy() -> None:
-    """The copy back begins when the kernel ends, beside which the copy out was."""
+    """The copy back starts at the end of the kernel that hides the copy out."""
     problem = there_and_back(2)
-    kernels = tuple(replace(one, seconds=s) for one, s in zip(problem.kernels, (1.0, 9.0, 1.0, 1.0), strict=True))
+    kernels = tuple(replace(kernel, seconds=s) for kernel, s in zip(problem.kernels, (1.0, 9.0, 1.0, 1.0), strict=True))
     long = Prices(replace(problem, kernels=kernels), PLAIN[:4], slow_copy, 1000).of(0, "keep", 0.0)
     assert long is not None and long.host_wait_s == 0.0  # back beside kernel 2
     short = Prices(there_and_back(2), PLAIN[:4], lambda _: 1.5, 1000).of(0, "keep", 0.0)
@@ -119,31 +127,37 @@ def test_one_long_kernel_hides_one_copy() -> None:
 def test_waits_are_the_plans_own() -> None:
     travels = actions("run 0, offload 0, run 1, offloaded 0, run 2, run 3, run 4, prefetch 0, prefetched 0, run 5")
     # out: from 1 to 5 seconds, while 1 ends at 2; back: from 8 to 12, which 5 waits for
-    found = Prices(there_and_back(3), travels, lambda nbytes: nbytes / 25, 1000).of(0, "offload", 8.0)
+    choices = Prices(there_and_back(3), travels, lambda nbytes: nbytes / 25, 1000).of(0, "offload", 8.0)
     # while 3 runs, 1, 2 and its own result are there, the most that ever is: with 0, 100 bytes more
-    assert found == Choices(100, 1.0, 8.0, 3.0 + 4.0)
+    assert choices == Choices(100, 1.0, 8.0, 3.0 + 4.0)
 
 
-def test_what_has_gone_runs_again_too() -> None:
+def test_operands_that_are_not_alive_are_recomputed_too() -> None:
     again = actions("run 0, run 1, run 2, run 3, run 4, run 1, run 2, run 5, run 6, run 7")
     prices = Prices(there_and_back(4), again, None, 0)
-    # while 4 runs, 0, 3 and its own result are there: with 1 or 2, no more than while 1 and 2 run again
+    # while 4 runs, 0, 3 and its own result are there: with 1 or 2, no more than while 1 and 2 run
+    # again
     assert prices.of(2, "recompute", 1.0) == Choices(0, 1.0, None, None, "", "no link")
-    # before 4 reads it, 3 would be made from 2, and that from 1, which are made again for 5 only; 0 is there
+    # before 4 reads it, 3 would be made from 2, and that from 1, which are made again for 5 only; 0
+    # is there
     assert prices.of(3, "keep", 0.0) == Choices(0, 3.0, None, None, "", "no link")
 
 
-def test_a_choice_that_cannot_be_says_why() -> None:
+def test_an_impossible_choice_says_why() -> None:
     problem = there_and_back(3)
     kept, away = Pin("a", Where.DEVICE), Pin("b", Where.HOST)
     pinned = replace(
         problem,
-        buffers=(replace(problem.buffers[0], pin=kept), replace(problem.buffers[1], pin=away), *problem.buffers[2:]),
+        buffers=(
+            replace(problem.buffers[0], pin=kept),
+            replace(problem.buffers[1], pin=away),
+            *problem.buffers[2:],
+        ),
     )
     prices = Prices(pinned, PLAIN, slow_copy, 1000)
     assert prices.of(0, "keep", 0.0) == Choices(0, None, None, None, "pinned", "pinned")
-    found = prices.of(1, "keep", 0.0)
-    assert found and (found.no_recompute, found.no_host) == ("pinned", "")
+    choices = prices.of(1, "keep", 0.0)
+    assert choices and (choices.no_recompute, choices.no_host) == ("pinned", "")
     full = Prices(problem, PLAIN, slow_copy, 99).of(0, "keep", 0.0)
     assert full and (full.host_s, full.no_host) == (None, "the host's budget is full")
     effects = replace(problem, kernels=(replace(problem.kernels[0], recomputable=False), *problem.kernels[1:]))
@@ -162,28 +176,30 @@ def test_prices_of_a_compiled_plan() -> None:
     report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
     timeline, v100 = report.timeline, catalog.named("v100")
     assert timeline is not None
-    priced = [one for one in report.decisions if one.choices is not None]
-    assert {one.decision for one in priced} == {"keep", "offload", "recompute"}
-    for one in priced:
-        choices = one.choices
-        assert choices is not None and (choices.keep_bytes == 0 or one.decision != "keep")
+    priced = [row for row in report.decisions if row.choices is not None]
+    assert {row.decision for row in priced} == {"keep", "offload", "recompute"}
+    for row in priced:
+        choices = row.choices
+        assert choices is not None and (choices.keep_bytes == 0 or row.decision != "keep")
         assert choices.host_s is not None
-        copies = choices.host_s / copy_seconds(one.nbytes, v100)
-        assert copies == pytest.approx(round(copies)) and (round(copies) == 2 or one.decision == "offload")
+        copies = choices.host_s / copy_seconds(row.nbytes, v100)
+        assert copies == pytest.approx(round(copies)) and (round(copies) == 2 or row.decision == "offload")
         assert choices.host_wait_s is not None and 0 <= choices.host_wait_s <= choices.host_s
-    gone = [one for one in priced if one.decision == "offload"]
-    assert sum(one.choices.host_wait_s or 0.0 for one in gone if one.choices) == pytest.approx(report.stall_s, abs=1e-6)
+    on_host = [row for row in priced if row.decision == "offload"]
+    assert sum(row.choices.host_wait_s or 0.0 for row in on_host if row.choices) == pytest.approx(
+        report.stall_s, abs=1e-6
+    )
     checked = 0
-    for one in gone:
+    for row in on_host:
         stays = [
-            stay for stay in timeline.stays if timeline.values[stay.value].buffer == one.name and stay.place == "device"
+            stay for stay in timeline.stays if timeline.values[stay.value].buffer == row.name and stay.place == "device"
         ]
-        there = {instant for stay in stays for instant in range(stay.first, stay.last)}
-        absent = set(range(min(there, default=0), max(there, default=0))) - there
+        instants = {instant for stay in stays for instant in range(stay.first, stay.last)}
+        absent = set(range(min(instants, default=0), max(instants, default=0))) - instants
         between = [timeline.instants[instant].device_bytes for instant in absent]
         if not between:  # it has the place of an argument, before or after
             continue
-        higher = max(0, max(between) + one.nbytes - report.predicted_peak_bytes)
-        assert one.choices is not None and one.choices.keep_bytes == pytest.approx(higher, abs=1024)
+        higher = max(0, max(between) + row.nbytes - report.predicted_peak_bytes)
+        assert row.choices is not None and row.choices.keep_bytes == pytest.approx(higher, abs=1024)
         checked += 1
     assert checked

@@ -1,4 +1,4 @@
-"""A step as it is planned, called like the step; and the gate that sees other numbers."""
+"""A planned step is called like the step; the gate detects other numbers."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ PROGRAM = trace(step, ARGS, {}, {"donate_argnums": 0})
 
 
 def compiled_as(call: Any, on_host: bool = False) -> Outcome:
-    """As if the step had been compiled into that."""
+    """The outcome of a step that was compiled into this function."""
     moved = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset({0})), None)
-    found = outcome(moved if on_host else PROGRAM, 10)
-    executable = Executable(call, found.executable.memory)
-    return replace(found, executable=executable, target=Target(CPU, described=False))
+    compiled = outcome(moved if on_host else PROGRAM, 10)
+    executable = Executable(call, compiled.executable.memory)
+    return replace(compiled, executable=executable, target=Target(CPU, described=False))
 
 
 def test_a_runner_runs() -> None:
@@ -52,7 +52,7 @@ def test_a_runner_runs() -> None:
     np.testing.assert_array_equal(new["w"], np.arange(4.0) + 1)
 
 
-def test_state_on_the_host_is_fetched_given_up_and_returned_there() -> None:
+def test_state_on_the_host_is_fetched_donated_and_returned() -> None:
     kinds: list[str] = []
 
     def call(weights: Any, x: jax.Array) -> Any:
@@ -67,10 +67,14 @@ def test_state_on_the_host_is_fetched_given_up_and_returned_there() -> None:
 
 
 class Gpu:
-    """A GPU's allocator as a runner sees it: what is in use, the peak so far, the largest block."""
+    """A GPU's allocator as a runner sees it: bytes in use, peak, largest block."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, in_use: int = 20, peak: int = 50, blocks: Sequence[int] = (100,)
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        in_use: int = 20,
+        peak: int = 50,
+        blocks: Sequence[int] = (100,),
     ):
         self.in_use, self.peak, self.blocks, self.asked = in_use, peak, list(blocks), 0
         monkeypatch.setattr(local, "room", self.room)
@@ -82,9 +86,9 @@ class Gpu:
         return local.Room(self.in_use, self.peak, 200, block)
 
     def runner(self, call: Any, temp_bytes: int = 60, argument_bytes: int = 10) -> Runner:
-        found = outcome(PROGRAM, 100)
+        compiled = outcome(PROGRAM, 100)
         memory = Memory(temp_bytes + argument_bytes, 0, temp_bytes, argument_bytes)
-        return Runner(replace(found, executable=Executable(call, memory), target=Target(V100, described=False)))
+        return Runner(replace(compiled, executable=Executable(call, memory), target=Target(V100, described=False)))
 
 
 def test_the_observed_peak_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,13 +106,14 @@ def test_the_observed_peak_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None
     assert run.observed_bytes is None
     run = gpu.runner(taking(65))
     run(*ARGS)
-    assert run.observed_bytes == 75  # with its arguments, which were in use; not with the other 10 bytes
+    # With its arguments, which were in use, but not the other 10 bytes.
+    assert run.observed_bytes == 75
     gpu.in_use = 10
     run(*ARGS)
     assert run.observed_bytes == 75
 
 
-def test_memory_that_is_given_back_meanwhile_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_runner_waits_for_memory_that_others_free(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = Gpu(monkeypatch, blocks=[59, 59, 59, 60])
     assert gpu.runner(step)(*ARGS)[1] == 4
 
@@ -164,7 +169,7 @@ def test_two_calls_at_once_are_not_observed(monkeypatch: pytest.MonkeyPatch) -> 
     assert run.observed_bytes is None
 
 
-def test_the_gate_passes_the_same_and_stops_other_numbers() -> None:
+def test_the_gate_passes_equal_numbers_alone() -> None:
     assert numbers_gate(compiled_as(step), ARGS, {}).passes
     assert not numbers_gate(compiled_as(wrong), ARGS, {}).passes
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(ARGS))

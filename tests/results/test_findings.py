@@ -1,4 +1,4 @@
-"""What a step could save: which outputs replace which arguments, and what is too small to tell of."""
+"""Findings: the outputs that replace arguments, and the smallest savings that are listed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import pytest
 
 import memplan
 from memplan.program.trace import trace
-from memplan.results.findings import LEAST_BYTES, LEAST_SHARE, arguments_of, is_large, replaced_inputs
+from memplan.results.findings import MIN_BYTES, MIN_SHARE, arguments_of, is_large, replaced_inputs
 
 STATE, OTHER = jax.ShapeDtypeStruct((4, 4), jnp.float32), jax.ShapeDtypeStruct((8,), jnp.int32)
 
 
 def test_small_is_below_a_share_of_the_step_or_a_mebibyte() -> None:
-    assert is_large(LEAST_BYTES, 10) and not is_large(LEAST_BYTES - 1, 10)
-    huge = int(1000 * LEAST_BYTES / LEAST_SHARE)
-    assert is_large(1000 * LEAST_BYTES, huge) and not is_large(1000 * LEAST_BYTES - 1, huge)
+    assert is_large(MIN_BYTES, 10) and not is_large(MIN_BYTES - 1, 10)
+    huge = int(1000 * MIN_BYTES / MIN_SHARE)
+    assert is_large(1000 * MIN_BYTES, huge) and not is_large(1000 * MIN_BYTES - 1, huge)
 
 
 def test_outputs_replace_donated_arguments_first_and_each_one_once() -> None:
@@ -46,8 +46,8 @@ def test_arguments_count_as_donate_argnums_does() -> None:
         return state["w"] + batch
 
     program = trace(step, ({"b": STATE, "w": STATE}, "fast", STATE, None), {}, {"static_argnums": 1})
-    found = [(one.number, one.name, list(one.inputs)) for one in arguments_of(program)]
-    assert found == [(0, "argument 0 (state)", [0, 1]), (2, "argument 2 (batch)", [2])]
+    arguments = [(argument.number, argument.name, list(argument.inputs)) for argument in arguments_of(program)]
+    assert arguments == [(0, "argument 0 (state)", [0, 1]), (2, "argument 2 (batch)", [2])]
 
 
 @pytest.mark.parametrize("effect", [False, True])
@@ -63,4 +63,4 @@ def test_a_report_has_findings_without_another_compilation(effect: bool) -> None
     assert (donate.kind, donate.position, donate.gained_bytes) == ("donate", 1, 1024 * 512 * 4)
     assert (output.kind, output.position, output.gained_bytes) == ("output", 1, 2 * 1024 * 512 * 4)
     assert "result[1]" in output.advice and "test_findings.py:" in output.source
-    assert report.attempts == 1 and {one.measured for one in report.findings} == {"counted"}
+    assert report.attempts == 1 and {finding.measured for finding in report.findings} == {"counted"}

@@ -1,4 +1,4 @@
-"""What an error says where nothing fits: the floor, the kernel that sets it, what to try."""
+"""The error if no plan fits: the floor, the kernel that sets it, and advice."""
 
 from __future__ import annotations
 
@@ -26,12 +26,18 @@ from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
 
 
-def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1 (model.py:3)"))
-    found = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
-    error = infeasible(found, found.device_bytes)
+def test_the_error_names_the_floor_its_kernel_and_what_to_try(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1 (model.py:3)"))
+    step = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
+    error = infeasible(step, step.device_bytes)
     assert isinstance(error, InfeasibleBudgetError)
-    assert (error.floor_bytes, error.smallest_bytes, error.operation) == (60, 120, "gemm.1 (model.py:3)")
+    assert (error.floor_bytes, error.smallest_bytes, error.operation) == (
+        60,
+        120,
+        "gemm.1 (model.py:3)",
+    )
     for said in (
         "no plan fits 100 B on v100",
         "takes 120 B, with 70 B on the host",
@@ -42,7 +48,7 @@ def test_the_error_names_the_floor_its_kernel_and_what_to_try(monkeypatch: pytes
     assert "donate_argnums" not in str(error)  # arguments are a tenth of the budget
 
 
-def test_state_that_is_donated_is_not_advised_to_be() -> None:
+def test_donated_state_is_not_advised_to_be_donated() -> None:
     def step(state: jax.Array, x: jax.Array) -> Any:
         return state + x.sum(), (x @ x).sum()
 
@@ -54,15 +60,15 @@ def test_state_that_is_donated_is_not_advised_to_be() -> None:
     assert "donate_argnums" not in str(caught.value)
 
 
-def advice(found: Outcome, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
-    return str(infeasible(found, found.device_bytes)).partition("Try:")[2]
+def advice(step: Outcome, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+    return str(infeasible(step, step.device_bytes)).partition("Try:")[2]
 
 
-def test_state_that_is_most_of_it_may_be_donated_or_go_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = outcome(PROGRAM, 120)
+def test_large_state_may_be_donated_or_moved_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    step = outcome(PROGRAM, 120)
     plain = SimpleNamespace(device_bytes=500, resident_bytes=51)  # of a budget of 100
-    large = replace(found, planned=cast(Any, SimpleNamespace(plain=plain)))
+    large = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)))
     assert "donate_argnums" in advice(large, monkeypatch) and "host_state" in advice(large, monkeypatch)
     moved = replace(large, program=PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None))
     assert "host_state" not in advice(moved, monkeypatch)
@@ -71,12 +77,13 @@ def test_state_that_is_most_of_it_may_be_donated_or_go_to_the_host(monkeypatch: 
 
 
 def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
-    found = outcome(PROGRAM, 120)
-    assert "constants" not in str(infeasible(found, found.device_bytes))
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=80)  # of a budget of 100; arguments and outputs are 50
+    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+    step = outcome(PROGRAM, 120)
+    assert "constants" not in str(infeasible(step, step.device_bytes))
+    # The budget is 100, of which arguments and outputs take 50.
+    plain = SimpleNamespace(device_bytes=500, resident_bytes=80)
     executable = Executable(None, Memory(120, 0, 40, constant_bytes=30))
-    closed = replace(found, planned=cast(Any, SimpleNamespace(plain=plain)), executable=executable)
+    closed = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)), executable=executable)
     said = str(infeasible(closed, 120))
     assert "arguments, constants, outputs and the largest kernel" in said
     assert "arguments instead of arrays that the step closes over" in said
@@ -84,15 +91,15 @@ def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.M
     assert "donate_argnums" not in said
 
 
-def test_the_smallest_may_be_the_step_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
-    found = outcome(PROGRAM, 600)
-    works = pipeline.working_budget(Request(100), found, lambda *_: None)
-    assert infeasible(found, works).smallest_bytes == 500
+def test_the_smallest_plan_may_be_the_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+    step = outcome(PROGRAM, 600)
+    works = pipeline.working_budget(Request(100), step, lambda *_: None)
+    assert infeasible(step, works).smallest_bytes == 500
 
 
 def in_slabs(op: str = "", nbytes: int = 0) -> Program:
-    """The program as if it ran in slabs of two rows, beside an op of so many bytes that is not split."""
+    """The program in slabs of two rows, with an unsplit operation of so many bytes."""
     values = Value("x", nbytes, (64, 3)), Value("y", 0, (64, 3))
     graph = SlabGraph(Graph(values, (Op(op, (0,), (1,), source="net.py:7"),)), frozenset(), {}, {}, {})
     slabs = Slabs(0, 0, 2, frozenset(), frozenset(), frozenset())
@@ -100,13 +107,15 @@ def in_slabs(op: str = "", nbytes: int = 0) -> Program:
 
 
 def attempted(program: Program, device_bytes: int, host_bytes: int = 0) -> Outcome:
-    """The step as it is, too large, after this attempt in slabs."""
+    """The unsplit step, which is too large, after this attempt in slabs."""
     attempt = SlabAttempt(program.in_slabs, device_bytes, host_bytes, 1)
     return replace(outcome(PROGRAM, 120), closest_slab_attempt=attempt)
 
 
-def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (60, "gemm.1"))
+def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
     assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130), 120))
     assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9), 120))
@@ -119,24 +128,26 @@ def test_the_error_says_what_slabs_took_and_what_stood_in_their_way(monkeypatch:
     assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(infeasible(attempted(shown, 130), 120))
 
 
-def test_what_slabs_lack_on_the_host_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_host_budget_is_advised_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     attempt = SlabAttempt(in_slabs().in_slabs, 90, 70, 20)
-    found = replace(outcome(in_slabs(), 80, 75), closest_slab_attempt=attempt)
-    assert "a budget of" not in advice(found, monkeypatch)
-    assert "a host_budget of 70 bytes" in advice(found, monkeypatch)
+    step = replace(outcome(in_slabs(), 80, 75), closest_slab_attempt=attempt)
+    assert "a budget of" not in advice(step, monkeypatch)
+    assert "a host_budget of 70 bytes" in advice(step, monkeypatch)
 
 
-def test_slabs_are_advised_where_they_were_not_wanted_and_no_order_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda found: (101, "gemm.1"))
-    found = outcome(PROGRAM, 120)
-    assert 'split="auto"' in str(infeasible(found, 120, splits=False))
-    assert "split=" not in str(infeasible(found, 120))
-    monkeypatch.setattr(errors, "floor_of", lambda found: (100, "gemm.1"))
-    assert "split=" not in str(infeasible(found, 120, splits=False))
+def test_slabs_are_advised_if_they_were_off_and_no_order_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(errors, "floor_of", lambda step: (101, "gemm.1"))
+    step = outcome(PROGRAM, 120)
+    assert 'split="auto"' in str(infeasible(step, 120, splits=False))
+    assert "split=" not in str(infeasible(step, 120))
+    monkeypatch.setattr(errors, "floor_of", lambda step: (100, "gemm.1"))
+    assert "split=" not in str(infeasible(step, 120, splits=False))
 
 
 @pytest.mark.gpu_aot
-def test_where_no_slabs_were_found_the_error_names_what_cannot_be_split() -> None:
+def test_without_slabs_the_error_names_the_unsplittable_operations() -> None:
     def step(x: jax.Array) -> jax.Array:
         return jnp.sort(jnp.tanh(x), axis=0)[::2].sum()
 
@@ -146,8 +157,8 @@ def test_where_no_slabs_were_found_the_error_names_what_cannot_be_split() -> Non
 
 def test_no_order_goes_below_the_floor() -> None:
     plain = scheduled()
-    found = replace(outcome(PROGRAM, 2 * plain.device_bytes), planned=PlannedModule(plain, plain))
-    nbytes, operation = floor_of(found)
+    step = replace(outcome(PROGRAM, 2 * plain.device_bytes), planned=PlannedModule(plain, plain))
+    nbytes, operation = floor_of(step)
     assert operation in {kernel.name for kernel in plain.problem.kernels}
     assert plain.resident_bytes < nbytes <= plain.resident_bytes + LEAST
-    assert floor_of(replace(found, executable=outcome(PROGRAM, 7).executable))[0] == 7
+    assert floor_of(replace(step, executable=outcome(PROGRAM, 7).executable))[0] == 7

@@ -1,4 +1,4 @@
-"""Memory over time of a scheduled module: it adds up, and its peak is what the compiler allocates."""
+"""Memory over time of a scheduled module adds up, and its peak is the compiler's."""
 
 from __future__ import annotations
 
@@ -15,13 +15,16 @@ from tests.xla.test_target import needs_compiler
 
 
 def check(report: Report) -> None:
-    """Values and the rest add up to the curves, no moment is missing, and the end is the step's."""
+    """Values and other bytes add up to the curves, without gaps until the end of the step."""
     timeline = report.timeline
     assert timeline is not None
     for index, instant in enumerate(timeline.instants):
-        there = [stay for stay in timeline.stays if stay.first <= index < stay.last]
-        for place, nbytes in (("device", instant.device_bytes - instant.other_bytes), ("host", instant.host_bytes)):
-            assert sum(timeline.values[stay.value].nbytes for stay in there if stay.place == place) == nbytes
+        alive = [stay for stay in timeline.stays if stay.first <= index < stay.last]
+        for place, nbytes in (
+            ("device", instant.device_bytes - instant.other_bytes),
+            ("host", instant.host_bytes),
+        ):
+            assert sum(timeline.values[stay.value].nbytes for stay in alive if stay.place == place) == nbytes
     starts = [instant.start_s for instant in timeline.instants[1:]]
     assert starts == pytest.approx([instant.end_s for instant in timeline.instants[:-1]])
     assert timeline.instants[timeline.peak].device_bytes == pytest.approx(report.predicted_peak_bytes, abs=1024)
@@ -74,8 +77,8 @@ def test_copies_over_time() -> None:
     report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
     check(report)
     assert report.timeline is not None
-    ways = [copy.direction for copy in report.timeline.copies]
-    assert ways.count("to host") <= ways.count("to device")
-    assert report.copies_found == len(ways)
+    directions = [copy.direction for copy in report.timeline.copies]
+    assert directions.count("to host") <= directions.count("to device")
+    assert report.copies_found == len(directions)
     assert max(instant.host_bytes for instant in report.timeline.instants) <= report.host_peak_bytes
     assert sum(row.decision == "offload" for row in report.decisions) == len({c.name for c in report.timeline.copies})

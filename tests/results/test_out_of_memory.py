@@ -1,4 +1,4 @@
-"""Out of memory, in memplan's words: how much in one block, what there is, what became of the state, what to try."""
+"""memplan's out-of-memory error: the block, the pool, the state, and advice."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from memplan.xla import local
 
 ROOM = local.Room(in_use_bytes=128 << 20, peak_bytes=0, limit_bytes=1762 << 20, block_bytes=850 << 20)
 ON_DEVICE = (  # as jaxlib 0.11.2 and 0.12.0.1 say it
-    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 900.02MiB with allocator GPU_0_bfc on device 0. "
-    "[tf-allocator-allocation-error=''] [executable_name='memplan_0_jit_step']"
+    "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 900.02MiB with allocator GPU_0_bfc "
+    "on device 0. [tf-allocator-allocation-error=''] [executable_name='memplan_0_jit_step']"
 )
 PINNED = (
-    "RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 1.75GiB with allocator xla_gpu_host_bfc on device "
-    "0. Please set the environment variable XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB to allocate larger host memory than the "
-    "default 64 GB. [executable_name='memplan_1_jit_step'] [tf-allocator-allocation-error='']"
+    "RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 1.75GiB with allocator "
+    "xla_gpu_host_bfc on device 0. Please set the environment variable "
+    "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB to allocate larger host memory than the default 64 GB. "
+    "[executable_name='memplan_1_jit_step'] [tf-allocator-allocation-error='']"
 )
 
 
 def leaves(*deleted: bool) -> list[Any]:
-    return [SimpleNamespace(is_deleted=lambda one=one: one) for one in deleted]
+    return [SimpleNamespace(is_deleted=lambda is_deleted=is_deleted: is_deleted) for is_deleted in deleted]
 
 
 @pytest.fixture(autouse=True)
@@ -49,9 +50,12 @@ def test_before_the_step() -> None:
 
 @pytest.mark.parametrize(
     ("donated", "words"),
-    [(leaves(False, False), "its arguments are unchanged"), (leaves(True, True, False), "2 of its 3 donated")],
+    [
+        (leaves(False, False), "its arguments are unchanged"),
+        (leaves(True, True, False), "2 of its 3 donated"),
+    ],
 )
-def test_what_became_of_the_state_is_said(donated: list[Any], words: str) -> None:
+def test_the_error_describes_the_state(donated: list[Any], words: str) -> None:
     error = out_of_memory(RuntimeError(ON_DEVICE), donated)
     assert error is not None and words in str(error) and "900.0 MiB" in str(error)
     assert error.free_bytes == ROOM.block_bytes

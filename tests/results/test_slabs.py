@@ -1,4 +1,4 @@
-"""What a report tells of loops over slabs, against what the step and the budget say that there must be."""
+"""Loops over slabs in a report, against the loops that the step and the budget imply."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ARRAY_BYTES = 4 * SIDE * SIDE * CHANNELS
 
 
 def images(kernels: Any, x: jax.Array) -> Any:
-    """One step through two convolutions with a norm between them: sums along the axis are walls between loops."""
+    """A step of two convolutions and a norm between them, whose sums separate the loops."""
 
     def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
         return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
@@ -65,15 +65,15 @@ def test_the_logits_never_exist(tokens: Planned) -> None:
     report = tokens.report
     assert (report.status, report.planner) == ("fits", "slabs")
     assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= vocabulary.IN_SLABS < LOGITS_BYTES
-    assert max(array.nbytes for one in report.slab_loops for array in one.writes) < LOGITS_BYTES / WORDS * 2
-    assert [(one.name, one.verdict) for one in report.candidates] == [
+    assert max(array.nbytes for loop in report.slab_loops for array in loop.writes) < LOGITS_BYTES / WORDS * 2
+    assert [(candidate.name, candidate.verdict) for candidate in report.candidates] == [
         ("plain", "over the device budget"),
         ("kernels", "does not fit"),
         ("slabs", "chosen"),
     ]
 
 
-def test_a_loop_over_tokens_is_told_row_by_row(tokens: Planned) -> None:
+def test_the_row_of_a_loop_over_tokens(tokens: Planned) -> None:
     [loop] = tokens.report.slab_loops
     assert (loop.number, loop.axis) == (1, f"dimension 0 of float32[{TOKENS},{WORDS}]")
     assert loop.trips * loop.rows == TOKENS and loop.halo == 0
@@ -84,27 +84,29 @@ def test_a_loop_over_tokens_is_told_row_by_row(tokens: Planned) -> None:
     assert {array.shape[0] for array in (*loop.reads, *loop.writes)} == {TOKENS}
 
 
-def test_what_is_written_by_slabs_is_a_decision(tokens: Planned) -> None:
+def test_arrays_that_slabs_write_are_decisions(tokens: Planned) -> None:
     [loop] = tokens.report.slab_loops
-    split = [one for one in tokens.report.decisions if one.decision == "split"]
-    assert [one.name for one in split] == [f"{array.name} in {loop.trips} slabs" for array in loop.writes]
-    assert [(one.shape, one.nbytes) for one in split] == [(array.shape, array.nbytes) for array in loop.writes]
-    assert {one.seconds for one in split} == {0.0}
-    assert all(one.source.startswith("tests/vocabulary.py:") for one in split)
+    split = [decision for decision in tokens.report.decisions if decision.decision == "split"]
+    assert [decision.name for decision in split] == [f"{array.name} in {loop.trips} slabs" for array in loop.writes]
+    assert [(decision.shape, decision.nbytes) for decision in split] == [
+        (array.shape, array.nbytes) for array in loop.writes
+    ]
+    assert {decision.seconds for decision in split} == {0.0}
+    assert all(decision.source.startswith("tests/vocabulary.py:") for decision in split)
 
 
 def check_written_and_read(report: Report) -> None:
     assert Report.from_json(report.to_json()) == report
     assert "Loops over slabs: dimension" in str(report) and "Loops over slabs: dimension" in report.to_html()
     assert report.timeline is not None
-    drawn = {one.layer.partition("/")[0] for one in report.timeline.instants}
+    drawn = {instant.layer.partition("/")[0] for instant in report.timeline.instants}
     assert drawn >= {f"slabs_{loop.number}" for loop in report.slab_loops}
     spans = {block.name: block for block in report.timeline.blocks if block.kind == "slabs"}
     assert {name.rpartition("/")[2]: span.count for name, span in spans.items()} == {
         f"slabs_{loop.number}": loop.trips for loop in report.slab_loops
     }
     for loop in report.slab_loops:
-        (span,) = (one for name, one in spans.items() if name.endswith(f"slabs_{loop.number}"))
+        (span,) = (block for name, block in spans.items() if name.endswith(f"slabs_{loop.number}"))
         assert span.end_s - span.start_s == pytest.approx(loop.seconds)
 
 
@@ -112,7 +114,7 @@ def test_loops_are_in_every_view(tokens: Planned) -> None:
     check_written_and_read(tokens.report)
 
 
-def test_a_step_that_stays_whole_has_no_rows() -> None:
+def test_an_unsplit_step_has_no_rows() -> None:
     report = memplan.jit(vocabulary.step).plan(*vocabulary.shapes()).report
     assert report.status == "untouched" and report.slab_loops == report.unsplit == () and report.huge_arrays is None
 
@@ -121,13 +123,14 @@ def test_a_step_that_stays_whole_has_no_rows() -> None:
 def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -> None:
     report = planes.report
     assert report.status == "fits" and len(report.slab_loops) > 1
-    assert [one.number for one in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
-    for one in report.slab_loops:
-        assert one.axis == f"dimension 1 of float32[1,{SIDE},{SIDE},{CHANNELS}]"
-        assert one.trips * one.rows == SIDE
-        assert 1 <= one.halo <= 4  # rows around a slab, of one 3x3 convolution up to two of them and their gradients
+    assert [loop.number for loop in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
+    for loop in report.slab_loops:
+        assert loop.axis == f"dimension 1 of float32[1,{SIDE},{SIDE},{CHANNELS}]"
+        assert loop.trips * loop.rows == SIDE
+        # Rows around a slab: of one 3x3 convolution, up to two of them with their gradients.
+        assert 1 <= loop.halo <= 4
     assert report.slab_loops[0].halo == 1 and report.slab_loops[0].sums == 1  # the norm behind the first convolution
-    seconds = [one.seconds or 0.0 for one in report.slab_loops]
+    seconds = [loop.seconds or 0.0 for loop in report.slab_loops]
     assert min(seconds) > 0 and sum(seconds) <= (report.predicted_step_s or 0) * 1.001
     assert report.recomputed_flops > 0  # the first convolution is made again behind the wall
     assert report.huge_arrays == 0
@@ -135,7 +138,7 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
 
 
 @pytest.mark.gpu_aot
-def test_what_slabs_keep_on_the_host_is_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host, and read by both loops behind it."""
 
     def one(program: Program, *_: object) -> list[Candidate]:
@@ -144,13 +147,13 @@ def test_what_slabs_keep_on_the_host_is_in_the_figures(monkeypatch: pytest.Monke
     monkeypatch.setattr(pipeline, "slab_programs", one)
     report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report
     written = SlabArray("conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host")
-    assert [one.writes for one in report.slab_loops] == [(written,), (), ()]
-    assert [written in one.reads for one in report.slab_loops] == [False, True, True]
+    assert [loop.writes for loop in report.slab_loops] == [(written,), (), ()]
+    assert [written in loop.reads for loop in report.slab_loops] == [False, True, True]
     slab = report.slab_loops[0].rows * SIDE * CHANNELS * 4
     assert report.offloaded_bytes == ARRAY_BYTES + slab  # the first trip writes spare rows
     spare_rows = 2 * report.slab_loops[0].rows + 2  # a slab before, a slab with its halo behind
     assert report.host_peak_bytes == ARRAY_BYTES + spare_rows * SIDE * CHANNELS * 4
-    [split] = (one for one in report.decisions if one.decision == "split")
+    [split] = (decision for decision in report.decisions if decision.decision == "split")
     assert split.name == f"conv_general_dilated:0 in {report.slab_loops[0].trips} slabs on the host"
     assert split.seconds == pytest.approx(3 * copy_seconds(ARRAY_BYTES, catalog.named("v100")))
     assert report.copy_s is not None and report.copy_s > 0
@@ -158,21 +161,21 @@ def test_what_slabs_keep_on_the_host_is_in_the_figures(monkeypatch: pytest.Monke
 
 
 def on_host(program: Program) -> Slabs:
-    """All that lies on the axis in eight slabs, the first convolution on the host."""
+    """All values on the axis in eight slabs, the first convolution on the host."""
     [value] = (n for n, var in enumerate(program.flat.values) if var is program.flat.eqns[0].outvars[0])
     stored, along = frozenset({value}), axis_at(program.flat, value, 1).graph.along
     return Slabs(value, 1, SIDE // 8, frozenset(along), stored, stored)
 
 
 @pytest.mark.gpu_aot
-def test_arrays_that_cudnn_does_not_count_are_told() -> None:
+def test_arrays_that_cudnn_does_not_accept_are_listed() -> None:
     x = jax.ShapeDtypeStruct((1, 2**15, 2**16, 1), jnp.float32)
     report = memplan.jit(lambda x: (x * 2).sum(), device="h200").plan(x).report
     assert report.huge_arrays == 1 and math.prod(x.shape) == 2**31
     assert "1 array of it has 2^31 elements or more" in str(report)
 
 
-def test_what_cannot_be_split_is_named_with_its_line_once() -> None:
+def test_unsplit_operations_are_named_with_their_lines_once() -> None:
     def step(x: jax.Array) -> jax.Array:
         y = jnp.tanh(x) @ jnp.ones((8, 8))
         return sum(jnp.sort(y + number, axis=0) for number in range(3))[::2].sum()  # type: ignore[index]
@@ -190,7 +193,7 @@ def test_a_step_without_arrays_has_no_axis() -> None:
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", WITHIN)
-def test_slabs_inside_of_branches_and_bodies_are_told(name: str) -> None:
+def test_slabs_inside_of_branches_and_bodies(name: str) -> None:
     """With their copies to the host, and where they are."""
 
     def flat(kernels: Any, x: jax.Array) -> Any:
@@ -200,10 +203,10 @@ def test_slabs_inside_of_branches_and_bodies_are_told(name: str) -> None:
     shapes = kernels, jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
     report = memplan.jit(WITHIN[name](flat), device="v100", budget=10 * MIB, donate_argnums=0).plan(*shapes).report
     assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= 10 * MIB < ARRAY_BYTES
-    assert [one.number for one in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
+    assert [loop.number for loop in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
     assert len(report.slab_loops) >= 3  # the norm and the loss are walls, and the gradient comes after them
     where = "cond" if name == "branch" else "scan"
-    assert all(f" in the {where} (tests/within.py:" in one.axis for one in report.slab_loops)
-    on_host = [one for one in report.slab_loops for array in (*one.reads, *one.writes) if array.place == "host"]
-    assert all(one.copies + one.kernels for one in on_host)
-    assert all(one.seconds for one in report.slab_loops)
+    assert all(f" in the {where} (tests/within.py:" in loop.axis for loop in report.slab_loops)
+    on_host = [loop for loop in report.slab_loops for array in (*loop.reads, *loop.writes) if array.place == "host"]
+    assert all(loop.copies + loop.kernels for loop in on_host)
+    assert all(loop.seconds for loop in report.slab_loops)

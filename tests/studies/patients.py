@@ -1,4 +1,4 @@
-"""Steps with a planted fault, the same steps without it, and healthy ones, for the doctor."""
+"""Steps with a planted fault, and the same steps without it, for the doctor."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ WIDTH, ROWS, LAYERS, WORDS = 512, 1024, 3, 1536
 HALF = jnp.bfloat16
 TABLE = np.cos(np.arange(ROWS * WIDTH, dtype=np.float32)).reshape(ROWS, WIDTH)
 LISTED = [np.sin(np.arange(WIDTH * WIDTH, dtype=np.float32) + n).reshape(WIDTH, WIDTH) for n in range(LAYERS)]
-STRONG = np.float32(0.5)  # a number of Python's does not promote
 
 Step = Callable[..., Any]
 
@@ -27,12 +26,12 @@ def weights(layers: int = LAYERS, dtype: Any = jnp.float32) -> list[jax.ShapeDty
     return [array(WIDTH, WIDTH, dtype=dtype)] * layers
 
 
-X, MASK = array(ROWS, WIDTH), array(ROWS, 1)
+X = array(ROWS, WIDTH)
 
 
 @dataclass(frozen=True)
 class Patient:
-    """A step with a fault, the kind of finding that it is, and the step without it."""
+    """A step with a fault, its kind of finding, and the step without the fault."""
 
     kind: str
     step: Step
@@ -101,75 +100,4 @@ def without_logits(params: Any, head: jax.Array, x: jax.Array, y: jax.Array) -> 
     return params, {"loss": value}
 
 
-def in_halves(change: Step, weight_of: Step = lambda weight: weight.astype(HALF)) -> Step:
-    """Training in bfloat16; every activation is changed."""
-
-    def step(params: Any, x: jax.Array, y: jax.Array, mask: jax.Array) -> Any:
-        def loss(params: Any) -> jax.Array:
-            hidden = x.astype(HALF)
-            for weight in params:
-                hidden = change(jnp.tanh(hidden @ weight_of(weight)), mask)  # a layer in halves
-            return ((hidden.astype(jnp.float32) - y) ** 2).mean()
-
-        value, gradient = jax.value_and_grad(loss)(params)
-        return descend(params, gradient), value
-
-    return step
-
-
-def masked(hidden: jax.Array, mask: jax.Array) -> jax.Array:
-    return hidden * mask  # by a mask
-
-
-def masked_in_half(hidden: jax.Array, mask: jax.Array) -> jax.Array:
-    return hidden * mask.astype(HALF)
-
-
-def scaled(hidden: jax.Array, _: jax.Array) -> jax.Array:
-    return hidden * STRONG  # by a constant
-
-
-def scaled_by_a_number(hidden: jax.Array, _: jax.Array) -> jax.Array:
-    return hidden * 0.5
-
-
-def centred(hidden: jax.Array, _: jax.Array) -> jax.Array:
-    """In float32 on purpose."""
-    wide = hidden.astype(jnp.float32)
-    return (wide - wide.mean(axis=1, keepdims=True)).astype(HALF)
-
-
-def as_it_is(value: jax.Array, *_: Any) -> jax.Array:
-    return value
-
-
-def in_half_scanned(params: jax.Array, x: jax.Array, mask: jax.Array) -> Any:
-    """A scan over layers, whose bodies are masked in float32."""
-
-    def layer(hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
-        hidden = jnp.tanh(hidden @ weight.astype(HALF))
-        wide = jnp.sin(hidden * mask)  # in the body
-        return wide.astype(HALF), None
-
-    return _descend_scanned(layer, params, x)
-
-
-def in_half_scanned_and_masked(params: jax.Array, x: jax.Array, mask: jax.Array) -> Any:
-    def layer(hidden: jax.Array, weight: jax.Array) -> tuple[jax.Array, None]:
-        hidden = jnp.tanh(hidden @ weight.astype(HALF))
-        return jnp.sin(hidden * mask.astype(HALF)), None
-
-    return _descend_scanned(layer, params, x)
-
-
-def _descend_scanned(layer: Step, params: jax.Array, x: jax.Array) -> Any:
-    def loss(params: jax.Array) -> jax.Array:
-        last, _ = jax.lax.scan(layer, x.astype(HALF), params)
-        return (last.astype(jnp.float32) ** 2).mean()
-
-    value, gradient = jax.value_and_grad(loss)(params)
-    return params - 0.1 * gradient, value
-
-
-STACK = array(LAYERS, WIDTH, WIDTH)
 WIDE = array(ROWS, WIDTH, dtype=jnp.float64)

@@ -32,7 +32,10 @@ def saved(base: catalog.Device, platform: str, kind: str, folder: Path, **rates:
     return str(path)
 
 
-ARGS = ([jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6, jax.ShapeDtypeStruct((4096, 64), jnp.float32))
+ARGS = (
+    [jax.ShapeDtypeStruct((64, 64), jnp.float32)] * 6,
+    jax.ShapeDtypeStruct((4096, 64), jnp.float32),
+)
 
 
 def test_the_local_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,11 +45,11 @@ def test_the_local_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [name for name, _ in stages] == [f"measuring {name}" for name in rates]
     assert all(rate > 0 for rate in rates.values())
     monkeypatch.setattr(calibrate, "measure", lambda notify: rates)
-    found = calibrate.calibrate()
-    assert found.device.name == f"{local_device().name}-measured"
-    assert (found.platform, found.device_kind) == ("cpu", jax.devices()[0].device_kind)
+    device = calibrate.calibrate()
+    assert device.device.name == f"{local_device().name}-measured"
+    assert (device.platform, device.device_kind) == ("cpu", jax.devices()[0].device_kind)
     link = {calibrate.TO_HOST, calibrate.TO_DEVICE}
-    of_device = calibrate.rates_of(found.device)
+    of_device = calibrate.rates_of(device.device)
     assert {name: of_device[name] for name in rates.keys() - link} == {
         name: rates[name] for name in rates.keys() - link
     }
@@ -54,7 +57,7 @@ def test_the_local_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_rates_grow_until_a_run_takes_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The best of several runs, of sizes that took at least two milliseconds, up to the first of sixty."""
+    """The best of seven runs, of sizes that took 2 ms or more, up to the first that took 60 ms."""
     ran = Counter[int]()
 
     def best_s(run: int, runs: int) -> float:
@@ -62,7 +65,10 @@ def test_rates_grow_until_a_run_takes_long_enough(monkeypatch: pytest.MonkeyPatc
         return {1: 1e-3, 2: 3e-3, 3: 7e-2, 4: 1.0}[run]
 
     task = calibrate._Task(
-        "bytes", (1, 2, 3, 4), lambda size: {1: 1e9, 2: 3.0, 3: 7.0, 4: 1e9}[size], lambda size: size
+        "bytes",
+        (1, 2, 3, 4),
+        lambda size: {1: 1e9, 2: 3.0, 3: 7.0, 4: 1e9}[size],
+        lambda size: size,
     )
     monkeypatch.setattr(calibrate, "_tasks", lambda device: [task])
     monkeypatch.setattr(calibrate, "_best_s", best_s)
@@ -70,7 +76,9 @@ def test_rates_grow_until_a_run_takes_long_enough(monkeypatch: pytest.MonkeyPatc
     assert ran == {1: 7, 2: 7, 3: 7}
 
 
-def test_no_size_but_the_first_is_larger_than_the_device_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_size_may_exceed_the_share_of_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     sizes = [local_device().memory_bytes // 16 + more for more in (1, 2)]
     task = calibrate._Task("bytes", sizes, float, lambda size: size)
     monkeypatch.setattr(calibrate, "_tasks", lambda device: [task])
@@ -110,7 +118,7 @@ def test_a_product_is_as_many_operations_as_it_says() -> None:
     assert tasks[calibrate.MATRIX.format("bfloat16")].make(2 * 64**2)().shape == (64, 64)
 
 
-def test_what_was_not_measured_keeps_its_ratio_and_is_named() -> None:
+def test_a_rate_that_is_not_measured_keeps_its_ratio_and_is_named() -> None:
     base = local_device()
     device = calibrate.with_rates(base, {MATRIX: 128e9}, "cpu")
     assert device.rate("float64") == base.rate("float64") * 128e9 / base.rate("float32")
@@ -121,7 +129,10 @@ def test_what_was_not_measured_keeps_its_ratio_and_is_named() -> None:
 def test_a_link_has_the_slower_direction() -> None:
     rates = {calibrate.TO_HOST: 11e9, calibrate.TO_DEVICE: 10e9, calibrate.LATENCY: 3e-6}
     link = calibrate.with_rates(catalog.named("h200"), rates, "gpu").link
-    assert (link.bandwidth, link.latency_s) == (10e9, 3e-6) and "the slower direction" in link.source
+    assert (link.bandwidth, link.latency_s) == (
+        10e9,
+        3e-6,
+    ) and "the slower direction" in link.source
 
 
 @pytest.mark.slow
@@ -134,18 +145,19 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
         assert (report.device, report.status) == ("cpu-measured", "fits")
         assert report.planner == "kernels"
         seconds.append((report.predicted_step_s, report.lower_bound_s))
-    (fast, least), (slow, most) = seconds
-    assert slow == pytest.approx(10 * fast) and most == pytest.approx(10 * least)
+    (fast, fast_bound), (slow, slow_bound) = seconds
+    assert slow == pytest.approx(10 * fast) and slow_bound == pytest.approx(10 * fast_bound)
 
 
 @pytest.mark.slow
 def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
     path = saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9)
-    weights, x = [0.1 * jnp.ones((64, 64))] * 6, jnp.ones((4096, 64))
+    weights = [0.1 * jnp.ones((64, 64))] * 6
+    x = jnp.ones((4096, 64))
     step = memplan.jit(train, device=path, budget=6 * 2**20)
     expected = jax.jit(train)(weights, x)
-    for one, other in zip(jax.tree.leaves(step(weights, x)), jax.tree.leaves(expected), strict=True):
-        assert jnp.allclose(one, other, rtol=1e-4)
+    for result, reference in zip(jax.tree.leaves(step(weights, x)), jax.tree.leaves(expected), strict=True):
+        assert jnp.allclose(result, reference, rtol=1e-4)
     assert step.plan(weights, x).report.runs_on == jax.devices()[0].device_kind
 
 
@@ -162,7 +174,7 @@ def test_a_measured_gpu_that_is_not_here_is_described(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"format": 1}'])
-def test_a_file_that_is_none_is_refused_at_once(text: str | None, tmp_path: Path) -> None:
+def test_a_bad_file_is_refused_at_once(text: str | None, tmp_path: Path) -> None:
     path = tmp_path / "device.json"
     if text is not None:
         path.write_text(text)

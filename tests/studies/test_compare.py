@@ -1,4 +1,4 @@
-"""The table of all ways: which there are, and what is said of those that refuse and of those that do not fit."""
+"""The table of all methods: its rows, and the notes of methods that do not compile or fit."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memplan.studies.compare import compare
 MIB = 2**20
 
 
-def found(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()) -> Any:
+def outcome_of(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()) -> Any:
     program = SimpleNamespace(in_slabs=in_slabs)
     unmodified = SimpleNamespace(device_bytes=12 * MIB, replay=SimpleNamespace(step_s=0.9))
     return SimpleNamespace(
@@ -33,12 +33,12 @@ def found(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any,
 
 
 @pytest.fixture
-def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
-    """Every way takes something without being compiled; what XLA was asked for."""
-    asked: list[tuple[int, int]] = []
+def xla_limits(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+    """Every method has figures without a compilation; returns the limits passed to XLA."""
+    limits: list[tuple[int, int]] = []
 
     def xla(self: Any, resident_bytes: int, budget: int, extra: Any = None) -> Baseline:
-        asked.append((resident_bytes, budget))
+        limits.append((resident_bytes, budget))
         return Baseline(9 * MIB, MIB if extra else 0, 2.0, 3)
 
     def checkpoint(self: Any, policy: Any) -> Baseline:
@@ -49,8 +49,8 @@ def ways(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(Baselines, "plain", lambda self: Baseline(10 * MIB, 0, 1.0, 3))
     monkeypatch.setattr(Baselines, "checkpoint", checkpoint)
     monkeypatch.setattr(Baselines, "xla", xla)
-    monkeypatch.setattr(pipeline, "best", lambda *_: found(8 * MIB, plan=object()))
-    return asked
+    monkeypatch.setattr(pipeline, "best", lambda *_: outcome_of(8 * MIB, plan=object()))
+    return limits
 
 
 def compared(device: str | None = "v100") -> Comparison:
@@ -58,46 +58,63 @@ def compared(device: str | None = "v100") -> Comparison:
     return compare(lambda x: x, (), {}, request, lambda *_: None)
 
 
-def rows(told: Comparison) -> dict[str, Row]:
-    return {row.name: row for row in told.rows}
+def rows(comparison: Comparison) -> dict[str, Row]:
+    return {row.name: row for row in comparison.rows}
 
 
-def test_every_way_has_a_row_and_memplan_the_last(ways: list[tuple[int, int]]) -> None:
-    told = compared()
-    assert (told.device, told.budget_bytes, told.host_budget_bytes) == ("v100", 10 * MIB, MIB)
+def test_every_method_has_a_row_and_memplan_the_last(xla_limits: list[tuple[int, int]]) -> None:
+    comparison = compared()
+    assert (comparison.device, comparison.budget_bytes, comparison.host_budget_bytes) == (
+        "v100",
+        10 * MIB,
+        MIB,
+    )
     offload = "XLA's rematerialization and host offload"
     off = "plain jax, XLA's rematerialization off"
-    assert list(rows(told)) == ["plain jax", *policies(), "XLA's rematerialization", offload, off, "memplan"]
-    assert rows(told)[off] == Row(off, 12 * MIB, 0, 0.9, False)
-    assert rows(told)["plain jax"] == Row("plain jax", 10 * MIB, 0, 1.0, True)
-    assert rows(told)[offload] == Row(offload, 9 * MIB, MIB, 2.0, True)
-    assert rows(told)["memplan"] == Row("memplan", 8 * MIB, 5, 0.5, True, "compilations: 3")
-    assert ways == [(3, 10 * MIB)] * 2
+    assert list(rows(comparison)) == [
+        "plain jax",
+        *policies(),
+        "XLA's rematerialization",
+        offload,
+        off,
+        "memplan",
+    ]
+    assert rows(comparison)[off] == Row(off, 12 * MIB, 0, 0.9, False)
+    assert rows(comparison)["plain jax"] == Row("plain jax", 10 * MIB, 0, 1.0, True)
+    assert rows(comparison)[offload] == Row(offload, 9 * MIB, MIB, 2.0, True)
+    assert rows(comparison)["memplan"] == Row("memplan", 8 * MIB, 5, 0.5, True, "compilations: 3")
+    assert xla_limits == [(3, 10 * MIB)] * 2
 
 
-@pytest.mark.usefixtures("ways")
-def test_what_refuses_says_why_and_the_others_go_on() -> None:
-    told = rows(compared())
+@pytest.mark.usefixtures("xla_limits")
+def test_a_method_that_does_not_compile_says_why() -> None:
+    table = rows(compared())
     nothing, dots, *_ = policies()
-    assert told[nothing] == Row(nothing, None, None, None, None, "does not compile: not with effects")
-    assert told[dots].fits is False and told[dots].device_bytes == 20 * MIB
+    assert table[nothing] == Row(nothing, None, None, None, None, "does not compile: not with effects")
+    assert table[dots].fits is False and table[dots].device_bytes == 20 * MIB
 
 
-@pytest.mark.usefixtures("ways")
-def test_a_cpu_has_no_ways_of_xla() -> None:
-    told = compared(device=None)
-    assert [row.name for row in told.rows] == ["plain jax", *policies(), "memplan"]
+@pytest.mark.usefixtures("xla_limits")
+def test_a_cpu_has_no_methods_of_xla() -> None:
+    comparison = compared(device=None)
+    assert [row.name for row in comparison.rows] == ["plain jax", *policies(), "memplan"]
 
 
-@pytest.mark.usefixtures("ways")
+@pytest.mark.usefixtures("xla_limits")
 @pytest.mark.parametrize(
     ("outcome", "row"),
     [
-        (found(8 * MIB), Row("memplan", 8 * MIB, 5, 0.5, True, "the plain step fits")),
-        (found(8, plan="", in_slabs=(1,)), Row("memplan", 8, 5, 0.5, True, "compilations: 3, in slabs")),
-        (found(99, fits=False), Row("memplan", None, None, None, False, "the smallest that works: 99 bytes")),
+        (outcome_of(8 * MIB), Row("memplan", 8 * MIB, 5, 0.5, True, "the plain step fits")),
+        (
+            outcome_of(8, plan="", in_slabs=(1,)),
+            Row("memplan", 8, 5, 0.5, True, "compilations: 3, in slabs"),
+        ),
+        (
+            outcome_of(99, fits=False),
+            Row("memplan", None, None, None, False, "the smallest that works: 99 bytes"),
+        ),
     ],
 )
-def test_memplan_says_what_it_took(monkeypatch: pytest.MonkeyPatch, outcome: Any, row: Row) -> None:
+def test_the_row_of_memplan(monkeypatch: pytest.MonkeyPatch, outcome: Any, row: Row) -> None:
     monkeypatch.setattr(pipeline, "best", lambda *_: outcome)
     assert rows(compared())["memplan"] == row

@@ -26,8 +26,8 @@ def curve() -> Curve:
 
 @pytest.mark.gpu_aot
 def test_every_budget_has_a_point_of_memplan_and_of_xla(curve: Curve) -> None:
-    for way in (MEMPLAN, XLA):
-        budgets = [point.budget_bytes for point in curve.points if point.way == way]
+    for method in (MEMPLAN, XLA):
+        budgets = [point.budget_bytes for point in curve.points if point.way == method]
         assert len(budgets) == 3
         assert budgets == sorted(budgets, key=lambda budget: -(budget or 0))
         assert all(curve.floor_bytes <= (budget or 0) < curve.plain_bytes for budget in budgets)
@@ -35,26 +35,26 @@ def test_every_budget_has_a_point_of_memplan_and_of_xla(curve: Curve) -> None:
 
 @pytest.mark.gpu_aot
 def test_points_are_inside_their_budgets_and_more_memory_is_never_slower(curve: Curve) -> None:
-    for way in (MEMPLAN, XLA):
-        found = [point for point in curve.points if point.way == way and point.device_bytes is not None]
-        assert all((point.device_bytes or 0) <= (point.budget_bytes or 0) for point in found)
-        steps = [point.step_s or 0.0 for point in found]
+    for method in (MEMPLAN, XLA):
+        points = [point for point in curve.points if point.way == method and point.device_bytes is not None]
+        assert all((point.device_bytes or 0) <= (point.budget_bytes or 0) for point in points)
+        steps = [point.step_s or 0.0 for point in points]
         assert steps == sorted(steps)
     assert any(point.way == MEMPLAN and point.device_bytes is not None for point in curve.points)
 
 
 @pytest.mark.gpu_aot
-def test_nothing_that_fits_is_below_the_lower_bound(curve: Curve) -> None:
+def test_no_point_is_below_the_lower_bound(curve: Curve) -> None:
     bounds = {point.budget_bytes: point.step_s or 0.0 for point in curve.points if point.way == BOUND}
     assert len(bounds) == 3 and all(bounds.values())
     for point in curve.points:
-        for budget, least in bounds.items():
+        for budget, bound_s in bounds.items():
             if point.step_s is not None and (point.device_bytes or 0) <= (budget or 0):
-                assert point.step_s >= least
+                assert point.step_s >= bound_s
 
 
 @pytest.mark.gpu_aot
-def test_ways_without_a_budget_come_first(curve: Curve) -> None:
+def test_methods_without_a_budget_come_first(curve: Curve) -> None:
     names = [point.way for point in curve.points if point.budget_bytes is None]
     assert names[0] == "plain jax" and "jax.checkpoint, nothing saved" in names
     assert [point.way for point in curve.points[: len(names)]] == names
@@ -64,14 +64,14 @@ def test_ways_without_a_budget_come_first(curve: Curve) -> None:
 @pytest.mark.gpu_aot
 def test_budgets_may_be_shares_of_the_plain_peak() -> None:
     args = [jax.ShapeDtypeStruct((8, 8), jnp.float32)], jax.ShapeDtypeStruct((64, 8), jnp.float32)
-    found = api.curve(step, args, points=(0.5, 0.9), device="v100")
-    budgets = [point.budget_bytes for point in found.points if point.way == MEMPLAN]
-    assert budgets == [int(0.9 * found.plain_bytes), int(0.5 * found.plain_bytes)]
+    curve = api.curve(step, args, points=(0.5, 0.9), device="v100")
+    budgets = [point.budget_bytes for point in curve.points if point.way == MEMPLAN]
+    assert budgets == [int(0.9 * curve.plain_bytes), int(0.5 * curve.plain_bytes)]
 
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("shares", [(), (0.0,), (0.5, 1.5), (-0.1,)])
-def test_shares_that_are_none_are_refused(shares: tuple[float, ...]) -> None:
+def test_invalid_shares_are_refused(shares: tuple[float, ...]) -> None:
     args = [jax.ShapeDtypeStruct((8, 8), jnp.float32)], jax.ShapeDtypeStruct((64, 8), jnp.float32)
     with pytest.raises(BudgetError, match="above 0 and at most 1"):
         api.curve(step, args, points=shares, device="v100")

@@ -1,4 +1,4 @@
-"""The largest sizes whose step fits, against planning every one of them."""
+"""The largest size whose step fits, compared with planning every size."""
 
 from __future__ import annotations
 
@@ -46,39 +46,40 @@ def fits(rows: int, layers: int = 4) -> bool:
 
 
 @pytest.fixture(scope="module")
-def found() -> Frontier:
+def frontier() -> Frontier:
     return api.frontier(make, low=ROWS[0], high=ROWS[-1], step=256, name="rows", **LIMITS)
 
 
 @pytest.mark.gpu_aot
 @pytest.mark.slow
-def test_it_is_what_planning_every_size_says(found: Frontier) -> None:
-    assert [rows for rows in ROWS if fits(rows)] == [rows for rows in ROWS if rows <= found.largest]
-    assert found.refused == found.largest + 256
+def test_it_agrees_with_planning_every_size(frontier: Frontier) -> None:
+    assert [rows for rows in ROWS if fits(rows)] == [rows for rows in ROWS if rows <= frontier.largest]
+    assert frontier.refused == frontier.largest + 256
 
 
 @pytest.mark.gpu_aot
-def test_the_compiler_has_seen_both_sides_of_the_frontier(found: Frontier) -> None:
-    assert found.refused is not None
-    inside, outside = found.at(found.largest), found.at(found.refused)
+def test_both_sides_of_the_frontier_are_compiled(frontier: Frontier) -> None:
+    assert frontier.refused is not None
+    inside = frontier.at(frontier.largest)
+    outside = frontier.at(frontier.refused)
     assert inside.fits and inside.device_bytes <= BUDGET
     assert not outside.fits and outside.device_bytes > BUDGET
-    assert found.compilations == sum(one.compilations for one in found.tried)
+    assert frontier.compilations == sum(trial.compilations for trial in frontier.tried)
 
 
 @pytest.mark.gpu_aot
-def test_the_range_is_halved(found: Frontier) -> None:
-    assert len(found.tried) <= len(ROWS).bit_length()
+def test_the_range_is_halved(frontier: Frontier) -> None:
+    assert len(frontier.tried) <= len(ROWS).bit_length()
 
 
 @pytest.mark.gpu_aot
-def test_it_prints_and_comes_back_from_json(found: Frontier) -> None:
-    assert Frontier.from_json(found.to_json()) == found
-    text = str(found)
-    assert str(found.largest) in text and "The largest that fits 8.0 MiB on v100" in text
+def test_it_prints_and_comes_back_from_json(frontier: Frontier) -> None:
+    assert Frontier.from_json(frontier.to_json()) == frontier
+    text = str(frontier)
+    assert str(frontier.largest) in text and "The largest that fits 8.0 MiB on v100" in text
 
 
-def test_a_range_that_fits_whole_ends_where_it_was_told_to() -> None:
+def test_if_all_sizes_fit_the_largest_is_the_last() -> None:
     small = api.frontier(make, low=1, high=3, budget="1GiB", host_budget=0)
     assert small.largest == 3 and small.refused is None
     assert "the range ends" in str(small)
@@ -95,7 +96,7 @@ def test_nothing_fits() -> None:
     ("low", "high", "step"),
     [(2, 1, 1), (1, 2, 0), (1, 2, -1), (2, 1, -1), ((1, 1), (2, 2), 1), ((1, 1, 1), (2, 2, 2), 1)],
 )
-def test_what_is_no_range_is_an_error(low: Any, high: Any, step: Any) -> None:
+def test_an_invalid_range_is_an_error(low: Any, high: Any, step: Any) -> None:
     with pytest.raises(SizeError):
         memplan.largest(make, low=low, high=high, step=step)
 
@@ -114,7 +115,7 @@ def test_a_planned_step_is_refused() -> None:
         memplan.largest(lambda rows: (memplan.jit(step), make(rows)[1]), low=1, high=3)
 
 
-def test_slabs_count_unless_they_are_not_wanted() -> None:
+def test_slabs_count_unless_split_is_false() -> None:
     tokens = {"low": vocabulary.TOKENS, "high": vocabulary.TOKENS, "budget": vocabulary.IN_SLABS}
 
     def make(tokens: int) -> tuple[Any, tuple[Any, ...]]:
@@ -127,7 +128,7 @@ def test_slabs_count_unless_they_are_not_wanted() -> None:
 
 
 @given(count=st.integers(1, 500), fitting=st.integers(0, 500))
-def test_halving_finds_the_last_that_fits_and_has_tried_both_sides_of_it(count: int, fitting: int) -> None:
+def test_bisection_finds_the_last_that_fits_and_tries_both_sides(count: int, fitting: int) -> None:
     tried: list[int] = []
 
     def fits(size: int) -> bool:

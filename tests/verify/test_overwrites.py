@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from memplan.verify.overwrites import Loss, Place, Updates, Versions, first_result, tree_of
+from memplan.verify.overwrites import Loss, ResultLeaf, Updates, Versions, first_result, tree_of
 from memplan.xla.shapes import read_shape
 from tests.hlo import read_module
 
@@ -59,16 +59,16 @@ ENTRY %main (x: f32[8], y: f32[8], n: f32[1], z: s32[]) -> f32[8] {{
   ROOT %called = {TABLE} call(%added), to_apply=%branch
 }}
 """)
-X, Y = Place("x", 0), Place("y", 0)
+X, Y = ResultLeaf("x", 0), ResultLeaf("y", 0)
 
 
-def updates(name: str, *operands: Place) -> list[tuple[int | None, Place]]:
+def updates(name: str, *operands: ResultLeaf) -> list[tuple[int | None, ResultLeaf]]:
     op = MODULE.entry.ops[name]
     return list(Updates(MODULE).of(op, [operands] if op.opcode == "while" else operands))
 
 
 def test_what_instructions_overwrite() -> None:
-    assert updates("new", X, Place("n", 0), Place("z", 0)) == [(0, X)]
+    assert updates("new", X, ResultLeaf("n", 0), ResultLeaf("z", 0)) == [(0, X)]
     assert updates("loop", X, Y) == [(1, Y)], "the body returns the first as it is"
     assert updates("added", X, Y) == [(0, Y)]
     assert updates("called", X) == [(None, X)]
@@ -78,8 +78,8 @@ def test_what_instructions_overwrite() -> None:
 
 def test_a_version_is_gone_once_its_buffer_is_overwritten() -> None:
     versions = Versions()
-    new, view = Place("new", 0), Place("view", 0)
-    versions.made = {"x": -1, "view": 0, "new": 1, "reader": 2}
+    new, view = ResultLeaf("new", 0), ResultLeaf("view", 0)
+    versions.written = {"x": -1, "view": 0, "new": 1, "reader": 2}
     versions.name(view, X)
     versions.read(X, 1, "new")
     versions.overwrite(X, 1, "new", new)
@@ -91,4 +91,4 @@ def test_a_version_is_gone_once_its_buffer_is_overwritten() -> None:
 
 def test_places_have_the_structure_of_a_shape() -> None:
     shape = read_shape("(f32[8]{0}, (s32[], f32[8]{0}))")
-    assert tree_of("op", shape) == (Place("op", 0), (Place("op", 1), Place("op", 2)))
+    assert tree_of("op", shape) == (ResultLeaf("op", 0), (ResultLeaf("op", 1), ResultLeaf("op", 2)))

@@ -33,8 +33,8 @@ def _of_piece(owners: Owners, piece: tuple, device: int) -> list[Hashable]:
         if source == ZERO:
             found.append((ZERO, 0, ()))
             continue
-        step = sum(at * digit.step for at, digit in zip(place, digits, strict=True))
-        turn = sum(at * digit.turn for at, digit in zip(place, digits, strict=True))
+        step = sum(at * digit.stride for at, digit in zip(place, digits, strict=True))
+        turn = sum(at * digit.owner_stride for at, digit in zip(place, digits, strict=True))
         found.append((source, start + step, owners.members(tables[turn], device)))
     return found
 
@@ -126,7 +126,7 @@ class World:
         if spread is None or (total := model_sum(pair.held, teams)) is None:
             return spread, None
         return spread, [
-            np.split(total[device], teams.size, axis=dim)[teams.place[device]] for device in range(self.devices)
+            np.split(total[device], teams.size, axis=dim)[teams.rank[device]] for device in range(self.devices)
         ]
 
     def turn(self, pair: Pair) -> tuple[Spread | None, Held | None]:
@@ -165,7 +165,7 @@ class World:
         got = self.spreads.exchanged([one for one in sent if one is not None], teams)
         parts = [np.split(one, teams.size) for one in held]
         model = [
-            np.concatenate([parts[member][teams.place[device]] for member in teams.group[device]])
+            np.concatenate([parts[member][teams.rank[device]] for member in teams.group[device]])
             for device in range(self.devices)
         ]
         return self.spreads.joined([one for one in got if one is not None]), model

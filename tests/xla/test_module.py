@@ -6,7 +6,15 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from memplan.xla.module import UnreadableModuleError, large_constants, read_instruction
+from memplan.xla import module
+from memplan.xla.module import (
+    Edit,
+    UnreadableModuleError,
+    copy_done,
+    copy_start,
+    read_instruction,
+)
+from memplan.xla.shapes import Array
 from tests.hlo import read_module
 
 
@@ -108,7 +116,90 @@ ENTRY %main () -> s32[] {
     ],
 )
 def test_constants_are_large_by_what_they_take(shape: str, nbytes: int) -> None:
-    lines = ["%fused () -> f32[] {", f"  ROOT %one.2 = {shape} constant({{...}}), metadata={{stack_frame_id=1}}", "}"]
-    other = f'  %two = {shape} copy(%constant.1), frontend_attributes={{a="constant(1)"}}'
-    found = large_constants("\n".join([*lines, other]))
-    assert [(op.name, op.nbytes) for op in found] == ([("one.2", nbytes)] if nbytes else [])
+    text = f"""\
+HloModule m, is_scheduled=true
+
+%fused () -> f32[] {{
+  ROOT %one.2 = {shape} constant({{...}}), metadata={{stack_frame_id=1}}
+}}
+
+ENTRY %main () -> f32[] {{
+  %two = {shape} copy(%constant.1), frontend_attributes={{a="constant(1)"}}
+}}
+"""
+    constants = module.read_module(text).large_constants  # XLA reads no constant that is left out
+    assert [(op.name, op.nbytes) for op in constants] == ([("one.2", nbytes)] if nbytes else [])
+
+
+FUSION = "  %f = f32[8]{0} fusion(%x), kind=kLoop, calls=%g, control-predecessors={%y}"
+MANY = FUSION.replace("(%x)", "(%a, %b, %c, %d, %e, /*index=5*/%h)")
+
+
+def test_an_instruction_changes_by_its_facts() -> None:
+    op = read_instruction(FUSION)
+    config = '{"fusion_backend_config":{"kind":"__custom_fusion"}}'
+    changed = op.changed(kind="kCustom", frontend_attributes={"stream": "1"}, backend_config=config, ordered=False)
+    assert (changed.kind, changed.frontend_attributes, changed.backend_config) == ("kCustom", {"stream": "1"}, config)
+    assert changed.predecessors == () and changed.called == ("g",)
+    assert read_instruction(changed.line) == changed
+    again = changed.changed(frontend_attributes={"stream": "0"}, backend_config="{}", called={"g": "g.run2"})
+    assert (again.frontend_attributes, again.backend_config, again.called) == ({"stream": "0"}, "{}", ("g.run2",))
+    assert read_instruction(again.line) == again
+
+
+def test_an_instruction_that_changes_in_nothing_is_itself() -> None:
+    op = read_instruction(FUSION)
+    assert op.changed(name="f", operands=["x"], root=False, kind="kLoop", called={"other": "x"}) is op
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '  %c = f32[] constant(1), metadata={op_name="a"}',
+        '  %c = f32[512,512]{1,0} constant({...}), frontend_attributes={number="1"}',
+        "  %c = f32[512,512]{1,0} constant({...})",
+        '  %c = f32[8]{0} parameter(2), sharding={replicated}, metadata={op_name="a"}',
+        MANY.replace("%f = ", "%c = "),
+    ],
+)
+def test_another_name_leaves_the_rest_of_the_line(line: str) -> None:
+    changed = read_instruction(line).changed(name="d", root=True)
+    assert changed.line == line.replace("%c = ", "ROOT %d = ")
+    assert changed.changed(name="c", root=False).line == line
+
+
+def test_other_operands_lose_the_comments_of_the_old_ones() -> None:
+    changed = read_instruction(MANY).changed(operands=["x", "y"], ordered=False)
+    assert changed.line == FUSION.replace("(%x)", "(%x, %y)").partition(", control")[0]
+
+
+def test_a_copy_says_from_where_to_where() -> None:
+    array = Array("f32", (8,), "{0}")
+    start = copy_start("s", array.in_host_memory, array, "x", {"stream": "0"})
+    line = '  %s = (f32[8]{0:S(5)}, f32[8]{0}, u32[]) copy-start(%x), frontend_attributes={stream="0"}'
+    assert start.line == line
+    assert copy_done("d", array.in_host_memory, "s").line == "  %d = f32[8]{0:S(5)} copy-done(%s)"
+
+
+def test_a_clone_has_clones_of_what_it_calls_before_it() -> None:
+    module = read_module("""HloModule m, is_scheduled=true
+
+%inner (p: f32[8]) -> f32[8] {
+  ROOT %p = f32[8]{0} parameter(0)
+}
+
+%outer (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %q = f32[8]{0} fusion(%p), kind=kLoop, calls=%inner
+}
+
+ENTRY %main (x: f32[8]) -> f32[8] {
+  %x = f32[8]{0} parameter(0)
+  ROOT %y = f32[8]{0} call(%x), to_apply=%outer
+}
+""")
+    edit = Edit(module)
+    inner, outer = edit.clone("outer", "run", 2)
+    assert (inner.name, outer.name, outer.root.called) == ("inner.run2", "outer.run2", ("inner.run2",))
+    assert outer.text.startswith("%outer.run2 (p: f32[8]) -> f32[8] {")
+    assert edit.module is module

@@ -81,7 +81,6 @@ from memplan.program.compat.tracing import (
     is_key,
     is_tracing,
     jit_options_of,
-    keeping_half_precision,
     key_impl_of,
     placement_of,
     transform_of,

@@ -2,26 +2,16 @@
 
 import contextlib
 import functools
-import os
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from jax._src import api as _api
-from jax._src import config as _config
 from jax._src import core as _core
-from jax._src import dtypes as _dtypes
 from jax._src import traceback_util as _traceback_util
 from jax._src.lax import lax as _lax
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax.experimental.layout import Layout, with_layout_constraint
-
-from memplan.program.compat.jaxprs import is_installed
-
-_JAX, _HERE = (os.path.dirname(file) + os.sep for file in (jax.__file__, __file__))
-_HALF, _FULL = frozenset(map(np.dtype, (jax.numpy.bfloat16, jax.numpy.float16))), np.dtype(np.float32)
 
 
 def hide_frames(folder: str) -> None:
@@ -120,42 +110,6 @@ def differentiated_as(change: Callable[[Callable[..., Any]], Callable[..., Any]]
         yield
     finally:
         _api.vjp = plain
-
-
-def keeping_half_precision(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, in whose own code float32 is rounded where it meets bfloat16 or float16, and not these promoted.
-
-    Libraries promote on purpose, such as for the statistics of a norm. Casts, and types that are asked for, stay.
-    """
-
-    @functools.wraps(function)
-    def kept(*args: Any, **kwargs: Any) -> Any:
-        plain, bound = _dtypes.lattice_result_type, _dtypes._least_upper_bound
-        strict, standard = _config.NumpyDtypePromotion.STRICT, _config.NumpyDtypePromotion.STANDARD
-
-        def result(*values: Any) -> tuple[Any, bool]:
-            found = plain(*values)
-            half = _HALF.intersection(dtype for dtype, weak in map(_dtypes._dtype_and_weaktype, values) if not weak)
-            meets = found[0] == _FULL and len(half) == 1 and _config.numpy_dtype_promotion.value == strict
-            return (next(iter(half)), False) if meets and _in_own_code() else found
-
-        _dtypes.lattice_result_type = result
-        _dtypes._least_upper_bound = lambda mode, *rest: bound(standard if mode == strict else mode, *rest)
-        try:
-            with jax.numpy_dtype_promotion("strict"):  # of this thread; jax keeps traces of its own functions by it
-                return function(*args, **kwargs)
-        finally:
-            _dtypes.lattice_result_type, _dtypes._least_upper_bound = plain, bound
-
-    return kept
-
-
-def _in_own_code() -> bool:
-    """Has the user's own code called jax, and not a library's? (flax is none of jax's user frames.)"""
-    frame = sys._getframe()
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((_JAX, _HERE)):
-        frame = frame.f_back
-    return not is_installed(frame.f_code.co_filename)
 
 
 def is_key(leaf: Any) -> bool:

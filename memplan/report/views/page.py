@@ -1,4 +1,4 @@
-"""Results as self-contained pages: their JSON, a style and a script, allowed by their hashes; they load nothing."""
+"""Self-contained pages of results: JSON, a style and a script, which their hashes allow."""
 
 import base64
 import functools
@@ -12,12 +12,15 @@ from typing import Any
 from memplan.report.views import packed
 from memplan.report.views.table import Table, html
 
-_SHARED = ("format", "packed", "scale", "levels", "memory", "streams", "table", "parts", "chart", "pointer", "explore")
-_BREAKS_OUT = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
+_SHARED_SCRIPTS = (
+    *("format", "packed", "scale", "levels", "memory", "streams"),
+    *("table", "parts", "chart", "pointer", "explore"),
+)
+_ESCAPES = str.maketrans({char: f"\\u{ord(char):04x}" for char in "<>&\u2028\u2029"})
 
 
 FALLBACK_ROWS = 200
-"""Rows of long tables where no script runs."""
+"""Rows of long tables if no script runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +37,9 @@ def of_report(header: Header, entries: Mapping[str, Any], tables: Sequence[Table
     """The page of a report.
 
     Args:
-      entries: what the page's script draws.
-      tables: always shown; fallbacks: shown only without scripts.
+      entries: data for the page's script.
+      tables: always shown.
+      fallbacks: shown only without scripts.
     """
     sections = f"""<section id="memory"><h2>Memory over the step</h2></section>
 <section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
@@ -55,9 +59,16 @@ def of_difference(
     return _page("difference", header, entries, sections, fallbacks)
 
 
-def _page(script: str, header: Header, entries: Mapping[str, Any], sections: str, fallbacks: Sequence[Table]) -> str:
+def _page(
+    script: str,
+    header: Header,
+    entries: Mapping[str, Any],
+    sections: str,
+    fallbacks: Sequence[Table],
+) -> str:
     style = _asset("page.css")
-    program = "(() => {\n'use strict';\n" + "".join(_asset(f"{name}.js") for name in (*_SHARED, script)) + "})();"
+    scripts = "".join(_asset(f"{name}.js") for name in (*_SHARED_SCRIPTS, script))
+    program = f"(() => {{\n'use strict';\n{scripts}}})();"
     policy = (
         f"default-src 'none'; script-src '{_digest(program)}'; style-src '{_digest(style)}'; "
         "base-uri 'none'; form-action 'none'"
@@ -81,7 +92,7 @@ def _page(script: str, header: Header, entries: Mapping[str, Any], sections: str
 {sections}
 <section class="undrawn">{html(table for table in fallbacks if table.rows)}</section>
 </main>
-<script type="application/json" id="report">{packed.dumps(entries).translate(_BREAKS_OUT)}</script>
+<script type="application/json" id="report">{packed.dumps(entries).translate(_ESCAPES)}</script>
 <script>{program}</script>
 </body>
 </html>
@@ -89,7 +100,7 @@ def _page(script: str, header: Header, entries: Mapping[str, Any], sections: str
 
 
 def frame(page: str, title: str) -> str:
-    """A page inside another page: its style and ids stay inside, and it can reach nothing outside."""
+    """A page inside another page, isolated from it in both directions."""
     return (
         f'<iframe title="{escape(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" loading="lazy" '
         'style="width: 100%; height: 760px; border: 0; border-radius: 8px"></iframe>'

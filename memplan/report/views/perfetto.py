@@ -1,4 +1,4 @@
-"""A timeline as a trace for Perfetto (ui.perfetto.dev): counters of bytes, slices of kernels and copies."""
+"""A timeline as a trace for Perfetto (ui.perfetto.dev): byte counters, kernels, copies."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +10,7 @@ _STREAMS = ("to host", "to device", "to devices")
 
 
 def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: int) -> bytes:
-    """The trace, as protobuf. Counters contain bytes exactly; times are whole nanoseconds.
+    """The trace, as protobuf. Counters are exact bytes; times are whole nanoseconds.
 
     Raises:
       ImportError: perfetto is not installed.
@@ -31,13 +31,17 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
         writer.count(device, instant.start_s, instant.device_bytes)
         writer.count(host, instant.start_s, instant.host_bytes)
     for line in lines:
-        known = writer.counter(f"device bytes, {line.name}")
+        track = writer.counter(f"device bytes, {line.name}")
         for start_s, nbytes in zip(line.starts_s, line.device_bytes, strict=True):
-            writer.count(known, start_s, nbytes)
+            writer.count(track, start_s, nbytes)
     compute = writer.track("compute", writer.top)
     for instant in timeline.instants:
         name = f"{instant.layer}/{instant.name}".lstrip("/") or "wait"
-        notes = {"source": instant.source, "layer": instant.layer, "device bytes": instant.device_bytes}
+        notes = {
+            "source": instant.source,
+            "layer": instant.layer,
+            "device bytes": instant.device_bytes,
+        }
         writer.slice(compute, name, instant.doing, instant.start_s, instant.end_s, notes)
     for direction in _STREAMS:
         copies = [copy for copy in timeline.copies if copy.direction == direction]
@@ -51,7 +55,9 @@ class _Writer:
     """Packets of one sequence; the first track contains the others."""
 
     def __init__(self, builder: Any, event: Any, unit: int):
-        self.builder, self.event, self.unit = builder, event, unit
+        self.builder = builder
+        self.event = event
+        self.unit = unit
         self.top = 1
         self._tracks = 0
 
@@ -59,22 +65,30 @@ class _Writer:
         return self._track(name, parent).uuid
 
     def counter(self, name: str) -> int:
-        described = self._track(name, self.top)
-        described.counter.unit = self.unit
-        return described.uuid
+        descriptor = self._track(name, self.top)
+        descriptor.counter.unit = self.unit
+        return descriptor.uuid
 
     def count(self, track: int, at_s: float, nbytes: int) -> None:
         self._event(track, at_s, self.event.TYPE_COUNTER).counter_value = nbytes
 
-    def slice(self, track: int, name: str, category: str, start_s: float, end_s: float, notes: dict[str, Any]) -> None:
-        """Events without duration are omitted."""
+    def slice(
+        self,
+        track: int,
+        name: str,
+        category: str,
+        start_s: float,
+        end_s: float,
+        notes: dict[str, Any],
+    ) -> None:
+        """Add an event, unless it has no duration."""
         if end_s <= start_s:
             return
-        begun = self._event(track, start_s, self.event.TYPE_SLICE_BEGIN)
-        begun.name = name
-        begun.categories.append(category)
+        event = self._event(track, start_s, self.event.TYPE_SLICE_BEGIN)
+        event.name = name
+        event.categories.append(category)
         for key, value in notes.items():
-            note = begun.debug_annotations.add()
+            note = event.debug_annotations.add()
             note.name = key
             if isinstance(value, int):
                 note.int_value = value
@@ -84,13 +98,14 @@ class _Writer:
 
     def _track(self, name: str, parent: int) -> Any:
         self._tracks += 1
-        described = self.builder.add_packet().track_descriptor
-        described.uuid, described.name = self._tracks, name
+        descriptor = self.builder.add_packet().track_descriptor
+        descriptor.uuid = self._tracks
+        descriptor.name = name
         if parent:
-            described.parent_uuid = parent
-        described.child_ordering = described.EXPLICIT
-        described.sibling_order_rank = self._tracks
-        return described
+            descriptor.parent_uuid = parent
+        descriptor.child_ordering = descriptor.EXPLICIT
+        descriptor.sibling_order_rank = self._tracks
+        return descriptor
 
     def _event(self, track: int, at_s: float, kind: int) -> Any:
         packet = self.builder.add_packet()

@@ -33,10 +33,10 @@ th { border-bottom: 1px solid #aab2bd; } td { border-bottom: 1px solid #e6e9ed; 
 class Table:
     """A table of text."""
 
-    title: str  # title above it; '' for none
+    title: str  # above the table; '' for none
     columns: tuple[str, ...]  # headings; a leading '>' right-aligns the column
-    rows: tuple[tuple[str, ...], ...]  # as long as `columns`
-    emphasis: tuple[str, ...] = ()  # emphasis of each row: `good`, `bad` or ''; empty: none at all
+    rows: tuple[tuple[str, ...], ...]  # each as long as `columns`
+    emphasis: tuple[str, ...] = ()  # of each row: `good`, `bad` or ''; () for no emphasis
 
     @property
     def headings(self) -> list[tuple[str, bool]]:
@@ -50,8 +50,8 @@ class Table:
 
 
 def rich(table: Table) -> rich_table.Table:
-    """For a terminal. Cells are literal: brackets are not markup."""
-    drawn = rich_table.Table(
+    """The table for a terminal. Cells are literal: brackets are not markup."""
+    drawing = rich_table.Table(
         title=Text(printable(table.title), style="bold") if table.title else None,
         title_justify="left",
         box=box.SIMPLE_HEAD,
@@ -59,19 +59,20 @@ def rich(table: Table) -> rich_table.Table:
         pad_edge=False,
     )
     for name, right in table.headings:
-        drawn.add_column(Text(printable(name)), justify="right" if right else "left", no_wrap=right, overflow="fold")
+        side = "right" if right else "left"
+        drawing.add_column(Text(printable(name)), justify=side, no_wrap=right, overflow="fold")
     for row, tone in zip(table.rows, table.tones, strict=True):
-        drawn.add_row(*(Text(printable(cell)) for cell in row), style=_STYLES[tone])
-    return drawn
+        drawing.add_row(*(Text(printable(cell)) for cell in row), style=_STYLES[tone])
+    return drawing
 
 
 def printable(text: str) -> str:
-    """Text from elsewhere for a terminal, which obeys control characters."""
+    """Text of strangers without the control characters that a terminal obeys."""
     return text.translate(_CONTROLS)
 
 
 def plain(tables: Iterable[Table]) -> str:
-    """The tables below each other, without colour, `WIDTH` columns wide."""
+    """The tables as text, without colour, `WIDTH` columns wide."""
     out = io.StringIO()
     console = Console(
         file=out,
@@ -88,7 +89,7 @@ def plain(tables: Iterable[Table]) -> str:
 
 
 def page(title: str, tables: Iterable[Table]) -> str:
-    """A whole HTML document: without scripts or external resources, and escaped."""
+    """An HTML document without scripts or external resources; all text is escaped."""
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
@@ -98,7 +99,7 @@ def page(title: str, tables: Iterable[Table]) -> str:
 
 
 def html(tables: Iterable[Table]) -> str:
-    """The tables alone, for another page."""
+    """The tables as HTML, for a page."""
     return "\n".join(map(_html, tables))
 
 
@@ -106,9 +107,10 @@ def _html(table: Table) -> str:
     sides = [' class="right"' if right else "" for _, right in table.headings]
 
     def row(tag: str, cells: Iterable[str], tone: str) -> str:
-        marked = f' class="{escape(tone)}"' if tone else ""
-        drawn = "".join(f"<{tag}{side}>{escape(cell)}</{tag}>" for cell, side in zip(cells, sides, strict=True))
-        return f"<tr{marked}>{drawn}</tr>\n"
+        tone_class = f' class="{escape(tone)}"' if tone else ""
+        pairs = zip(cells, sides, strict=True)
+        text = "".join(f"<{tag}{side}>{escape(cell)}</{tag}>" for cell, side in pairs)
+        return f"<tr{tone_class}>{text}</tr>\n"
 
     names = [name for name, _ in table.headings]
     title = f"<h2>{escape(table.title)}</h2>\n" if table.title else ""
@@ -128,6 +130,6 @@ def short_source(source: str) -> str:
     return source if len(parts) <= 3 else "../" + "/".join(parts[-2:])
 
 
-def largest(title: str, shown: int, total: int) -> str:
+def largest(title: str, count: int, total: int) -> str:
     """A title with the number of omitted rows."""
-    return f"{title} ({total})" if shown == total else f"{title} (the largest {shown} of {total})"
+    return f"{title} ({total})" if count == total else f"{title} (the largest {count} of {total})"

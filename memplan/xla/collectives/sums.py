@@ -218,7 +218,9 @@ def _phases(
     levels = {axis.name: level for level, axis in enumerate(links.axes)}
     nbytes = sum(member.array.nbytes for member in bucket)
     phases = _outermost_last(cheapest(links, nbytes), levels)
-    steps = [_SumPhase(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
+    crossed = [{levels[name] for name in phase.axes} for phase in phases]
+    along = zip(phases, crossed, strict=True)
+    steps = [_SumPhase(phase, grid.along(phase_levels)) for phase, phase_levels in along]
     narrow = Wire.of(wire, first.array.dtype)
     is_inside = links.axes[-1].name in phases[-1].axes
     if narrow is not None and (is_inside or not narrow.pays(_size(bucket) // _parts(steps))):

@@ -1,27 +1,21 @@
 """A scheduled module -> one in which large fills are computed right before their first read.
 
-A loop begins with zeros for its stacks. XLA of jax 0.11 fills the stacks of several loops in one fusion, so all are
-live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an H100, takes 15 GiB.
+A loop begins with zeros for its stacks. XLA of jax 0.11 fills the stacks of several loops in one
+fusion, so all are live from the first loop on: the 3D U-Net at 256^3, in slabs for 6 GiB on an
+H100, takes 15 GiB.
 
-In the body of a loop, XLA fills once what several inner loops begin with, and copies it for each: a copy of a fill is
-another fill.
+In the body of a loop, XLA fills once what several inner loops begin with, and copies it for each: a
+copy of a fill is another fill.
 """
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-from memplan.xla.module import Computation, Instruction, Module, Names, predecessors, with_blocks
-from memplan.xla.rewrites.fusion import (
-    LEAST_BYTES,
-    has_tuple_readers,
-    insert,
-    is_open,
-    rename_operands,
-    renumber,
-    slice_fusion,
-)
+from memplan.xla.module import Computation, Edit, Instruction, Module, with_blocks
+from memplan.xla.rewrites.fusion import LEAST_BYTES, has_tuple_readers, is_open, slice_fusion
 
-# Of a module's temporaries: an array above this share counts as large. A U-Net at 32^3 in slabs, on a V100 with jax
-# 0.11, takes 8.0 MiB without this rewrite, 6.0 with it; few of its arrays have a mebibyte.
+# An array above this share of a module's temporaries counts as large. A U-Net at 32^3 in slabs, on
+# a V100 with jax 0.11, takes 8.0 MiB without this rewrite, 6.0 with it; few of its arrays have a
+# mebibyte.
 _SHARE = 0.01
 
 
@@ -32,93 +26,115 @@ def fill_late(module: Module, temporary_nbytes: int) -> Module:
       temporary_nbytes: of the module's temporaries.
     """
     least_nbytes = min(LEAST_BYTES, int(_SHARE * temporary_nbytes))
-    names, texts = Names(module), module.texts
+    edit = Edit(module)
     for body in with_blocks(module, module.entry):
-        ordered = {name for op in body.ops.values() if (found := predecessors(op)) for name in (op.name, *found)}
+        ordered = _with_control_edges(body)
         fills = [op for op in body.ops.values() if _is_fill(body, op, least_nbytes, ordered)]
         if fills:
-            rewriter = _BodyRewriter(module, body, names, least_nbytes)
+            late_fills = _LateFills(module, body, edit, least_nbytes)
             for fill in fills:
-                rewriter.take(fill)
-            texts = insert(texts, body.name, body.text_with(rewriter.lines()), rewriter.bodies)
-    return module.with_texts(texts)
+                late_fills.add(fill)
+            edit.replace(body.with_ops(late_fills.ops()), late_fills.callees)
+    return edit.module
 
 
-def _is_fill(body: Computation, op: Instruction, least_nbytes: int, ordered: Collection[str]) -> bool:
+def _with_control_edges(body: Computation) -> set[str]:
+    """Instructions with control edges, which fix their order."""
+    ordered = [op for op in body.ops.values() if op.predecessors]
+    return {name for op in ordered for name in (op.name, *op.predecessors)}
+
+
+def _is_fill(
+    body: Computation,
+    op: Instruction,
+    least_nbytes: int,
+    ordered: Collection[str],
+) -> bool:
     """Is it a fusion with no operands and a large result?
 
     Args:
-      ordered: instructions with control edges, which fix their order.
+      ordered: instructions with control edges.
     """
     if not is_open(op) or op.operands or op.root or has_tuple_readers(body, op):
         return False
     names = (op.name, *(user.name for user, _ in body.uses[op.name]))
-    return any(array.nbytes >= least_nbytes for array in op.result) and not any(name in ordered for name in names)
+    is_large = any(array.nbytes >= least_nbytes for array in op.result)
+    return is_large and not any(name in ordered for name in names)
 
 
-class _BodyRewriter:
-    """One computation.
+class _LateFills:
+    """The large fills of one computation, which run right before their first reader.
 
     Attributes:
-      bodies: what the new fusions call.
+      callees: the computations that the new fusions call.
     """
 
-    def __init__(self, module: Module, body: Computation, names: Names, least_nbytes: int) -> None:
-        self._module, self._body, self._names, self._least_nbytes = module, body, names, least_nbytes
-        self._late: dict[str, Instruction] = {}  # not written yet
-        self._alone: dict[str, str] = {}  # elements of tuples, and fusions that make one alone
-        self._now: dict[str, str] = {}  # new lines for instructions that keep their position
-        self._taken = set[str]()
-        self.bodies: dict[str, str] = {}
+    def __init__(self, module: Module, body: Computation, edit: Edit, least_nbytes: int) -> None:
+        self._module = module
+        self._body = body
+        self._edit = edit
+        self._least_nbytes = least_nbytes
+        self._pending: dict[str, Instruction] = {}  # fills, and views of them, that do not run yet
+        self._fills: dict[str, str] = {}  # element of a tuple -> the fusion that makes it alone
+        self._in_place: dict[str, Instruction] = {}  # changed instructions that keep their position
+        self._removed = set[str]()  # instructions that lose their position
+        self.callees: list[Computation] = []
 
-    def take(self, op: Instruction) -> None:
-        """Give every large result that is read a separate fusion; the others stay together, at their position."""
-        self._taken.add(op.name)
+    def add(self, op: Instruction) -> None:
+        """Give every large result that is read a separate fusion; small results stay in one."""
+        self._removed.add(op.name)
         if not isinstance(op.shape, tuple):
-            self._late[op.name] = op
-            for copy in (user for user, _ in self._body.uses[op.name] if user.opcode == "copy" and not user.root):
-                if str(copy.shape) == str(op.shape):
-                    self._taken.add(copy.name)
-                    self._late[copy.name] = self._slice(op, [0], copy.name)
+            self._add_single(op)
             return
         elements: dict[int, list[Instruction]] = {}
-        for user, _ in self._body.uses[op.name]:
-            elements.setdefault(user.index, []).append(user)
+        for element, _ in self._body.uses[op.name]:
+            elements.setdefault(element.index, []).append(element)
         small = [leaf for leaf in elements if op.result[leaf].nbytes < self._least_nbytes]
         for leaf in sorted(elements.keys() - small):
-            fusion = self._slice(op, [leaf], self._names.fresh(op.name, "part"))
-            self._late[fusion.name] = fusion
-            self._alone.update((element.name, fusion.name) for element in elements[leaf])
+            fusion = self._slice(op, [leaf], self._edit.fresh(op.name, "part"))
+            self._pending[fusion.name] = fusion
+            self._fills.update((element.name, fusion.name) for element in elements[leaf])
         if small:
-            self._now[op.name] = self._slice(op, small, op.name).line
-            for number, leaf in enumerate(small):
-                for element in elements[leaf]:
-                    if len(small) == 1:
-                        self._alone[element.name] = op.name
-                    else:
-                        self._now[element.name] = renumber(element, number)
+            self._in_place[op.name] = self._slice(op, small, op.name)
+        for index, leaf in enumerate(small):
+            for element in elements[leaf]:
+                if len(small) == 1:
+                    self._fills[element.name] = op.name
+                else:
+                    self._in_place[element.name] = element.changed(index=index)
 
-    def _slice(self, op: Instruction, leaves: list[int], name: str) -> Instruction:
+    def _add_single(self, op: Instruction) -> None:
+        """A fusion of one result, and a fusion for each copy of it."""
+        self._pending[op.name] = op
+        for copy, _ in self._body.uses[op.name]:
+            if copy.opcode == "copy" and not copy.root and copy.shape == op.shape:
+                self._removed.add(copy.name)
+                self._pending[copy.name] = self._slice(op, [0], copy.name)
+
+    def _slice(self, op: Instruction, leaves: Sequence[int], name: str) -> Instruction:
         fused = self._module[op.called[0]]
-        called = self._names.fresh(fused.name, "part")
-        fusion, self.bodies[called] = slice_fusion(op, fused, leaves, name, called, self._names)
+        called = self._edit.fresh(fused.name, "part")
+        fusion, sliced = slice_fusion(op, fused, leaves, name, called, self._edit)
+        self.callees.append(sliced)
         return fusion
 
-    def lines(self) -> Iterator[str]:
+    def ops(self) -> Iterator[Instruction]:
+        """The computation's instructions, in their new order."""
         for op in self._body.ops.values():
-            if op.name in self._now:
-                yield self._now[op.name]
-            elif op.opcode == "bitcast" and not op.root and self._made_late(op.operands[0]):
-                self._late[op.name] = op
-            elif op.name not in self._taken and op.name not in self._alone:
-                yield from self._written(op)
+            if op.name in self._in_place:
+                yield self._in_place[op.name]
+            elif op.opcode == "bitcast" and not op.root and self._is_pending(op.operands[0]):
+                self._pending[op.name] = op
+            elif op.name not in self._removed and op.name not in self._fills:
+                yield from self._with_fills(op)
 
-    def _made_late(self, name: str) -> bool:
-        return self._alone.get(name, name) in self._late
+    def _is_pending(self, name: str) -> bool:
+        return self._fills.get(name, name) in self._pending
 
-    def _written(self, op: Instruction) -> Iterator[str]:
-        """An instruction, after its operands that are not written yet."""
+    def _with_fills(self, op: Instruction) -> Iterator[Instruction]:
+        """An instruction, after its operands that are pending."""
         for name in op.operands:
-            if late := self._late.pop(self._alone.get(name, name), None):
-                yield from self._written(late)
-        yield rename_operands(op, self._alone)
+            fill = self._pending.pop(self._fills.get(name, name), None)
+            if fill is not None:
+                yield from self._with_fills(fill)
+        yield op.with_operands(self._fills)

@@ -1,34 +1,41 @@
-"""A scheduled module -> one in which sibling fusions, and producers with their consumers, are merged.
+"""A scheduled module -> one in which siblings, and producers with consumers, are merged fusions.
 
-This is XLA's multi-output fusion: it reads each element once for all of them, and does not write values that only they
-read. XLA merges some; others, such as a gradient after its mask and the sums over it, it runs as two kernels.
-ResNet-50 with 64 images: 3.3 % of a step on a V100, 4.6 % on an H200.
+This is XLA's multi-output fusion: it reads each element once for all of them, and does not write
+values that only they read. XLA merges some; others, such as a gradient after its mask and the sums
+over it, it runs as two kernels. ResNet-50 with 64 images: 3.3 % of a step on a V100, 4.6 % on an
+H200.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
-from memplan.xla.module import Computation, Instruction, Module, Names, read_instruction, with_blocks
-from memplan.xla.rewrites.fusion import (
-    AFTER,
-    NAMING,
-    backward_slice,
+from memplan.xla.module import (
+    Computation,
+    Edit,
+    Instruction,
+    Module,
     bitcast,
+    tuple_element,
+    with_blocks,
+)
+from memplan.xla.rewrites.fusion import (
+    BodyChanges,
+    backward_slice,
     buffer_of,
-    insert,
     new_fusion,
     readers_of,
-    rename_operands,
-    tuple_element,
     with_root,
+    without_unread_aliases,
 )
 from memplan.xla.rewrites.fusion_groups import FusionGroups, Mergeable, constraints_of
 from memplan.xla.shapes import Shape
 
 MERGED_SHARE = 0.7
-"""Of the room: the most that a merged fusion may take. ResNet-50 at 30 % takes 141 ms so, 144 with 0.9, 145 with 0.5.
-It is below `split.WHOLE_SHARE`, so that a merged fusion is not split again.
+"""A merged fusion takes at most this share of the room. ResNet-50 at 30 % takes 141 ms so, 144 with
+0.9, 145 with 0.5. It is below `split.WHOLE_SHARE`, so that a merged fusion is not split again.
 """
 
 
@@ -37,7 +44,7 @@ class Merged:
     """A module with fusions merged."""
 
     module: Module
-    # merged fusion, by name -> large buffers that others of its group read, without clones
+    # merged fusion, by name -> large buffers that other fusions of its group read, without clones
     reads: Mapping[str, frozenset[str]]
 
 
@@ -49,142 +56,160 @@ def merge_fusions(
     Args:
       problem: the module's, by `problem_of`.
       room_nbytes: budget of temporaries; fusions that would crowd it are not merged.
-      originals: clone -> the fusion that it recomputes. Only clones are merged, and only with a fusion closer than
-        their original.
+      originals: clone -> the fusion that it recomputes. Only clones are merged, and only with a
+        fusion closer than their original.
     """
-    names, constraints, clones = Names(module), constraints_of(problem), originals or {}
-    texts, reads = module.texts, dict[str, frozenset[str]]()
+    constraints = constraints_of(problem)
+    clones = originals or {}
+    edit = Edit(module)
+    reads: dict[str, frozenset[str]] = {}
+    most_nbytes = int(MERGED_SHARE * room_nbytes)
     for body in with_blocks(module, module.entry):
-        groups, order = FusionGroups(module, body, constraints, int(MERGED_SHARE * room_nbytes), originals).merge()
+        groups, order = FusionGroups(module, body, constraints, most_nbytes, originals).merge()
         if groups:
-            texts = _BodyRewriter(body, names, groups, order).texts(texts)
+            _merge_groups(body, edit, groups, order)
         for group in groups:
-            for one in group:
-                others = [other for other in group if other is not one and other.op.name not in clones]
-                if others:
-                    reads[one.op.name] = frozenset(read for other in others for read in other.reads)
-    return Merged(module.with_texts(texts), reads)
+            reads.update(_sibling_reads(group, clones))
+    return Merged(edit.module, reads)
 
 
-class _FusedBody:
-    """The body of several fusions, merged.
+def _sibling_reads(
+    group: Sequence[Mergeable],
+    clones: Collection[str],
+) -> Iterator[tuple[str, frozenset[str]]]:
+    """Every fusion of a group that has siblings beside clones, and the large buffers they read."""
+    plain = [fusion for fusion in group if fusion.op.name not in clones]
+    for fusion in group:
+        siblings = [sibling for sibling in plain if sibling is not fusion]
+        if siblings:
+            yield fusion.op.name, frozenset[str]().union(*(sibling.reads for sibling in siblings))
 
-    Attributes:
-      parameters, operands: of the merged fusion.
-      made: result -> its instruction.
+
+def _merge_groups(
+    body: Computation,
+    edit: Edit,
+    groups: Sequence[Sequence[Mergeable]],
+    order: Sequence[str],
+) -> None:
+    """Merge groups of fusions of a computation, and put its instructions in this order."""
+    changes = BodyChanges()
+    for group in groups:
+        _merge_group(body, edit, group, changes)
+    ops = without_unread_aliases(changes.ops(body, order))
+    # the order already implies control edges
+    edit.replace(body.with_ops(op.changed(ordered=False) for op in ops), changes.callees)
+
+
+def _merge_group(
+    body: Computation,
+    edit: Edit,
+    group: Sequence[Mergeable],
+    changes: BodyChanges,
+) -> None:
+    """One fusion, of the kind of the one that sums, at the position of the last."""
+    base = next((fusion for fusion in reversed(group) if fusion.sums), group[-1]).op
+    name = edit.fresh(base.name, "all")
+    called = edit.fresh(base.called[0], "all")
+    merged = _MergedBody(body, edit)
+    for member in group:
+        merged.add(member)
+    names = {member.op.name for member in group}
+    results: list[str] = []
+    for member in group:
+        for result in member.makes:
+            if _is_read_by_others(body, member.op, result, names):
+                results.append(result)
+    values = [merged.values[result] for result in results]
+    producers = backward_slice(merged.ops, [value.name for value in values])
+    ops = with_root(producers, values, edit.fresh(f"{called}.tuple", "all"))
+    fusion, fused = new_fusion(base, name, called, merged.operands, merged.parameters, ops)
+    changes.callees.append(fused)
+    elements: list[Instruction] = []
+    for index, result in enumerate(results):
+        elements += _redirect(body, edit, result, fusion, index, changes)
+    changes.replaced[group[-1].op.name] = [fusion, *elements]
+
+
+def _is_read_by_others(body: Computation, op: Instruction, result: str, names: set[str]) -> bool:
+    """Does anything but these fusions read a result?"""
+    readers = readers_of(body, op, result)
+    return readers is None or not readers <= names
+
+
+def _redirect(
+    body: Computation,
+    edit: Edit,
+    result: str,
+    fusion: Instruction,
+    index: int,
+    changes: BodyChanges,
+) -> list[Instruction]:
+    """Let the readers of a result read the merged fusion.
+
+    Returns:
+      An element of its tuple, if none named the result.
     """
+    producer, is_element, _ = result.partition("{")
+    elements = [user for user, _ in body.uses[producer] if buffer_of(body, user.name) == result]
+    if not isinstance(fusion.shape, tuple):
+        aliases = [element.name for element in elements] if is_element else [result]
+        changes.renamed.update((alias, fusion.name) for alias in aliases)
+        return []
+    if is_element:
+        for element in elements:
+            moved = tuple_element(element.name, element.shape, fusion.name, index)
+            changes.replaced[element.name] = [moved]
+        return []
+    element = tuple_element(edit.fresh(result, "all"), fusion.shape[index], fusion.name, index)
+    changes.renamed[result] = element.name
+    return [element]
 
-    def __init__(self, body: Computation, names: Names, group: Sequence[Mergeable]) -> None:
-        self._body, self._names = body, names
-        self.parameters: list[tuple[str, Shape]] = []
-        self.operands: list[str] = []
-        self.made: dict[str, Instruction] = {}
-        self._ops: dict[str, Instruction] = {}
-        self._given: dict[str, tuple[str, Shape]] = {}  # of every buffer that is read
-        for fusion in group:
-            self._add(fusion)
 
-    def slice(self, results: Sequence[str]) -> list[Instruction]:
-        """The instructions that make these results, in order."""
-        return backward_slice(self._ops, (self.made[result].name for result in results))
+@dataclass
+class _MergedBody:
+    """The computation of a merged fusion, while fusions are added to it."""
 
-    def _add(self, fusion: Mergeable) -> None:
-        now: dict[str, str] = {}
+    body: Computation  # in which the fusions are
+    edit: Edit
+    operands: list[str] = field(default_factory=list)  # of the merged fusion
+    # name and shape, of every operand
+    parameters: list[tuple[str, Shape]] = field(default_factory=list)
+    ops: dict[str, Instruction] = field(default_factory=dict)  # without parameters
+    values: dict[str, Instruction] = field(default_factory=dict)  # result -> its instruction
+    # buffer of an operand -> its parameter
+    parameter_of: dict[str, tuple[str, Shape]] = field(default_factory=dict)
+
+    def add(self, fusion: Mergeable) -> None:
+        names: dict[str, str] = {}  # instruction of the fusion -> the merged one's
         for op in fusion.fused.ops.values():
             if op.opcode == "parameter":
-                now[op.name] = self._value(fusion.op.operands[int(op.attributes)], op)
+                operand = fusion.op.operands[op.parameter_number]
+                names[op.name] = self._parameter(operand, op)
             elif op.opcode != "tuple":
-                now[op.name] = fresh = self._names.fresh(op.name, "all")
-                line = op.line_with(fresh, [now[operand] for operand in op.operands])
-                self._ops[fresh] = read_instruction(line.replace("  ROOT %", "  %", 1))
-        for name, result in zip(fusion.makes, fusion.fused.results, strict=True):
-            if now[result.name] in self._ops:
-                self.made[name] = self._ops[now[result.name]]
+                name = self.edit.fresh(op.name, "all")
+                operands = [names[operand] for operand in op.operands]
+                self.ops[name] = op.changed(name=name, operands=operands, root=False)
+                names[op.name] = name
+        for buffer, result in zip(fusion.makes, fusion.fused.results, strict=True):
+            if names[result.name] in self.ops:
+                self.values[buffer] = self.ops[names[result.name]]
 
-    def _value(self, operand: str, op: Instruction) -> str:
-        """The value of a parameter: an earlier fusion's result, an earlier parameter, or a new one."""
-        buffer = buffer_of(self._body, operand)
-        if buffer in self.made:
-            given = self.made[buffer].name, self.made[buffer].shape
-        elif buffer in self._given:
-            given = self._given[buffer]
+    def _parameter(self, operand: str, op: Instruction) -> str:
+        """A parameter's value: an earlier fusion's result, an earlier parameter, or a new one."""
+        buffer = buffer_of(self.body, operand)
+        if buffer in self.values:
+            name = self.values[buffer].name
+            shape = self.values[buffer].shape
+        elif buffer in self.parameter_of:
+            name, shape = self.parameter_of[buffer]
         else:
-            name = self._names.fresh(op.name, "all")
+            name = self.edit.fresh(op.name, "all")
+            shape = op.shape
             self.operands.append(operand)
-            self.parameters.append((name, op.shape))
-            given = self._given[buffer] = name, op.shape
-        if given[1] == op.shape:
-            return given[0]
-        view = self._names.fresh(f"{op.name}.view", "all")
-        self._ops[view] = bitcast(view, op.shape, given[0])
+            self.parameters.append((name, shape))
+            self.parameter_of[buffer] = name, shape
+        if shape == op.shape:
+            return name
+        view = self.edit.fresh(f"{op.name}.view", "all")
+        self.ops[view] = bitcast(view, op.shape, name)
         return view
-
-
-class _BodyRewriter:
-    """A computation with its groups of fusions merged."""
-
-    def __init__(
-        self, body: Computation, names: Names, groups: Sequence[Sequence[Mergeable]], order: Sequence[str]
-    ) -> None:
-        self._body, self._names, self._order = body, names, order
-        self._new: dict[str, str] = {}  # texts of new computations
-        self._lines: dict[str, list[Instruction]] = {}  # lines of every group, at the position of its last fusion
-        self._elements: dict[str, tuple[str, int]] = {}  # results of merged fusions -> their new places
-        self._instead: dict[str, str] = {}
-        for group in groups:
-            self._merge(group)
-
-    def texts(self, texts: Mapping[str, str]) -> Mapping[str, str]:
-        """All computations, the new ones before this one."""
-        return insert(texts, self._body.name, self._body.text_with(self._kept()), self._new)
-
-    def _kept(self) -> list[str]:
-        """Lines in order, without aliases that are no longer read."""
-        ops = [self._now(op) for name in self._order for op in self._lines.get(name) or [self._body.ops[name]]]
-        used, kept = set[str](), list[str]()
-        for op in reversed(ops):
-            if op.opcode not in NAMING or op.root or op.name in used:
-                used.update(op.operands)
-                kept.append(AFTER.sub("", op.line))
-        return kept[::-1]
-
-    def _now(self, op: Instruction) -> Instruction:
-        """An instruction that reads the new places."""
-        if op.opcode == "get-tuple-element" and (found := self._elements.get(f"{op.operands[0]}{{{op.index}}}")):
-            return tuple_element(op.name, op.shape, *found)
-        if self._instead.keys().isdisjoint(op.operands):
-            return op
-        return read_instruction(rename_operands(op, self._instead))
-
-    def _merge(self, group: Sequence[Mergeable]) -> None:
-        """One fusion, of the kind of the one that sums."""
-        base = next((one for one in reversed(group) if one.sums), group[-1]).op
-        name, called = self._names.fresh(base.name, "all"), self._names.fresh(base.called[0], "all")
-        inside = _FusedBody(self._body, self._names, group)
-        members = {one.op.name for one in group}
-        read = [result for one in group for result in one.makes if self._readers(one.op, result) - members]
-        results = [inside.made[result] for result in read]
-        ops = with_root(inside.slice(read), results, self._names.fresh(f"{called}.tuple", "all"))
-        fusion, self._new[called] = new_fusion(base, name, called, inside.operands, inside.parameters, ops)
-        self._lines[group[-1].op.name] = lines = [fusion]
-        for number, result in enumerate(read):
-            lines += self._name(result, fusion, number)
-
-    def _readers(self, op: Instruction, result: str) -> set[str]:
-        found = readers_of(self._body, op, result)
-        return {""} if found is None else found
-
-    def _name(self, result: str, fusion: Instruction, number: int) -> Iterator[Instruction]:
-        """The new place of a result, and an instruction that names it if none did."""
-        maker, element, _ = result.partition("{")
-        if element and isinstance(fusion.shape, tuple):
-            self._elements[result] = fusion.name, number
-        elif element:
-            users = (user for user, _ in self._body.uses[maker] if buffer_of(self._body, user.name) == result)
-            self._instead.update((user.name, fusion.name) for user in users)
-        elif isinstance(fusion.shape, tuple):
-            fresh = self._names.fresh(result, "all")
-            yield tuple_element(fresh, fusion.shape[number], fusion.name, number)
-            self._instead[result] = fresh
-        else:
-            self._instead[result] = fusion.name

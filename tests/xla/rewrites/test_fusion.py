@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from memplan.xla.module import Names, read_instruction
-from memplan.xla.rewrites.fusion import backward_slice, insert, readers_of, renumber, slice_fusion
+from memplan.xla.module import Computation, Edit, read_instruction, tuple_element
+from memplan.xla.rewrites.fusion import (
+    BodyChanges,
+    backward_slice,
+    readers_of,
+    slice_fusion,
+    without_unread_aliases,
+)
 from tests.hlo import read_module
 
 ARRAY = "f32[4]{0}"
@@ -40,12 +46,13 @@ def test_a_backward_slice_ends_at_what_is_given() -> None:
 
 
 def test_a_fusion_of_one_result_reads_only_what_makes_it() -> None:
-    fusion, text = slice_fusion(BODY.ops["both"], FUSED, [0], "one", "one.0", Names(MODULE))
+    fusion, fused = slice_fusion(BODY.ops["both"], FUSED, [0], "one", "one.0", Edit(MODULE))
     assert fusion.line == f"  %one = {ARRAY} fusion(%x, %y), kind=kLoop, calls=%one.0"
-    head, *lines, end = text.split("\n")
+    head, *_, end = fused.text.split("\n")
     assert (head, end) == ("%one.0 (p: f32[4], q: f32[4]) -> f32[4] {", "}")
-    assert [read_instruction(line).opcode for line in lines] == ["parameter", "parameter", "add"]
-    assert read_instruction(lines[-1]).root
+    assert [op.opcode for op in fused.ops.values()] == ["parameter", "parameter", "add"]
+    assert fused.root.opcode == "add"
+    assert Computation("one.0", fused.text).ops == fused.ops
 
 
 def test_readers_are_found_behind_names() -> None:
@@ -55,9 +62,22 @@ def test_readers_are_found_behind_names() -> None:
 
 def test_another_index_is_written_over_the_old_one_alone() -> None:
     line = f'  %e = {ARRAY} get-tuple-element(%both), index=3, metadata={{op_name="index=3"}}'
-    assert renumber(read_instruction(line), 12) == line.replace("index=3,", "index=12,")
+    assert read_instruction(line).changed(index=12).line == line.replace("index=3,", "index=12,")
 
 
 def test_new_computations_stand_in_front_of_who_calls_them() -> None:
-    found = insert({"a": "1", "b": "2", "c": "3"}, "b", "4", {"d": "5"})
-    assert list(found.items()) == [("a", "1"), ("d", "5"), ("b", "4"), ("c", "3")]
+    edit = Edit(MODULE)
+    fusion, fused = slice_fusion(BODY.ops["both"], FUSED, [0], "one", "one.0", edit)
+    changes = BodyChanges({"both": [BODY.ops["both"], fusion], "first": []}, {"first": "one"}, [fused])
+    changes.apply(edit, BODY)
+    assert list(edit.module) == ["both.0", "one.0", "main"]
+    names = ["x", "y", "z", "both", "one", "second", "flat", "far", "end"]
+    assert list(edit.module.entry.ops) == names
+    assert edit.module.entry.ops["flat"].operands == ("one",)
+    assert edit.module["both.0"] is FUSED
+
+
+def test_aliases_of_aliases_go_if_none_is_read() -> None:
+    unread = [tuple_element("third", FUSED.root.shape, "both", 0), *BODY.ops.values()]
+    unread[1:1] = [read_instruction(f"  %view = {ARRAY} bitcast(%third)")]
+    assert without_unread_aliases(unread) == list(BODY.ops.values())

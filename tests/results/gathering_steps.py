@@ -1,17 +1,27 @@
-"""Steps whose operands XLA sends between devices: without being asked for it, and as the user says."""
+"""Steps whose operands XLA sends between devices, with and without a request of the user.
 
+As a script, it plans them over eight CPU devices and prints their warnings as JSON.
+"""
+
+import json
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import NamedSharding
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from tests.parallel.meshed_steps import AXES, LAST, ROWS, WIDTH, AnyMesh, Case, over
+import memplan
+from tests.parallel.meshed_steps import AXES, LAST, ROWS, WIDTH, AnyMesh, Case, over, shaped
 
 PARTS = 4
-SHAPE = jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32), jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+SHAPE = (
+    jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32),
+    jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
+)
 
 
 def descent(loss: Callable[..., jax.Array], weights: Any, *args: Any) -> Any:
@@ -32,7 +42,10 @@ def in_groups(mesh: AnyMesh, convolve: Callable[..., jax.Array] = convolved) -> 
     def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return (jnp.tanh(convolve(jnp.tanh(x), kernel)) ** 2).mean()
 
-    shapes = jax.ShapeDtypeStruct((3, 3, 4, 16), jnp.float32), jax.ShapeDtypeStruct((16, 16, 16, 16), jnp.float32)
+    shapes = (
+        jax.ShapeDtypeStruct((3, 3, 4, 16), jnp.float32),
+        jax.ShapeDtypeStruct((16, 16, 16, 16), jnp.float32),
+    )
     return Case(lambda w, x: descent(loss, w, x), shapes, (over(mesh), over(mesh, AXES)), {})
 
 
@@ -43,8 +56,8 @@ def in_groups_mapped(mesh: AnyMesh) -> Case:
 
 
 def summed_loss(w: jax.Array, parts: jax.Array) -> jax.Array:
-    def add(known: jax.Array, part: jax.Array) -> Any:
-        return known + (jnp.tanh(part @ w) ** 2).mean(), None
+    def add(total: jax.Array, part: jax.Array) -> Any:
+        return total + (jnp.tanh(part @ w) ** 2).mean(), None
 
     return jax.lax.scan(add, jnp.zeros(()), parts)[0]
 
@@ -56,7 +69,12 @@ def microbatches(mesh: AnyMesh) -> Case:
 def uneven_microbatches(mesh: AnyMesh) -> Case:
     """As many as do not divide among the devices."""
     case = divided(mesh, lambda w, x: summed_loss(w, x.reshape(3, -1, WIDTH)))
-    return Case(case.step, (SHAPE[0], jax.ShapeDtypeStruct((3 * ROWS, WIDTH), jnp.float32)), case.shardings, {})
+    return Case(
+        case.step,
+        (SHAPE[0], jax.ShapeDtypeStruct((3 * ROWS, WIDTH), jnp.float32)),
+        case.shardings,
+        {},
+    )
 
 
 def microbatches_of_all(mesh: AnyMesh) -> Case:
@@ -150,8 +168,8 @@ def split_moments(mesh: AnyMesh) -> Case:
 
 
 SILENT: dict[str, Callable[[AnyMesh], Case]] = {
-    one.__name__: one
-    for one in (
+    make.__name__: make
+    for make in (
         in_groups_mapped,
         microbatches_of_all,
         asked_by_constraint,
@@ -162,7 +180,7 @@ SILENT: dict[str, Callable[[AnyMesh], Case]] = {
         split_moments,
     )
 }
-# The line at which each begins, and what it says of bytes.
+# The start of its source line, and its warning.
 LOUD: dict[str, tuple[Callable[[AnyMesh], Case], str, str]] = {
     "in_groups": (
         in_groups,
@@ -192,3 +210,23 @@ LOUD: dict[str, tuple[Callable[[AnyMesh], Case], str, str]] = {
         "a sort ({}): each device gathers float32[1024,1], 4.0 KiB, of which its own piece is 512 B.",
     ),
 }
+
+
+def warnings_of(case: Case, **options: Any) -> list[str]:
+    """The warnings about a step when it is planned."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        memplan.jit(case.step, **case.options, **options).plan(*shaped(case))
+    assert all(warning.filename == __file__ for warning in caught)
+    return [str(warning.message) for warning in caught]
+
+
+def main() -> None:
+    jax.config.update("jax_num_cpu_devices", 8)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 4), AXES)
+    makers = {**{name: make for name, (make, _, _) in LOUD.items()}, **SILENT}
+    print(json.dumps({name: warnings_of(make(mesh)) for name, make in makers.items()}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,995 @@
+"""XLA's module as a graph: computations and instructions by name, read from and written to a HloModuleProto.
+
+Everything is a value. An instruction knows its operands, and the computations that it calls, by name; the message that
+it was read from keeps all that memplan does not look at. XLA wants a number of everything: a module gets them when it
+is written, and a computation that did not change is written as it was read.
+
+XLA wraps what runs asynchronously in a computation of its own, with an `async-start` that calls it. Here, as in XLA's
+text, such a pair is one `fusion-start` and one `fusion-done` (or `all-reduce-start`, ...), which say what the wrapped
+instruction says.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from memplan.errors import MemplanError
+from memplan.xla.schema import ComputationMessage, InstructionMessage, ModuleMessage, ShapeMessage
+from memplan.xla.shapes import Array, Shape, leaves
+
+BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
+LARGE_NBYTES = 1 << 16  # of a constant: the device holds it beside what `memory_analysis()` counts
+
+_LOCAL_BITS = 32  # an instruction's id is its computation's, shifted by so many bits, and a number of its own
+_LOCAL = (1 << _LOCAL_BITS) - 1
+_DTYPES = {
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64", 10: "f16", 11: "f32",
+    12: "f64", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4",
+    22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4",
+    30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu",
+}  # fmt: skip
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_TUPLE = 13
+_FACTS = (  # fields of an instruction's message that are facts of their own, or say where it is or comes from
+    "name", "shape", "metadata", "fusion_kind", "channel_id", "id", "operand_ids", "control_predecessor_ids",
+    "called_computation_ids", "sharding", "backend_config", "frontend_attributes",
+)  # fmt: skip
+# Fields of a module's message that are not its options.
+_NO_OPTIONS = ("name", "computations", "schedule", "stack_frame_index", "entry_computation_id", "id")
+
+# XLA's number of a constant, which in a step with loops differs from one process to the next
+_NUMBERED_CONSTANT = re.compile(r"\bconstant[._]\d[\w.]*")
+
+
+class UnreadableModuleError(MemplanError, ValueError):
+    """A module that is not as this version of memplan knows modules."""
+
+
+class Frame(NamedTuple):
+    """A frame of the Python stack that traced an instruction."""
+
+    file: str  # "" if XLA lost it
+    line: int  # 0 if XLA lost it
+    parent: int  # number of the frame around it; 0 if there is none
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """An instruction of a computation."""
+
+    name: str
+    opcode: str
+    shape: Shape  # of the result
+    operands: tuple[str, ...]  # names, in order
+    called: tuple[str, ...]  # names of the computations that it calls; a loop's condition first
+    predecessors: tuple[str, ...]  # names of instructions that must run before it although it does not read them
+    root: bool
+    message: Any = field(repr=False, compare=False)  # of the instruction itself, or of what an asynchronous start wraps
+    start: Any = field(default=None, repr=False, compare=False)  # of the asynchronous start, where it wraps another
+
+    def changed(
+        self,
+        *,
+        name: str | None = None,
+        opcode: str | None = None,
+        operands: Sequence[str] | None = None,
+        shape: Shape | None = None,
+        root: bool | None = None,
+        called: Mapping[str, str] | None = None,
+        index: int | None = None,
+        kind: str | None = None,
+        frontend_attributes: Mapping[str, str] | None = None,
+        backend_config: str | None = None,
+        ordered: bool = True,
+    ) -> Instruction:
+        """A copy with another name, another opcode, other operands, another shape, ...
+
+        Args:
+          root: is it the root of its computation?
+          called: computations that it calls -> those that it calls instead.
+          index: of a get-tuple-element.
+          kind: of a fusion.
+          backend_config: JSON text.
+          ordered: False drops the instructions that must run before it without being read.
+        """
+        fields: dict[str, Any] = {}
+        if index is not None:
+            fields["tuple_index"] = index
+        if kind is not None:
+            fields["fusion_kind"] = kind
+        if backend_config is not None:
+            fields["backend_config"] = backend_config.encode()
+        if opcode is not None:
+            fields["opcode"] = opcode
+        message, start = self.message, self.start
+        if fields:
+            message = _copy_of(message)
+            for key, value in fields.items():
+                setattr(message, key, value)
+        if frontend_attributes is not None and start is not None:
+            start = _copy_of(start)
+            _set_attributes(start, frontend_attributes)
+        elif frontend_attributes is not None:
+            message = message if fields else _copy_of(message)
+            _set_attributes(message, frontend_attributes)
+        return replace(
+            self,
+            name=self.name if name is None else name,
+            opcode=self.opcode if opcode is None else opcode,
+            operands=self.operands if operands is None else tuple(operands),
+            shape=self.shape if shape is None else shape,
+            root=self.root if root is None else root,
+            called=tuple((called or {}).get(body, body) for body in self.called),
+            predecessors=self.predecessors if ordered else (),
+            message=message,
+            start=start,
+        )
+
+    def with_operands(self, now: Mapping[str, str]) -> Instruction:
+        """The instruction with operands renamed; itself if it reads none of them."""
+        if now.keys().isdisjoint(self.operands):
+            return self
+        return self.changed(operands=[now.get(name, name) for name in self.operands])
+
+    @cached_property
+    def result(self) -> tuple[Array, ...]:
+        """The shape's leaves, in order."""
+        return tuple(leaves(self.shape))
+
+    @cached_property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self.result)
+
+    @property
+    def body(self) -> str:
+        """The computation that a loop runs in each trip."""
+        return self.called[1]
+
+    @property
+    def condition(self) -> str:
+        """The computation that says whether a loop makes another trip."""
+        return self.called[0]
+
+    @property
+    def to_apply(self) -> str:
+        """The computation that combines two elements, of a reduction, a scatter or a sum over devices."""
+        return self.called[-1]
+
+    @property
+    def index(self) -> int:
+        """The index of a get-tuple-element."""
+        return self.message.tuple_index
+
+    @property
+    def parameter_number(self) -> int:
+        return self.message.parameter_number
+
+    @property
+    def kind(self) -> str:
+        """The kind of a fusion, which names its emitter: kLoop, kInput, kCustom; "" of other instructions."""
+        return self.message.fusion_kind
+
+    @property
+    def target(self) -> str:
+        """What a custom call calls; "" of other instructions."""
+        return self.message.custom_call_target
+
+    @property
+    def is_allocation(self) -> bool:
+        """Does it only allocate its result?"""
+        return self.target == "AllocateBuffer"
+
+    @cached_property
+    def backend_config(self) -> str:
+        """JSON text of the back end's configuration; "" if there is none."""
+        config = self.message.backend_config or (self.start.backend_config if self.start else b"")
+        return config.decode(errors="surrogateescape")
+
+    @cached_property
+    def _config(self) -> Mapping[str, Any]:
+        """The back end's configuration; {} where it is no JSON object."""
+        try:
+            config = json.loads(self.backend_config or "{}")
+        except ValueError:
+            return {}
+        return config if isinstance(config, dict) else {}
+
+    @cached_property
+    def trip_count(self) -> int | None:
+        """Trips of a loop; None if XLA does not know."""
+        trips = self._config.get("known_trip_count") if self.opcode == "while" else None
+        return int(trips["n"]) if trips else None
+
+    @cached_property
+    def frontend_attributes(self) -> Mapping[str, str]:
+        pair = self.message if self.start is None else self.start
+        return {entry.key: entry.value for entry in pair.frontend_attributes.map}
+
+    @property
+    def has_side_effect(self) -> bool:
+        return self.message.custom_call_has_side_effect
+
+    @cached_property
+    def aliased_outputs(self) -> tuple[tuple[tuple[int, ...], int], ...]:
+        """(index of a part of the result, position of an operand) pairs that the instruction says are one buffer."""
+        outer = self.message if self.start is None else self.start
+        pairs = (*outer.output_operand_aliasing, *(self.message.output_operand_aliasing if self.start else ()))
+        return tuple((tuple(pair.output_shape_index), pair.operand_index) for pair in pairs)
+
+    @property
+    def op_name(self) -> str:
+        """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA lost it."""
+        return self.message.metadata.op_name
+
+    @property
+    def frame(self) -> int:
+        """Number of the stack frame of the user's code, in `Module.frames`; 0 if there is none."""
+        return self.message.metadata.stack_frame_id
+
+    @property
+    def dimensions(self) -> tuple[int, ...]:
+        """Of a reduction, a transpose, a concatenation, a broadcast, a gather over devices."""
+        return tuple(self.message.dimensions)
+
+    @property
+    def slices(self) -> tuple[tuple[int, int, int], ...]:
+        """(start, limit, stride) of a slice along each dimension."""
+        return tuple((side.start, side.limit, side.stride) for side in self.message.slice_dimensions)
+
+    @property
+    def slice_sizes(self) -> tuple[int, ...]:
+        """Sizes of a dynamic slice."""
+        return tuple(self.message.dynamic_slice_sizes)
+
+    @property
+    def padding(self) -> tuple[tuple[int, int, int], ...]:
+        """(low, high, interior) of a pad along each dimension."""
+        sides = self.message.padding_config.dimensions
+        return tuple((side.edge_padding_low, side.edge_padding_high, side.interior_padding) for side in sides)
+
+    @cached_property
+    def contracted(self) -> tuple[int, ...]:
+        """Dimensions of the left operand that a matrix product sums over; a library's product says so, too."""
+        if self.message.HasField("dot_dimension_numbers"):
+            return tuple(self.message.dot_dimension_numbers.lhs_contracting_dimensions)
+        product = self._config.get("gemm_backend_config", self._config)
+        numbers = product.get("dot_dimension_numbers", product)
+        return tuple(map(int, numbers.get("lhs_contracting_dimensions", ())))
+
+    @cached_property
+    def filter_labels(self) -> str:
+        """Of a convolution: for each dimension of the filter `i`, `o` or the number of a spatial dimension."""
+        if not self.message.HasField("convolution_dimension_numbers"):
+            return ""
+        numbers = self.message.convolution_dimension_numbers
+        labels = {numbers.kernel_input_feature_dimension: "i", numbers.kernel_output_feature_dimension: "o"}
+        labels |= {dimension: str(number) for number, dimension in enumerate(numbers.kernel_spatial_dimensions)}
+        return "".join(labels[dimension] for dimension in sorted(labels))
+
+    @property
+    def base_dilation(self) -> tuple[int, ...]:
+        """Dilation of a convolution's image; () if there is none."""
+        dilation = tuple(side.base_dilation for side in self.message.window.dimensions)
+        return dilation if any(factor > 1 for factor in dilation) else ()
+
+    @property
+    def batch_groups(self) -> int:
+        return self.message.batch_group_count or 1
+
+    @property
+    def feature_groups(self) -> int:
+        return self.message.feature_group_count or 1
+
+    @property
+    def channel(self) -> int | None:
+        """Channel of a collective."""
+        return self.message.channel_id or None
+
+    @property
+    def counts_devices(self) -> bool:
+        """Are the numbers in a collective's groups those of devices, over replicas and partitions?"""
+        return self.message.use_global_device_ids
+
+    @property
+    def source_target_pairs(self) -> tuple[tuple[int, int], ...]:
+        """Of a collective-permute: who sends, and to whom."""
+        return tuple((pair.source, pair.target) for pair in self.message.source_target_pairs)
+
+    @cached_property
+    def integers(self) -> tuple[int, ...] | None:
+        """Elements of a constant of integers, in order; None of other constants."""
+        dtype = self.shape.dtype if isinstance(self.shape, Array) else ""
+        literal = self.message.literal
+        match dtype:
+            case "s32" | "s64" | "u32" | "u64":
+                return tuple(getattr(literal, f"{dtype}s"))
+            case "s8" | "u8" | "s16" | "u16":
+                content, nbytes = getattr(literal, f"{dtype}s"), int(dtype[1:]) // 8
+                parts = (content[at : at + nbytes] for at in range(0, len(content), nbytes))
+                return tuple(int.from_bytes(part, "little", signed=dtype[0] == "s") for part in parts)
+        return None
+
+    @cached_property
+    def is_zero(self) -> bool:
+        """Is it a constant of numbers that are all zero?"""
+        contents = (content for _, content in self.message.literal.ListFields()[1:])
+        return self.opcode == "constant" and self._is_number and not any(map(any, contents))
+
+    @property
+    def _is_number(self) -> bool:
+        return isinstance(self.shape, Array) and self.shape.dtype != "pred"
+
+    @cached_property
+    def is_positive_zero(self) -> bool:
+        """Is it a constant of real numbers that are all +0?"""
+        contents = (content for _, content in self.message.literal.ListFields()[1:])
+        return self.opcode == "constant" and self._is_number and all(map(_is_positive_zero, contents))
+
+    @property
+    def is_elided(self) -> bool:
+        """Is it a constant whose elements the module does not list? A message lists them all."""
+        return False
+
+    @cached_property
+    def statement(self) -> tuple[tuple[str, Hashable], ...]:
+        """All that it says, as (field, value) pairs: equal where two instructions say the same.
+
+        Left out are its name, operands and shape, its source and control predecessors, the names of the computations
+        that it calls, and what may differ between equal instructions and is a fact of its own: `kind`, `channel`,
+        `backend_config` and `frontend_attributes`. The literal of a constant and a parameter's number are in it.
+        """
+        message = _copy_of(self.message)
+        for name in _FACTS:
+            message.ClearField(name)
+        return (("message", message.SerializeToString(deterministic=True)),)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """Instructions in the order in which they run; before they are scheduled, each behind what it reads."""
+
+    name: str
+    is_fused: bool  # is it what a fusion calls?
+    message: Any = field(repr=False, compare=False)  # as it was read; None of a new one
+    names: _Names | None = field(repr=False, compare=False)  # None where the instructions are not the message's
+    # by kind of the fusion that calls it, which result may be written over which parameter (`aliasing`)
+    alias_cache: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def ops(self) -> Mapping[str, Instruction]:
+        assert self.names is not None
+        return {op.name: op for op in self.names.instructions(self.message)}
+
+    @cached_property
+    def root(self) -> Instruction:
+        return next(op for op in self.ops.values() if op.root)
+
+    @cached_property
+    def uses(self) -> Mapping[str, Sequence[tuple[Instruction, int]]]:
+        """For every instruction: its readers and the operand positions."""
+        uses: dict[str, list[tuple[Instruction, int]]] = {name: [] for name in self.ops}
+        for op in self.ops.values():
+            for position, name in enumerate(op.operands):
+                uses[name].append((op, position))
+        return uses
+
+    @cached_property
+    def parameters(self) -> Mapping[int, Instruction]:
+        return {op.parameter_number: op for op in self.ops.values() if op.opcode == "parameter"}
+
+    @cached_property
+    def results(self) -> tuple[Instruction, ...]:
+        """The results of the root, one instruction for each element of its tuple."""
+        names = self.root.operands if self.root.opcode == "tuple" else (self.root.name,)
+        return tuple(self.ops[name] for name in names)
+
+    @cached_property
+    def by_leaf(self) -> tuple[Instruction, ...]:
+        """For every leaf of the root's results: its element, which may itself be a tuple."""
+        return tuple(op for op in self.results for _ in op.result)
+
+    def behind_bitcasts(self, op: Instruction) -> Instruction:
+        while op.opcode == "bitcast":
+            op = self.ops[op.operands[0]]
+        return op
+
+    @cached_property
+    def large_constants(self) -> tuple[Instruction, ...]:
+        """Its constants of at least `LARGE_NBYTES`, in order.
+
+        The device holds them beside what `memory_analysis()` counts, one for each instruction: XLA:GPU makes them
+        globals of the code that it loads. It does not count smaller ones.
+        """
+        constants = (op for op in self.ops.values() if op.opcode == "constant")
+        return tuple(op for op in constants if op.nbytes >= LARGE_NBYTES)
+
+    @property
+    def is_as_read(self) -> bool:
+        return self.names is not None
+
+    def with_ops(self, ops: Iterable[Instruction]) -> Computation:
+        """The computation with other instructions, in this order."""
+        return _with_ops(Computation(self.name, self.is_fused, self.message, None), ops)
+
+    def cloned(self, name: str, called: Mapping[str, str]) -> Computation:
+        """A copy under another name, which calls other computations: those that it calls -> those instead."""
+        ops = [op.changed(called=called) if op.called else op for op in self.ops.values()]
+        return _with_ops(Computation(name, self.is_fused, None, None), ops)
+
+    @staticmethod
+    def fused(name: str, parameters: Sequence[tuple[str, Shape]], ops: Sequence[Instruction]) -> Computation:
+        """A new computation for a fusion.
+
+        Args:
+          parameters: names and shapes, in order.
+          ops: its instructions without parameters; one is the root.
+        """
+        arguments = [
+            instruction(parameter, "parameter", shape, (), parameter_number=number)
+            for number, (parameter, shape) in enumerate(parameters)
+        ]
+        return _with_ops(Computation(name, True, None, None), [*arguments, *ops])
+
+
+def _with_ops(computation: Computation, ops: Iterable[Instruction]) -> Computation:
+    computation.__dict__["ops"] = {op.name: op for op in ops}
+    return computation
+
+
+@dataclass(frozen=True)
+class Module(Mapping[str, Computation]):
+    """Computations by name, callees before their callers."""
+
+    message: Any = field(repr=False, compare=False)  # as it was read
+    given: Mapping[str, Computation] | None = None  # in the place of those that were read
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    @staticmethod
+    def read(proto: bytes) -> Module:
+        """Read a serialized HloModuleProto.
+
+        Raises:
+          UnreadableModuleError: its numbers are not as memplan knows them.
+        """
+        module = Module(ModuleMessage.FromString(proto))
+        for computation in module.message.computations:
+            for op in computation.instructions:
+                if op.id >> _LOCAL_BITS != computation.id:
+                    raise UnreadableModuleError(
+                        f"{op.name} of {computation.name} has the id {op.id}, and its computation {computation.id}."
+                    )
+        return module
+
+    def write(self) -> bytes:
+        """A serialized HloModuleProto."""
+        return _Writer(self, self._names).proto()
+
+    def with_computations(self, computations: Mapping[str, Computation]) -> Module:
+        """The module with other computations; callees come before their callers."""
+        module = Module(self.message, computations)
+        module.__dict__["_names"] = self._names
+        return module
+
+    @cached_property
+    def _names(self) -> _Names:
+        return _Names(self.message)
+
+    @cached_property
+    def _computations(self) -> Mapping[str, Computation]:
+        if self.given is not None:
+            return self.given
+        wrappers = self._names.wrappers
+        return {
+            message.name: Computation(message.name, message.is_fusion_computation, message, self._names)
+            for message in self.message.computations
+            if message.id not in wrappers
+        }
+
+    def __getitem__(self, name: str) -> Computation:
+        return self._computations[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._computations)
+
+    def __len__(self) -> int:
+        return len(self._computations)
+
+    @property
+    def name(self) -> str:
+        return self.message.name
+
+    @property
+    def is_scheduled(self) -> bool:
+        return bool(self.message.schedule.sequences)
+
+    @cached_property
+    def entry_name(self) -> str:
+        return self._names.computations[self.message.entry_computation_id].name
+
+    @property
+    def entry(self) -> Computation:
+        return self[self.entry_name]
+
+    @cached_property
+    def options(self) -> tuple[tuple[str, Hashable], ...]:
+        """What the module says beside its name, computations and stack frames, such as donated arguments and layouts,
+        as (field, value) pairs. Whether it is scheduled is left out.
+        """
+        message = ModuleMessage()
+        message.CopyFrom(self.message)
+        for name in _NO_OPTIONS:
+            message.ClearField(name)
+        return (("message", message.SerializeToString(deterministic=True)),)
+
+    @cached_property
+    def aliases(self) -> Mapping[int, int]:
+        """Number of an output -> number of the donated argument that it is written over.
+
+        Raises:
+          UnreadableModuleError: an argument or an output is a tuple of tuples, which jax never makes.
+        """
+        aliases: dict[int, int] = {}
+        for entry in self.message.input_output_alias.entries:
+            if entry.parameter_shape_index or len(entry.output_shape_index) > 1:
+                raise UnreadableModuleError(f"{self.name} donates a part of a tuple: {entry}.")
+            aliases[next(iter(entry.output_shape_index), 0)] = entry.parameter_number
+        return aliases
+
+    @cached_property
+    def frames(self) -> Mapping[int, Frame]:
+        """Stack frames by number (`Instruction.frame`)."""
+        tables = self.message.stack_frame_index
+        frames: dict[int, Frame] = {}
+        for number, frame in enumerate(tables.stack_frames, 1):
+            location = tables.file_locations[frame.file_location_id - 1] if frame.file_location_id else None
+            if location is None:
+                frames[number] = Frame("", 0, frame.parent_frame_id)
+                continue
+            file = tables.file_names[location.file_name_id - 1] if location.file_name_id else ""
+            frames[number] = Frame(file, location.line, frame.parent_frame_id)
+        return frames
+
+    @cached_property
+    def instructions(self) -> Mapping[str, Instruction]:
+        """Instructions of the entry and of the computations that it runs, by name; a fusion is one instruction."""
+        return {op.name: op for op in self._run(self.entry)}
+
+    def _run(self, body: Computation) -> Iterator[Instruction]:
+        for op in body.ops.values():
+            yield op
+            if op.opcode in BLOCKS:
+                for name in op.called:
+                    yield from self._run(self[name])
+
+    @property
+    def large_constants(self) -> Iterator[Instruction]:
+        """Large constants of all computations, those inside fusions among them."""
+        for body in self.values():
+            yield from body.large_constants
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Digest of the instructions and their order, without the module's name and source lines."""
+        return _digest([repr(self.options), *(_stated(op) for body in self.values() for op in body.ops.values())])
+
+    @cached_property
+    def structure(self) -> str:
+        """Digest of what reads what, by name: it stays where XLA chooses other algorithms for the same kernels."""
+        lines = (f"{op.name} {op.opcode} {' '.join(op.operands)}" for op in self.instructions.values())
+        return _digest(lines)
+
+    @cached_property
+    def chosen_kernels(self) -> Mapping[str, str]:
+        """For every autotuned kernel: its library or generator, and a digest of its configuration."""
+        kernels: dict[str, str] = {}
+        for op in self.instructions.values():
+            if op.opcode == "custom-call" or op.kind == "kCustom":
+                generator = op._config.get("fusion_backend_config", {}).get("kind")
+                content = repr((op.result, op.statement, op.backend_config))
+                maker = op.target or generator or op.opcode
+                kernels[op.name] = f"{maker} {hashlib.sha256(content.encode()).hexdigest()[:8]}"
+        return kernels
+
+
+def _stated(op: Instruction) -> str:
+    parts = op.name, op.opcode, op.shape, op.operands, op.called, op.predecessors, op.root, op.kind, op.channel
+    return repr((*parts, op.statement, op.backend_config, sorted(op.frontend_attributes.items())))
+
+
+class _Names:
+    """Names in the place of a module's numbers."""
+
+    def __init__(self, message: Any) -> None:
+        self.computations = {computation.id: computation for computation in message.computations}
+        self.schedule = {entry.key: entry.value.instruction_ids for entry in message.schedule.sequences}
+        # Computations with nothing but one instruction, which runs asynchronously.
+        self.wrappers = {
+            op.called_computation_ids[0]
+            for computation in message.computations
+            for op in computation.instructions
+            if op.opcode == "async-start" and self._wraps_one(op.called_computation_ids[0])
+        }
+
+    def _wraps_one(self, computation: int) -> bool:
+        wrapped = self._wrapped(computation)
+        inside = self.computations[computation].instructions
+        parameters = [op.id for op in inside if op.opcode == "parameter"]
+        return len(inside) == len(parameters) + 1 and list(wrapped.operand_ids) == parameters
+
+    def _wrapped(self, computation: int) -> Any:
+        """What a computation that runs asynchronously wraps."""
+        message = self.computations[computation]
+        return next(op for op in message.instructions if op.id == message.root_id)
+
+    def instructions(self, computation: Any) -> Iterator[Instruction]:
+        """A computation's instructions, in the order of the schedule."""
+        by_id = {op.id: op for op in computation.instructions}
+        name_of = {op_id: op.name for op_id, op in by_id.items()}
+        for op_id in self.schedule.get(computation.id, by_id):
+            op = by_id[op_id]
+            message, opcode = op, op.opcode
+            if opcode in ("async-start", "async-update", "async-done"):
+                start = op
+                while start.opcode != "async-start":
+                    start = by_id[start.operand_ids[0]]
+                if start.called_computation_ids[0] in self.wrappers:
+                    wrapped = self._wrapped(start.called_computation_ids[0])
+                    opcode = f"{wrapped.opcode}{opcode.removeprefix('async')}"
+                    message = wrapped if op is start else op
+            yield Instruction(
+                op.name,
+                opcode,
+                shape_of(op.shape),
+                tuple([name_of[operand] for operand in op.operand_ids]),
+                tuple([self.computations[called].name for called in _in_order(message)]),
+                tuple([name_of[predecessor] for predecessor in op.control_predecessor_ids]),
+                op_id == computation.root_id,
+                message,
+                None if message is op else op,
+            )
+
+
+def _in_order(message: Any) -> Sequence[int]:
+    """What an instruction calls; of a loop, XLA has the body first, and here the condition comes first, as it runs."""
+    called = message.called_computation_ids
+    return called[::-1] if message.opcode == "while" else called
+
+
+class Names:
+    """Names of a module, and new ones: the old name, a mark and a number."""
+
+    def __init__(self, module: Module) -> None:
+        self._taken = {name for body in module.values() for name in body.ops} | set(module)
+
+    def fresh(self, name: str, mark: str, number: int = 1) -> str:
+        """The first from this number on that is not taken."""
+        while (new := f"{name}.{mark}{number}") in self._taken:
+            number += 1
+        self._taken.add(new)
+        return new
+
+
+class Edit:
+    """Changes a module: the one way to do so.
+
+    Instructions and computations are values: an edit replaces computations by others (`Computation.with_ops`) and adds
+    new ones (`Computation.fused`, `clone`); what it does not touch stays the same object.
+    """
+
+    def __init__(self, module: Module) -> None:
+        self._module, self._names = module, Names(module)
+        self._changed: dict[str, Computation] = {}
+        self._new: dict[str, list[Computation]] = {}  # by the computation that they stand before
+
+    def fresh(self, name: str, mark: str, number: int = 1) -> str:
+        """A new name: the old one, a mark and the first number from this one on that is not taken."""
+        return self._names.fresh(name, mark, number)
+
+    def __getitem__(self, name: str) -> Computation:
+        """The computation as it is by now."""
+        return self._changed.get(name) or self._module[name]
+
+    def replace(self, body: Computation, new: Iterable[Computation] = ()) -> None:
+        """Put another computation in the place of the one with its name, and new ones that it calls before it."""
+        self._changed[body.name] = body
+        self._new.setdefault(body.name, []).extend(new)
+
+    def clone(self, name: str, mark: str, number: int = 1) -> list[Computation]:
+        """Copies of a computation and of those that it calls, as the module has them; callees first, its own last.
+
+        Args:
+          mark, number: of the new names, see `fresh`.
+        """
+        copied, body = self.fresh(name, mark, number), self._module[name]
+        called: dict[str, str] = {}
+        copies: list[Computation] = []
+        for callee in dict.fromkeys(callee for op in body.ops.values() for callee in op.called):
+            copies += self.clone(callee, mark, number)
+            called[callee] = copies[-1].name
+        return [*copies, body.cloned(copied, called)]
+
+    @property
+    def module(self) -> Module:
+        """The module with all changes; the module itself if there are none."""
+        if not self._changed:
+            return self._module
+        computations: dict[str, Computation] = {}
+        for name in self._module:
+            computations.update((body.name, body) for body in self._new.get(name, ()))
+            computations[name] = self[name]
+        return self._module.with_computations(computations)
+
+
+def instruction(
+    name: str,
+    opcode: str,
+    shape: Shape,
+    operands: Sequence[str],
+    *,
+    root: bool = False,
+    called: Sequence[str] = (),
+    like: Instruction | None = None,
+    **fields: Any,
+) -> Instruction:
+    """A new instruction.
+
+    Args:
+      like: whose metadata it has.
+      fields: of its message.
+    """
+    message = InstructionMessage(opcode=opcode, **fields)
+    message.shape.CopyFrom(_shape_message(shape))
+    if like is not None:
+        message.metadata.CopyFrom(like.message.metadata)
+    return Instruction(name, opcode, shape, tuple(operands), tuple(called), (), root, message)
+
+
+def bitcast(name: str, shape: Shape, operand: str) -> Instruction:
+    """The operand's bytes under another shape."""
+    return instruction(name, "bitcast", shape, (operand,))
+
+
+def tuple_element(name: str, shape: Shape, operand: str, index: int) -> Instruction:
+    return instruction(name, "get-tuple-element", shape, (operand,), tuple_index=index)
+
+
+def tuple_of(name: str, shapes: Sequence[Shape], operands: Sequence[str], root: bool = False) -> Instruction:
+    return instruction(name, "tuple", tuple(shapes), operands, root=root)
+
+
+def copy(name: str, shape: Shape, operand: str, root: bool = False) -> Instruction:
+    return instruction(name, "copy", shape, (operand,), root=root)
+
+
+def copy_start(
+    name: str, target: Array, source: Array, operand: str, frontend_attributes: Mapping[str, str]
+) -> Instruction:
+    """The start of an asynchronous copy between memories, which the arrays' layouts name."""
+    start = instruction(name, "copy-start", (target, source, Array("u32", ())), (operand,))
+    return start.changed(frontend_attributes=frontend_attributes)
+
+
+def copy_done(name: str, shape: Array, start: str) -> Instruction:
+    return instruction(name, "copy-done", shape, (start,))
+
+
+def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
+    """A computation, the bodies and conditions of its loops, the branches of its conditionals, and what it calls."""
+    yield body
+    for op in body.ops.values():
+        if op.opcode in BLOCKS:
+            for name in op.called:
+                yield from with_blocks(module, module[name])
+
+
+def _is_positive_zero(content: Any) -> bool:
+    """Of the numbers of a literal, or of the bytes of those that protobuf has no type for."""
+    return not any(content) and not any(str(number).startswith("-") for number in content)
+
+
+def _copy_of(message: Any) -> Any:
+    copied = InstructionMessage()
+    copied.CopyFrom(message)
+    return copied
+
+
+def _set_attributes(message: Any, attributes: Mapping[str, str]) -> None:
+    del message.frontend_attributes.map[:]
+    for key, value in attributes.items():
+        message.frontend_attributes.map.add(key=key, value=value)
+
+
+def _digest(lines: Iterable[str]) -> str:
+    """Digest of lines, with constants named by the order of their first use."""
+    order: dict[str, str] = {}
+    text = _NUMBERED_CONSTANT.sub(lambda name: order.setdefault(name[0], f"constant#{len(order)}"), "\n".join(lines))
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+class _Writer:
+    """Gives numbers to what changed in a module."""
+
+    def __init__(self, module: Module, names: _Names) -> None:
+        self._module, self._names = module, names
+        self._message = ModuleMessage()
+        self._message.CopyFrom(module.message)
+        del self._message.computations[:]
+        self._last_id = max(names.computations)
+        self._ids: dict[str, int] = {}  # of computations
+        self._used_wrappers: set[int] = set()
+        # Instructions have one name in the whole module. Those in new fusions give way.
+        self._taken = {op.name for body in module.values() if body.is_as_read for op in body.message.instructions}
+        self._taken |= {name for body in module.values() if not (body.is_as_read or body.is_fused) for name in body.ops}
+
+    def proto(self) -> bytes:
+        for body in self._module.values():
+            if body.is_as_read:
+                self._ids[body.name] = body.message.id
+                self._add_wrappers_of(body)
+                self._message.computations.append(body.message)
+            else:
+                self._message.computations.append(self._written(body))
+        self._message.ClearField("schedule")
+        for body in self._message.computations if self._names.schedule else ():
+            if not body.is_fusion_computation:
+                order = self._order(body)
+                self._message.schedule.sequences.add(key=body.id).value.instruction_ids.extend(order)
+        return self._message.SerializeToString()
+
+    def _order(self, message: Any) -> Sequence[int]:
+        """Ids in the order in which they run."""
+        if message is self._names.computations.get(message.id) or self._is_as_read(message):
+            return self._names.schedule[message.id]
+        return [op.id for op in message.instructions]
+
+    def _is_as_read(self, message: Any) -> bool:
+        body = self._module.get(message.name)
+        known = message.id in self._names.schedule
+        return known and (body is None or body.is_as_read)
+
+    def _add_wrappers_of(self, body: Computation) -> None:
+        """What the asynchronous starts of a computation that did not change call."""
+        for op in body.message.instructions:
+            if op.opcode == "async-start" and op.called_computation_ids[0] in self._names.wrappers:
+                self._used_wrappers.add(op.called_computation_ids[0])
+                self._message.computations.append(self._names.computations[op.called_computation_ids[0]])
+
+    def _new_id(self) -> int:
+        self._last_id += 1
+        return self._last_id
+
+    def _written(self, body: Computation) -> Any:
+        message = ComputationMessage(name=body.name, is_fusion_computation=body.is_fused)
+        read = body.message if body.message is not None and body.message.name == body.name else None
+        message.id = self._new_id() if read is None else read.id
+        self._ids[body.name] = message.id
+        known = {} if read is None else {op.name: op.id for op in read.instructions}
+        last = max([(message.id << _LOCAL_BITS) - 1, *known.values()])
+        numbers: dict[str, int] = {}
+        for name in body.ops:
+            last += name not in known
+            numbers[name] = known.get(name, last)
+        wrappers: dict[str, int] = {}  # start -> the computation that wraps what it starts
+        for op in body.ops.values():
+            written = message.instructions.add()
+            written.CopyFrom(op.message if op.start is None else op.start)
+            written.name = self._own_name(body, op.name)
+            written.id = numbers[op.name]
+            written.operand_ids[:] = [numbers[operand] for operand in op.operands]
+            written.control_predecessor_ids[:] = [numbers[name] for name in op.predecessors]
+            if shape_of(written.shape) != op.shape:
+                written.shape.CopyFrom(_shape_message(op.shape))
+            if op.start is not None:
+                wrappers[op.name] = self._wrapper(op)
+                written.called_computation_ids[:] = [wrappers[op.name]]
+            else:
+                written.called_computation_ids[:] = [self._ids[name] for name in op.called]
+                written.called_computation_ids[:] = _in_order(written)
+            if op.root:
+                message.root_id = written.id
+        parameters = [op for op in message.instructions if op.opcode == "parameter"]
+        parameters.sort(key=lambda op: op.parameter_number)
+        message.program_shape.parameters.extend(op.shape for op in parameters)
+        message.program_shape.parameter_names.extend(op.name for op in parameters)
+        root = next(op for op in message.instructions if op.id == message.root_id)
+        message.program_shape.result.CopyFrom(root.shape)
+        return message
+
+    def _own_name(self, body: Computation, name: str) -> str:
+        """A name that no instruction of another computation has."""
+        if not body.is_fused:
+            return name
+        own, number = name, 1
+        while own in self._taken:
+            number += 1
+            own = f"{name}.{number}"
+        self._taken.add(own)
+        return own
+
+    def _wrapper(self, op: Instruction) -> int:
+        """The number of a computation that wraps what an asynchronous start starts; each start has its own."""
+        message = ComputationMessage()
+        message.CopyFrom(self._names.computations[op.start.called_computation_ids[0]])
+        root = next(inner for inner in message.instructions if inner.id == message.root_id)
+        if op.message is not root:
+            name, inner_id, operands = root.name, root.id, list(root.operand_ids)
+            root.CopyFrom(op.message)
+            root.name, root.id = name, inner_id
+            root.operand_ids[:] = operands
+        root.called_computation_ids[:] = [self._ids[name] for name in op.called]
+        if message.id in self._used_wrappers:
+            self._renumber(message, op.name)
+        self._used_wrappers.add(message.id)
+        self._message.computations.append(message)
+        return message.id
+
+    def _renumber(self, message: Any, prefix: str) -> None:
+        """Give a computation and its instructions other numbers and names."""
+        message.id, message.name = self._new_id(), f"{prefix}.{message.name}"
+        ids = {op.id: (message.id << _LOCAL_BITS) | (op.id & _LOCAL) for op in message.instructions}
+        for op in message.instructions:
+            op.name, op.id = f"{prefix}.{op.name}", ids[op.id]
+            op.operand_ids[:] = [ids[operand] for operand in op.operand_ids]
+        message.root_id = ids[message.root_id]
+
+
+def _shape_message(shape: Shape) -> Any:
+    if not isinstance(shape, Array):
+        return ShapeMessage(element_type=_TUPLE, tuple_shapes=map(_shape_message, shape))
+    message = ShapeMessage(element_type=_NUMBERS[shape.dtype], dimensions=shape.dims)
+    message.is_dynamic_dimension.extend([False] * len(shape.dims))
+    if shape.dtype in ("token", "opaque"):
+        return message
+    message.layout.minor_to_major.extend(shape.order)
+    message.layout.tail_padding_alignment_in_elements = 1
+    for dimensions in shape.tiles:
+        message.layout.tiles.add(dimensions=dimensions)
+    message.layout.element_size_in_bits = shape.element_bits
+    message.layout.memory_space = shape.space
+    return message
+
+
+_shapes: dict[bytes, Shape] = {}  # 41,000 instructions of a module have 104 different ones
+
+
+def shape_of(message: Any) -> Shape:
+    """An array, or a tuple of shapes."""
+    key = message.SerializeToString()
+    if key not in _shapes:
+        _shapes[key] = _read_shape(message)
+    return _shapes[key]
+
+
+def _read_shape(message: Any) -> Shape:
+    if message.element_type == _TUPLE:
+        return tuple(map(shape_of, message.tuple_shapes))
+    dtype = _DTYPES.get(message.element_type)
+    if dtype is None:
+        raise UnreadableModuleError(f"memplan does not know XLA's element type {message.element_type}.")
+    return Array(dtype, tuple(message.dimensions), _layout(message.layout))
+
+
+def _layout(layout: Any) -> str:
+    """The layout as HLO writes it."""
+    order = ",".join(map(str, layout.minor_to_major))
+    tiles = "".join(f"({','.join(map(str, tile.dimensions))})" for tile in layout.tiles)
+    rest = f"T{tiles}" if tiles else ""
+    if layout.tail_padding_alignment_in_elements > 1:
+        rest += f"L({layout.tail_padding_alignment_in_elements})"
+    if layout.element_size_in_bits:
+        rest += f"E({layout.element_size_in_bits})"
+    if layout.memory_space:
+        rest += f"S({layout.memory_space})"
+    text = f"{order}:{rest}" if rest else order
+    return f"{{{text}}}" if text else ""
