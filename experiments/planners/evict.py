@@ -6,12 +6,12 @@ from experiments.planners.stages import Recomputation, Stages
 from memplan.planning.search.evict import Eviction
 from memplan.planning.search.evict import prune as prune_ledger
 from memplan.planning.search.ledger import Ledger
-from memplan.planning.search.tape import Operation, Slot, Tape, Value
+from memplan.planning.search.tape import Operation, Slot, Tape, TapeValue
 
 
 def tape_of_stages(stages: Stages) -> Tape:
     """Every item an operation; recomputations of stages are those of slots."""
-    values = (Value(stages.nbytes[item], item, slot, slot) for item, slot in enumerate(stages.home))
+    values = (TapeValue(stages.nbytes[item], item, slot, slot) for item, slot in enumerate(stages.home))
     operations = (
         Operation(stages.inputs[item], (item,), None if ticks is None else float(ticks), stages.count)
         for item, ticks in enumerate(stages.ticks)

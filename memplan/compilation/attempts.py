@@ -212,6 +212,6 @@ def copies_by_itself(program: Program) -> bool:
     """Does it copy between host and device without a plan?"""
     return (
         bool(program.on_host)
-        or any(known and known.moves for known in program.residuals)
+        or any(known and known.uses_host for known in program.residuals)
         or any(one.slabs.on_host for one in program.in_slabs)
     )

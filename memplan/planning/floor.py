@@ -1,4 +1,4 @@
-"""A lower bound on the bytes of every plan, in any order: those that the most demanding kernel needs by itself."""
+"""A lower bound on the bytes of every plan in any order: those of the most demanding kernel."""
 
 from collections.abc import Iterable
 
@@ -6,7 +6,10 @@ from memplan.planning.problem import Kernel, Problem, Role
 
 
 def floor(problem: Problem) -> tuple[int, int | None]:
-    """Lower bound on any plan's bytes of temporaries, and the number of the kernel that sets it; None if none runs."""
+    """Lower bound on any plan's bytes of temporaries, and the kernel that sets it.
+
+    The kernel is None if the problem has none.
+    """
     if not problem.kernels:
         return problem.tables_nbytes, None
     bound = _Bound(problem)
@@ -15,48 +18,68 @@ def floor(problem: Problem) -> tuple[int, int | None]:
 
 
 class _Bound:
-    """Bytes of a kernel's operands and results, except those that may alias each other, an argument or an output."""
+    """Bytes of a kernel's operands and results, less those that may alias.
+
+    They may alias each other, an argument or an output. Alias sets are counted, not buffers.
+    """
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        buffers, places = problem.buffers, problem.places
-        self._sizes = {place: max(buffers[one].nbytes for one in there) for place, there in places.items()}
-        given = self._places((*problem.donated, *problem.outputs))
-        self._given = sorted(given, key=lambda place: (-self._sizes[place], place))
-        temporary = {p for p, there in places.items() if all(buffers[one].role is Role.TEMPORARY for one in there)}
-        self._in_heap = temporary - given
-        self._through: dict[int, set[int]] = {}  # by block: places that it carries, or that its body reads from outside
+        buffers = problem.buffers
+        self._sizes = {
+            alias_set: max(buffers[number].nbytes for number in members)
+            for alias_set, members in problem.alias_sets.items()
+        }
+        callers = self._alias_sets((*problem.donated, *problem.outputs))
+        # donated arguments and outputs, the largest alias_set
+        self._callers = sorted(callers, key=lambda alias_set: (-self._sizes[alias_set], alias_set))
+        temporary = {
+            alias_set
+            for alias_set, members in problem.alias_sets.items()
+            if all(buffers[number].role is Role.TEMPORARY for number in members)
+        }
+        self._in_heap = temporary - callers
+        # by block: alias sets that it carries, or that its body reads from outside
+        self._through: dict[int, set[int]] = {}
         for block in {kernel.block for kernel in problem.kernels if kernel.block is not None}:
-            inside = {number for number in range(len(problem.kernels)) if block in problem.blocks_around(number)}
-            reads = {one for number in inside for one in problem.kernels[number].reads}
-            outside = (one for one in reads if buffers[one].maker not in inside)
-            self._through[block] = self._places((*problem.kernels[block].reads, *outside))
+            numbers = range(len(problem.kernels))
+            inside = {number for number in numbers if block in problem.blocks_around(number)}
+            reads = {read for number in inside for read in problem.kernels[number].reads}
+            outside = (read for read in reads if buffers[read].maker not in inside)
+            self._through[block] = self._alias_sets((*problem.kernels[block].reads, *outside))
 
     def nbytes(self, number: int) -> int:
-        """Least bytes of the heap while a kernel runs."""
+        """Lower bound on the bytes of the heap while a kernel runs."""
         kernel = self._problem.kernels[number]
-        over = {written: self._sources(kernel, written) for written in kernel.writes}
-        there = self._places((*kernel.reads, *(written for written, sources in over.items() if not sources)))
+        sources_of = {written: self._sources(kernel, written) for written in kernel.writes}
+        unaliased = (written for written, sources in sources_of.items() if not sources)
+        live = self._alias_sets((*kernel.reads, *unaliased))
         for block in self._problem.blocks_around(number):
-            there |= self._through[block]
-        covering = {written for written, sources in over.items() if sources}
-        taken = self._places({*kernel.reads, *kernel.writes} - covering.union(*over.values()))
-        free = iter([self._sizes[place] for place in self._given if place not in taken])
-        room, needed = next(free, 0), 0
-        for nbytes in sorted((self._sizes[place] for place in there & self._in_heap), reverse=True):
-            if nbytes <= room:
-                room = next(free, 0)
+            live |= self._through[block]
+        aliased = {written for written, sources in sources_of.items() if sources}
+        separate = {*kernel.reads, *kernel.writes} - aliased.union(*sources_of.values())
+        occupied = self._alias_sets(separate)
+        # the largest buffers take the largest free arguments and outputs, the others the heap
+        free_sets = (alias_set for alias_set in self._callers if alias_set not in occupied)
+        free = map(self._sizes.__getitem__, free_sets)
+        free_nbytes = next(free, 0)
+        heap_nbytes = 0
+        in_heap = map(self._sizes.__getitem__, live & self._in_heap)
+        for nbytes in sorted(in_heap, reverse=True):
+            if nbytes <= free_nbytes:
+                free_nbytes = next(free, 0)
             else:
-                needed += nbytes
-        return needed
+                heap_nbytes += nbytes
+        return heap_nbytes
 
     def _sources(self, kernel: Kernel, written: int) -> list[int]:
-        """Operands that a result may alias; a tuple's element only in a given place."""
-        problem, found = self._problem, list(kernel.may_alias.get(written, ()))
+        """Operands that a result may alias; an element of a tuple only in the caller's memory."""
+        sources = list(kernel.may_alias.get(written, ()))
+        largest_nbytes = self._sizes[self._callers[0]] if self._callers else -1
         for source in kernel.may_alias_elements.get(written, ()):
-            if self._given and problem.buffers[source].nbytes <= self._sizes[self._given[0]]:
-                found.append(source)
-        return found
+            if self._problem.buffers[source].nbytes <= largest_nbytes:
+                sources.append(source)
+        return sources
 
-    def _places(self, buffers: Iterable[int]) -> set[int]:
-        return {self._problem.buffers[one].place for one in buffers}
+    def _alias_sets(self, buffers: Iterable[int]) -> set[int]:
+        return {self._problem.buffers[number].alias_set for number in buffers}

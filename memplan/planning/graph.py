@@ -1,4 +1,7 @@
-"""A program or loop body as operations and values, and the rows of its arrays that correspond. Without jax."""
+"""A program or loop body as operations and values, and the rows of its arrays that correspond.
+
+Without jax.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +36,13 @@ class Op:
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     flops: float = 0.0  # floating-point operations, multiply and add counted separately
-    flops_dtype: str = ""  # operand type whose matrix rate applies; '' for work outside the matrix units
-    # how the compiler treats it. `view` costs nothing; `elementwise` fuses into its readers; `reduction` fuses its
-    # producers into itself; `kernel` reads and writes memory.
+    # operand type whose matrix rate applies; '' for work outside the matrix units
+    flops_dtype: str = ""
+    # how the compiler treats it. `view` costs nothing; `elementwise` fuses into its readers;
+    # `reduction` fuses its producers into itself; `kernel` reads and writes memory
     fusion: Fusion = "kernel"
-    along_rows: bool = False  # a reduction along the last axis alone
-    # bytes of device memory traffic beyond inputs and outputs, for example a loop's repeated reads and writes
+    along_rows: bool = False  # is it a reduction along the last axis alone?
+    # bytes of device memory traffic beyond inputs and outputs, such as a loop's repeated reads
     traffic_nbytes: int = 0
     recomputable: bool = True  # may it run again, with the same result and no side effects?
     source: str = ""  # `file:line` of the user's code, or ''
@@ -54,11 +58,11 @@ class Graph:
     @cached_property
     def producer(self) -> tuple[int | None, ...]:
         """Id of the op that writes each value; None for inputs."""
-        made: list[int | None] = [None] * len(self.values)
-        for index, op in enumerate(self.ops):
+        producers: list[int | None] = [None] * len(self.values)
+        for number, op in enumerate(self.ops):
             for value in op.outputs:
-                made[value] = index
-        return tuple(made)
+                producers[value] = number
+        return tuple(producers)
 
     def nbytes(self, value: int) -> int:
         return self.values[value].nbytes
@@ -82,10 +86,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of an operand that rows of a result read along one axis, as a convolution's window does.
+    """The rows of an operand that rows of a result read along one axis, as in a convolution.
 
-    Row `i` of the result reads `reach` positions from `i * stride - before`; row `j` of the operand is at position
-    `j * dilation`, and the positions between rows are empty.
+    Row `i` of the result reads `reach` positions from `i * stride - before`. Row `j` of the operand
+    is at position `j * dilation`; the positions between rows are empty.
     """
 
     stride: int = 1
@@ -95,18 +99,22 @@ class Rows:
     via: Rows | None = None  # applied first: rows of the result -> rows of the operand between
 
     def of(self, low: int, high: int) -> Span:
-        """The rows that rows [low, high) of the result read: [first, last).
+        """The rows that rows [low, high) of the result read, as [first, end).
 
         Never empty: a window between two rows yields the next row, which is then masked.
         """
         if self.via is not None:
             low, high = self.via.of(low, high)
         start, stop = self.window(low, high)
-        first, last = -(-start // self.dilation), (stop - 1) // self.dilation + 1
-        return first, max(last, first + 1)
+        first = -(-start // self.dilation)
+        end = (stop - 1) // self.dilation + 1
+        return first, max(end, first + 1)
 
     def window(self, low: int, high: int) -> Span:
-        """The positions that rows [low, high) of the result read, or those of the operand between if there is `via`."""
+        """The positions that rows [low, high) of the result read.
+
+        With `via`, the rows are those of the operand between.
+        """
         start = low * self.stride - self.before
         return start, start + (high - 1 - low) * self.stride + self.reach
 
@@ -116,10 +124,10 @@ class Rows:
         own = Fraction(self.stride, self.dilation)
         return own if self.via is None else own * self.via.scale
 
-    def leave(self, made: int, given: int) -> bool:
-        """Does a result of `made` rows read outside of the operand's `given` rows, that is padding?"""
-        low, high = self.of(0, made)
-        return low < 0 or high > given
+    def reads_padding(self, result_rows: int, operand_rows: int) -> bool:
+        """Does a result of so many rows read outside of an operand of so many rows?"""
+        low, high = self.of(0, result_rows)
+        return low < 0 or high > operand_rows
 
 
 ALIGNED = Rows()

@@ -1,8 +1,10 @@
-"""Checks that a schedule computes what the step computes. Planners keep to these rules; tests check that they do.
+"""Checks that a schedule computes what the step computes.
 
-A buffer overwritten in place is read later only by kernels that do so in the module's own order. Kernels that run once
-keep their order, what is inside of a block runs right before it, and a copy is in the computation that makes what it
-copies.
+Planners keep these rules; tests check them.
+
+A buffer that is overwritten in place may be read later only by kernels that do so in the module's
+own order. Kernels that run once keep their order. A body immediately precedes its block. A copy is
+in the computation that makes the copied value.
 """
 
 from collections import Counter, defaultdict
@@ -14,141 +16,177 @@ from memplan.planning.schedule import Action, Kind, Schedule
 
 def fault(problem: Problem, schedule: Schedule) -> str | None:
     """The first fault of a schedule, or None."""
-    counted = Counter(action.number for action in schedule if action.kind is Kind.RUN)
+    counts = Counter(action.number for action in schedule if action.kind is Kind.RUN)
     for number, kernel in enumerate(problem.kernels):
-        if must_run_once(problem, number) and counted[number] != 1 and (counted[number] or not kernel.recomputable):
-            return f"{kernel.name} runs {counted[number]} times"
-    effects = [a.number for a in schedule if a.kind is Kind.RUN and not problem.kernels[a.number].recomputable]
+        count = counts[number]
+        if must_run_once(problem, number) and count != 1 and (count or not kernel.recomputable):
+            return f"{kernel.name} runs {count} times"
+    runs = (action.number for action in schedule if action.kind is Kind.RUN)
+    effects = [number for number in runs if not problem.kernels[number].recomputable]
     if effects != sorted(effects):
-        return "what runs once does not run in its order"
+        return "a kernel that runs once does not run in its order"
     return _body_fault(problem, schedule) or _Replay(problem).fault(schedule)
 
 
 def must_run_once(problem: Problem, number: int) -> bool:
-    """Must a kernel run exactly once? It must if it has an effect, or a result is an output or shares its place."""
+    """Must a kernel run exactly once?
+
+    It must if it has an effect, or if a result is an output or aliases another buffer.
+    """
     kernel = problem.kernels[number]
-    return not kernel.recomputable or not all(has_own_place(problem, buffer) for buffer in kernel.writes)
+    is_aliased = not all(is_unaliased(problem, buffer) for buffer in kernel.writes)
+    return not kernel.recomputable or is_aliased
 
 
-def has_own_place(problem: Problem, buffer: int) -> bool:
-    """Is a buffer alone in its place, and no output?"""
-    return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.returned
+def is_unaliased(problem: Problem, buffer: int) -> bool:
+    """Is a buffer alone in its alias set, and no output?"""
+    members = problem.alias_sets[problem.buffers[buffer].alias_set]
+    return len(members) == 1 and buffer not in problem.returned
 
 
 def pair_ends(problem: Problem) -> Mapping[int, int]:
-    """Start of an asynchronous pair -> the kernel that ends it; its results are incomplete before."""
-    kernels = enumerate(problem.kernels)
-    return {kernel.started_by: number for number, kernel in kernels if kernel.started_by is not None}
+    """Start of an asynchronous pair -> its end, before which its results are incomplete."""
+    ends = dict[int, int]()
+    for number, kernel in enumerate(problem.kernels):
+        if kernel.started_by is not None:
+            ends[kernel.started_by] = number
+    return ends
 
 
-def _boundaries_passed(problem: Problem) -> list[int]:
+def _boundaries_before(problem: Problem) -> list[int]:
     """By kernel: how many boundaries precede it in its block, in the module's order."""
-    passed: Counter[int | None] = Counter()
-    found = []
+    boundaries: Counter[int | None] = Counter()
+    counts = []
     for kernel in problem.kernels:
-        found.append(passed[kernel.block])
-        passed[kernel.block] += kernel.is_boundary
-    return found
+        counts.append(boundaries[kernel.block])
+        boundaries[kernel.block] += kernel.is_boundary
+    return counts
 
 
 def _body_fault(problem: Problem, schedule: Schedule) -> str | None:
-    """Bodies must be complete and right before their block, and no run and no copy may cross a boundary in its body."""
-    kernels, ran = problem.kernels, [action.number for action in schedule if action.kind is Kind.RUN]
-    where: dict[int, list[int]] = defaultdict(list)
-    for time, number in enumerate(ran):
+    """The first fault about bodies, or None.
+
+    A body must be complete and right before its block, and neither a run nor a copy may cross a
+    boundary of its body.
+    """
+    kernels = problem.kernels
+    order = [action.number for action in schedule if action.kind is Kind.RUN]
+    times_inside: dict[int, list[int]] = defaultdict(list)
+    for time, number in enumerate(order):
         for block in problem.blocks_around(number):
-            where[block].append(time)
-    for time, number in enumerate(ran):
-        inside = where.get(number, [])
+            times_inside[block].append(time)
+    for time, number in enumerate(order):
+        inside = times_inside.get(number, [])
         if inside and inside != list(range(time - len(inside), time)):
-            return f"what is inside of {kernels[number].name} is not right before it"
-    plain = _boundaries_passed(problem)
-    here, passed = None, Counter[int | None]()
+            return f"the body of {kernels[number].name} is not right before it"
+    boundaries_before = _boundaries_before(problem)
+    current = None  # block
+    boundaries = Counter[int | None]()
     for action in schedule:
         if action.kind is Kind.RUN:
-            here = kernels[action.number].block
-            if here is not None and passed[here] != plain[action.number]:
+            current = kernels[action.number].block
+            if current is not None and boundaries[current] != boundaries_before[action.number]:
                 return f"{kernels[action.number].name} has left its computation"
-            passed[here] += kernels[action.number].is_boundary
+            boundaries[current] += kernels[action.number].is_boundary
         elif (maker := problem.buffers[action.number].maker) is not None:
-            home = kernels[maker].block
-            if home != here or (home is not None and passed[home] != plain[maker]):
-                return f"{problem.buffers[action.number].name} is copied outside of the computation that makes it"
+            block = kernels[maker].block
+            is_crossed = block is not None and boundaries[block] != boundaries_before[maker]
+            if block != current or is_crossed:
+                name = problem.buffers[action.number].name
+                return f"{name} is copied outside of the computation that makes it"
     return None
 
 
 class _Replay:
-    """Replays a schedule and tracks which buffer each place holds."""
+    """Replays a schedule and tracks which buffer each alias set holds."""
 
     def __init__(self, problem: Problem) -> None:
         self._problem = problem
         self._ends = pair_ends(problem)
-        self._late: set[tuple[int, int]] = set()  # (kernel, buffer): reads after an overwrite in the module's own order
+        # (kernel, buffer): reads after an overwrite in the module's own order
+        self._late_reads: set[tuple[int, int]] = set()
         self._begin()
-        for number in range(len(problem.kernels)):
-            self._late.update((number, read) for read in problem.kernels[number].reads if not self._holds(read))
+        for number, kernel in enumerate(problem.kernels):
+            overwritten = (read for read in kernel.reads if not self._is_intact(read))
+            self._late_reads.update((number, read) for read in overwritten)
             self._write(number)
 
     def _begin(self) -> None:
-        self._made = {number for number, buffer in enumerate(self._problem.buffers) if buffer.maker is None}
-        self._in_place = {self._problem.buffers[number].place: number for number in sorted(self._made, reverse=True)}
+        buffers = self._problem.buffers
+        self._written = {number for number, buffer in enumerate(buffers) if buffer.maker is None}
+        # alias set -> the buffer that was written last
+        numbers = sorted(self._written, reverse=True)
+        self._latest = {buffers[number].alias_set: number for number in numbers}
         self._on_host = set[int]()
-        self._under_way: dict[int, Kind] = {}
-        self._held = Counter[int]()  # what asynchronous pairs read that have not ended
+        self._copies: dict[int, Kind] = {}  # buffer -> the start of its copy
+        self._pair_reads = Counter[int]()  # operands of asynchronous pairs that have not ended
         self._ran = set[int]()
 
-    def _holds(self, buffer: int) -> bool:
-        return buffer in self._made and self._in_place[self._problem.buffers[buffer].place] == buffer
+    def _is_intact(self, buffer: int) -> bool:
+        """Is a buffer written, and not overwritten since?"""
+        alias_set = self._problem.buffers[buffer].alias_set
+        return buffer in self._written and self._latest[alias_set] == buffer
 
-    def _hold(self, number: int) -> None:
-        """The start of a pair reads its operands until the end of it; what runs again ends at once."""
-        kernels, start = self._problem.kernels, self._problem.kernels[number].started_by
+    def _count_pair_reads(self, number: int) -> None:
+        """The start of a pair reads its operands until the end; a recomputed pair ends at once."""
+        kernels = self._problem.kernels
+        start = kernels[number].started_by
         if number in self._ends and number not in self._ran:
-            self._held.update(kernels[number].reads)
+            self._pair_reads.update(kernels[number].reads)
         elif start is not None:
-            self._held.subtract(kernels[start].reads)
+            self._pair_reads.subtract(kernels[start].reads)
 
     def _write(self, number: int) -> None:
-        self._hold(number)
+        self._count_pair_reads(number)
         self._ran.add(number)
         for buffer in self._problem.kernels[number].writes:
-            self._made.add(buffer)
-            self._in_place[self._problem.buffers[buffer].place] = buffer
+            self._written.add(buffer)
+            self._latest[self._problem.buffers[buffer].alias_set] = buffer
 
     def fault(self, schedule: Schedule) -> str | None:
+        buffers = self._problem.buffers
         self._begin()
         for action in schedule:
             if action.kind is not Kind.RUN:
-                if found := self._copy(action):
-                    return found
+                if copy_fault := self._copy_fault(action):
+                    return copy_fault
                 continue
-            kernel = self._problem.kernels[action.number]
-            if action.number in self._ran and self._ends.get(action.number, action.number) not in self._ran:
+            number = action.number
+            kernel = self._problem.kernels[number]
+            if number in self._ran and self._ends.get(number, number) not in self._ran:
                 return f"{kernel.name} runs again before its end"
-            if any(self._held[written] for written in kernel.writes):
+            if any(self._pair_reads[written] for written in kernel.writes):
                 return f"{kernel.name} runs again while an asynchronous pair reads what it made"
             for read in kernel.reads:
-                if read not in self._made or not (self._holds(read) or (action.number, read) in self._late):
-                    return f"{kernel.name} reads {self._problem.buffers[read].name}, which is not there"
-            self._write(action.number)
-        if self._under_way:
+                is_readable = self._is_intact(read) or (number, read) in self._late_reads
+                if read not in self._written or not is_readable:
+                    return f"{kernel.name} reads {buffers[read].name}, which is not there"
+            self._write(number)
+        if self._copies:
             return "a copy never ends"
-        gone = [self._problem.buffers[output].name for output in self._problem.outputs if not self._holds(output)]
-        return f"{gone[0]} is not there at the end" if gone else None
+        for output in self._problem.outputs:
+            if not self._is_intact(output):
+                return f"{buffers[output].name} is not there at the end"
+        return None
 
-    def _copy(self, action: Action) -> str | None:
-        number, kind = action.number, action.kind
-        buffer, before = self._problem.buffers[number], self._under_way.pop(number, None)
-        begins = kind in (Kind.OFFLOAD, Kind.PREFETCH)
+    def _copy_fault(self, action: Action) -> str | None:
+        number = action.number
+        kind = action.kind
+        buffer = self._problem.buffers[number]
+        start = self._copies.pop(number, None)
         expected = {Kind.OFFLOADED: Kind.OFFLOAD, Kind.PREFETCHED: Kind.PREFETCH}.get(kind)
         maker = buffer.maker
-        whole = number in self._made and (maker is None or self._ends.get(maker, maker) in self._ran)
-        there = {Kind.OFFLOAD: whole, Kind.PREFETCH: number in self._on_host}.get(kind, True)
-        own = buffer.role is Role.TEMPORARY and has_own_place(self._problem, number)
-        if not own or before != expected or not there or (kind is Kind.PREFETCH and self._held[number]):
+        is_complete = maker is None or self._ends.get(maker, maker) in self._ran
+        has_source = {
+            Kind.OFFLOAD: number in self._written and is_complete,
+            Kind.PREFETCH: number in self._on_host,
+        }.get(kind, True)
+        may_copy = buffer.role is Role.TEMPORARY and is_unaliased(self._problem, number)
+        is_read_by_pair = kind is Kind.PREFETCH and self._pair_reads[number]
+        if not may_copy or start != expected or not has_source or is_read_by_pair:
             return f"{kind.value} of {buffer.name} is out of turn"
-        if begins:
-            self._under_way[number] = kind
+        if kind in (Kind.OFFLOAD, Kind.PREFETCH):
+            self._copies[number] = kind
         elif kind is Kind.OFFLOADED:
             self._on_host.add(number)
         return None

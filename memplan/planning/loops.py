@@ -1,18 +1,20 @@
-"""Chooses the residuals of a pair of loops: a forward loop, and the backward loop that reads its stacks.
+"""Chooses the residuals of a pair of loops.
 
-All trips of a loop are alike, so one choice holds for all: a value of the body is stacked, on the device or on the
-host, or the backward body recomputes it from the others. For a given price per byte the cheapest choice is a minimum
-cut; a sweep over prices gives the candidates.
+A pair is a forward loop and the backward loop that reads its stacks. All trips of a loop are alike,
+so one choice holds for all: a value of the body is stacked, on the device or on the host, or the
+backward body recomputes it from the others. For a given price per byte the cheapest choice is a
+minimum cut; a sweep over prices gives the candidates.
 
-The first trips may be in segments, which stack nothing: what is carried into a segment is kept, and the backward loop
-runs it again from there. A few segments take the bytes of many trips for one more run of the forward loop.
+The first trips may be in segments, which stack nothing: the values that are carried into a segment
+are kept, and the backward loop runs the segment again from there. A few segments take the bytes of
+few trips for one more run of the forward loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-import scipy  # its parts are imported where they are first used: 0.2 s, which a second start does without
+import scipy  # its parts are imported where they are first used: 0.2 s that a second start saves
 
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds, has_triton
@@ -20,8 +22,8 @@ from memplan.planning.graph import Graph, op_seconds
 from memplan.planning.problem import Pin, Where
 
 _WRITTEN_AND_READ = 2.0  # how often a stack crosses device memory: once in each loop
-_BACKWARD = 2  # times a forward trip: a product has two gradients
-_SMALL = 0.01  # of a snapshot
+_BACKWARD = 2  # forward trips that a backward trip takes: a product has two gradients
+_SMALL = 0.01  # carried values below this share of a snapshot stay on the device
 PRICES = tuple(10.0 ** (exponent / 4) for exponent in range(-56, -31))
 """Seconds per stacked byte, from almost none to more than a step takes."""
 _ENDLESS = 1 << 30  # ticks that no cut pays: more than all costs together
@@ -34,22 +36,22 @@ class Loop:
     body: Graph  # of the forward loop
     trips: int  # of either loop
     runs: int  # how often the step runs the loops, if they are inside another
-    # values of the body that the backward body always has: constants, slices of arrays from outside
-    given: frozenset[int]
+    # values of the body that the backward body always has: constants, slices of outside arrays
+    available: frozenset[int]
     needed: frozenset[int]  # values of the body that the backward body reads
     carried: tuple[int, ...] = ()  # values of the body that a trip has from the trip before
-    turns: bool = False  # the backward loop begins with the forward loop's last trip
+    reverses: bool = False  # does the backward loop begin with the forward loop's last trip?
     source: str = ""  # `file:line` of the forward loop, or ''
-    pins: Mapping[int, Pin] = field(default_factory=dict)  # by value of the body: where its stack has to be
+    pins: Mapping[int, Pin] = field(default_factory=dict)  # by value of the body, for its stack
 
     @property
     def snapshot_nbytes(self) -> int:
-        """Bytes of what is carried into a trip."""
+        """Bytes of the values that are carried into a trip."""
         return sum(map(self.body.nbytes, self.carried))
 
     @property
-    def is_moved(self) -> bool:
-        """Does a pin ask for other residuals than are written?"""
+    def has_moving_pins(self) -> bool:
+        """Do the pins require other residuals than the program's?"""
         return bool(self._pinned(Where.HOST, Where.RECOMPUTE))
 
     @property
@@ -62,19 +64,20 @@ class Loop:
 
     @property
     def stacked_by_pins(self) -> list[int]:
-        """Values that pins put into a stack. Segments, which stack nothing, are no choice then."""
+        """Values that pins put into a stack. They rule out segments, which stack nothing."""
         return self._pinned(Where.DEVICE, Where.HOST)
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """What a forward loop keeps for its backward loop.
+    """The values that a forward loop keeps for its backward loop.
 
     Attributes:
-      kept, on_host: ids of the body's values that it stacks, on the device and on the host. The backward body
-        recomputes all others.
-      segments, segment_trips: its first trips are in so many segments of so many trips, which stack nothing. The
-        backward loop runs a segment again from its snapshot: what is carried into its first trip.
+      kept, on_host: ids of the body's values that it stacks, on the device and on the host. The
+        backward body recomputes all others.
+      segments, segment_trips: its first trips are in this many segments of this many trips, which
+        stack nothing. The backward loop runs a segment again from its snapshot: the values that are
+        carried into its first trip.
       snapshots_on_host: by carried value: are its snapshots on the host?
     """
 
@@ -94,8 +97,8 @@ class Residuals:
         return tuple(value in self.on_host for value in self.stacked)
 
     @property
-    def moves(self) -> bool:
-        """Is anything on the host?"""
+    def uses_host(self) -> bool:
+        """Is any stack or snapshot on the host?"""
         return bool(self.on_host) or any(self.snapshots_on_host)
 
     @property
@@ -104,48 +107,57 @@ class Residuals:
 
 
 def stacked_trips(loop: Loop, residuals: Residuals) -> int:
-    """Trips whose values are stacked at once: of a segment, or those behind the segments, which are done before."""
+    """Trips whose values are stacked at once.
+
+    They are those of one segment, or those behind all segments, whose backward trips run first.
+    """
     return max(residuals.segment_trips, loop.trips - residuals.segmented_trips)
 
 
 def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
-    """Bytes of the stacks and snapshots on the device; None: of the loop as it is written."""
+    """Bytes of the stacks and snapshots on the device; None: of the program's own loop."""
     if residuals is None:
         return loop.trips * sum(map(loop.body.nbytes, loop.needed))
-    # On their way to the host and back, there are two snapshots.
-    snapshots = sum(
+    # A snapshot on the host has two buffers on the device, for the copies in both directions.
+    snapshots_nbytes = sum(
         loop.body.nbytes(value) * (2 if on_host else residuals.segments)
         for value, on_host in zip(loop.carried, residuals.snapshots_on_host, strict=False)
     )
-    return snapshots + stacked_trips(loop, residuals) * sum(map(loop.body.nbytes, residuals.kept))
+    trip_nbytes = sum(map(loop.body.nbytes, residuals.kept))
+    return snapshots_nbytes + stacked_trips(loop, residuals) * trip_nbytes
 
 
 def host_nbytes(loop: Loop, residuals: Residuals) -> int:
     """Bytes of the stacks and snapshots on the host."""
-    moved = zip(loop.carried, residuals.snapshots_on_host, strict=False)
-    snapshots = residuals.segments * sum(loop.body.nbytes(value) for value, on_host in moved if on_host)
-    return snapshots + loop.trips * sum(map(loop.body.nbytes, residuals.on_host))
+    snapshots = zip(loop.carried, residuals.snapshots_on_host, strict=False)
+    snapshot_nbytes = sum(loop.body.nbytes(value) for value, on_host in snapshots if on_host)
+    trip_nbytes = sum(map(loop.body.nbytes, residuals.on_host))
+    return residuals.segments * snapshot_nbytes + loop.trips * trip_nbytes
 
 
 def can_segment(loop: Loop, residuals: Residuals) -> bool:
-    """Can a loop be in these segments? All in it may run again, and the backward loop begins at its end."""
+    """Can a loop be in these segments?
+
+    All its ops must be recomputable, and the backward loop must begin at its end.
+    """
     fits = residuals.segment_trips > 0 and 0 < residuals.segmented_trips <= loop.trips
-    flags = len(residuals.snapshots_on_host) == len(loop.carried)
-    may_run_again = not loop.stacked_by_pins and all(op.recomputable for op in loop.body.ops)
-    return fits and flags and not residuals.on_host and loop.turns and may_run_again
+    has_flags = len(residuals.snapshots_on_host) == len(loop.carried)
+    is_recomputable = all(op.recomputable for op in loop.body.ops)
+    may_segment = loop.reverses and not loop.stacked_by_pins and is_recomputable
+    return fits and has_flags and not residuals.on_host and may_segment
 
 
 def recomputed_ops(loop: Loop, residuals: Residuals) -> tuple[int, ...]:
     """Ops of the forward body that the backward body recomputes, in order."""
-    there = loop.given.union(residuals.stacked)
-    found: set[int] = set()
-    waiting = list(loop.needed - there)
-    while waiting:
-        made = loop.body.producer[waiting.pop()]
-        if made is not None and made not in found:
-            found.add(made)
-            waiting += [value for value in loop.body.ops[made].inputs if value not in there]
-    return tuple(sorted(found))
+    available = loop.available.union(residuals.stacked)
+    ops: set[int] = set()
+    pending = list(loop.needed - available)
+    while pending:
+        op = loop.body.producer[pending.pop()]
+        if op is not None and op not in ops:
+            ops.add(op)
+            pending += [value for value in loop.body.ops[op].inputs if value not in available]
+    return tuple(sorted(ops))
 
 
 def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) -> Residuals:
@@ -162,46 +174,56 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
 
 
 def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
-    """Seconds of a step to recompute the values that are not stacked, to run segments again, and to wait for copies.
+    """Seconds that residuals add to a step.
 
-    The values of a trip are copied out while the next trip runs, and in while the one before it runs.
+    They recompute the values that are not stacked, run segments again, and wait for copies. The
+    values of a trip are copied out during the next trip, and in during the trip before it.
     """
     trip_s = _trip_seconds(loop, device)
-    return _residual_seconds(loop, residuals, device, trip_s) + _segment_seconds(loop, residuals, device, trip_s)
+    residual_s = _residual_seconds(loop, residuals, device, trip_s)
+    return residual_s + _segment_seconds(loop, residuals, device, trip_s)
 
 
 def _residual_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: float) -> float:
+    """Seconds to recompute the values that are not stacked, and to wait for copies of stacks."""
     cut = _Cut(loop, 0.0, device, offload=False)
     recomputed_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
     copied_s = sum(copy_seconds(loop.body.nbytes(value), device) for value in residuals.on_host)
-    return recomputed_s + loop.runs * loop.trips * _waited_s(copied_s, trip_s)
+    return recomputed_s + loop.runs * loop.trips * _stall_seconds(copied_s, trip_s)
 
 
 def _segment_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: float) -> float:
     """Seconds to keep the snapshots and run all segments again."""
-    again_s = residuals.segment_trips * trip_s
-    moved = list(zip(loop.carried, residuals.snapshots_on_host, strict=False))
-    kept_nbytes = sum(loop.body.nbytes(value) for value, on_host in moved if not on_host)
-    copied_s = sum(copy_seconds(loop.body.nbytes(value), device) for value, on_host in moved if on_host)
+    rerun_s = residuals.segment_trips * trip_s
+    body = loop.body
+    snapshots = list(zip(loop.carried, residuals.snapshots_on_host, strict=False))
+    kept_nbytes = sum(body.nbytes(value) for value, on_host in snapshots if not on_host)
+    copies = (copy_seconds(body.nbytes(value), device) for value, on_host in snapshots if on_host)
+    copied_s = sum(copies)
     kept_s = _WRITTEN_AND_READ * kept_nbytes / device.memory_bandwidth
-    return loop.runs * residuals.segments * (again_s + kept_s + _waited_s(copied_s, again_s))
+    segment_s = rerun_s + kept_s + _stall_seconds(copied_s, rerun_s)
+    return loop.runs * residuals.segments * segment_s
 
 
-def _waited_s(copied_s: float, forward_s: float) -> float:
-    """Seconds that a forward and a backward loop wait for what is copied meanwhile."""
+def _stall_seconds(copied_s: float, forward_s: float) -> float:
+    """Seconds that a forward and a backward loop wait for copies that overlap with them."""
     return max(0.0, copied_s - forward_s) + max(0.0, copied_s - _BACKWARD * forward_s)
 
 
 def _trip_seconds(loop: Loop, device: Device) -> float:
-    """Seconds of a trip of the forward loop that stacks nothing: its kernels, and what is carried in and out."""
+    """Seconds of a trip of the forward loop that stacks nothing.
+
+    They are those of its kernels and of reading and writing the carried values.
+    """
     cut = _Cut(loop, 0.0, device, offload=False)
-    kernels_s = sum(map(cut.recompute_seconds, range(len(loop.body.ops)))) / (loop.trips * loop.runs)
+    runs = loop.trips * loop.runs
+    kernels_s = sum(map(cut.recompute_seconds, range(len(loop.body.ops)))) / runs
     return kernels_s + _WRITTEN_AND_READ * loop.snapshot_nbytes / device.memory_bandwidth
 
 
 @dataclass(frozen=True)
 class Option:
-    """Residuals of a pair of loops, with what they cost."""
+    """Residuals of a pair of loops, with their costs."""
 
     residuals: Residuals
     nbytes: int  # on the device
@@ -213,56 +235,64 @@ def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
 
     Ordered from the fastest, which takes the most bytes, to the smallest.
     """
-    found = sorted(_all_options(loop, device, host_bytes > 0), key=lambda option: (option.nbytes, option.seconds))
-    best = list[Option]()
-    for one in found:
-        fits = host_nbytes(loop, one.residuals) <= max(host_bytes, loop.pinned_host_nbytes)
-        if fits and (not best or one.seconds < best[-1].seconds):
-            best.append(one)
-    return best[::-1]
+    candidates = list(_candidates(loop, device, host_bytes > 0))
+    candidates.sort(key=lambda option: (option.nbytes, option.seconds))
+    limit = max(host_bytes, loop.pinned_host_nbytes)
+    frontier = list[Option]()
+    for option in candidates:
+        fits = host_nbytes(loop, option.residuals) <= limit
+        if fits and (not frontier or option.seconds < frontier[-1].seconds):
+            frontier.append(option)
+    return frontier[::-1]
 
 
-def _all_options(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
+def _candidates(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
     """For every price of a byte that makes a difference, without segments and with them."""
     trip_s = _trip_seconds(loop, device)
-    for moves in dict.fromkeys((False, offload)):
-        for chosen in dict.fromkeys(cheapest(loop, price, device, moves) for price in PRICES):
-            seconds = _residual_seconds(loop, chosen, device, trip_s)
-            for one in (chosen, *(_segmented(loop, chosen, device, offload) if not moves else ())):
-                more_s = _segment_seconds(loop, one, device, trip_s)
-                yield Option(one, stacked_nbytes(loop, one), seconds + more_s)
+    for on_host in dict.fromkeys((False, offload)):
+        choices = dict.fromkeys(cheapest(loop, price, device, on_host) for price in PRICES)
+        for choice in choices:
+            residual_s = _residual_seconds(loop, choice, device, trip_s)
+            segmented = () if on_host else _segmented(loop, choice, offload)
+            for residuals in (choice, *segmented):
+                seconds = residual_s + _segment_seconds(loop, residuals, device, trip_s)
+                yield Option(residuals, stacked_nbytes(loop, residuals), seconds)
 
 
-def _segmented(loop: Loop, chosen: Residuals, device: Device, offload: bool) -> Iterator[Residuals]:
-    """Segments of every length, all trips in them or only the first.
+def _segmented(loop: Loop, choice: Residuals, offload: bool) -> Iterator[Residuals]:
+    """Segments of every length, with all trips in them or only the first.
 
-    Two at least: XLA unrolls the loop over one, and may run that segment again before the trips behind it are done.
+    There are at least two: XLA unrolls the loop over a single one, and may run that segment again
+    before the trips behind it are done.
     """
-    near = (False,) * len(loop.carried)
-    # A counter or a key stays; a copy takes the link's latency.
-    far = tuple(loop.body.nbytes(value) > _SMALL * loop.snapshot_nbytes for value in loop.carried)
-    if not can_segment(loop, replace(chosen, segments=1, segment_trips=1, snapshots_on_host=near)):
+    on_device = (False,) * len(loop.carried)
+    # A counter or a key stays on the device: its copy would take the link's latency.
+    least_nbytes = _SMALL * loop.snapshot_nbytes
+    large_on_host = tuple(loop.body.nbytes(value) > least_nbytes for value in loop.carried)
+    single = replace(choice, segments=1, segment_trips=1, snapshots_on_host=on_device)
+    if not can_segment(loop, single):
         return
     for length in _grid(loop.trips // 2):
         for segments in {*_grid(loop.trips // length)[1:], loop.trips // length}:
-            for on_host in dict.fromkeys((near, far if offload else near)):
-                yield Residuals(chosen.kept, (), segments, length, on_host)
+            for on_host in dict.fromkeys((on_device, large_on_host if offload else on_device)):
+                yield Residuals(choice.kept, (), segments, length, on_host)
 
 
-def _grid(most: int) -> list[int]:
-    """Whole numbers from 1 to `most`, each at most a tenth more than the one before it."""
-    found = [1] if most else []
-    while found and found[-1] < most:
-        found.append(min(most, max(found[-1] + 1, found[-1] * 11 // 10)))
-    return found
+def _grid(stop: int) -> list[int]:
+    """Whole numbers from 1 to `stop`, each at most a tenth more than the one before it."""
+    numbers = [1] if stop else []
+    while numbers and numbers[-1] < stop:
+        numbers.append(min(stop, max(numbers[-1] + 1, numbers[-1] * 11 // 10)))
+    return numbers
 
 
 @dataclass(frozen=True)
 class _Cut:
-    """A minimum cut, with a node per available value, per recomputed value, and per op that recomputes.
+    """A minimum cut over the values and ops of a body.
 
-    Nodes on the source's side cost: an available value its stack, which is refunded if it is recomputed; an op its
-    time. A recomputed value requires its op, an op the values that it reads.
+    There is a node per available value, per recomputed value, and per op that recomputes. Nodes on
+    the source's side cost: an available value its stack, which is refunded if it is recomputed; an
+    op its time. A recomputed value requires its op, an op the values that it reads.
     """
 
     loop: Loop
@@ -272,28 +302,32 @@ class _Cut:
 
     def stacked(self) -> list[int]:
         """Values on the source's side that are not recomputed."""
-        body, given = self.loop.body, self.loop.given
+        body = self.loop.body
+        available = self.loop.available
         count = len(body.values)
         source = 2 * count + len(body.ops)
         sink = source + 1
-        costs, bonds = list[tuple[int, int, float]](), list[tuple[int, int]]()
-        free = set(range(count)) - given
-        for value in free:
-            stack_s = self.offload_seconds(value) if self.is_on_host(value) else self._keep_seconds(value)
+        costs = list[tuple[int, int, float]]()
+        bonds = list[tuple[int, int]]()
+        undecided = set(range(count)) - available
+        for value in undecided:
+            on_host = self.is_on_host(value)
+            stack_s = self.offload_seconds(value) if on_host else self._keep_seconds(value)
             costs.append((value, sink, stack_s))
-            made, may_recompute = body.producer[value], value not in self.loop.stacked_by_pins
+            producer = body.producer[value]
+            may_recompute = value not in self.loop.stacked_by_pins
             if value in self.loop.needed or not may_recompute:
                 bonds.append((source, value))
             if value in self.loop.pins and may_recompute:
                 bonds.append((value, count + value))
-            if may_recompute and made is not None and body.ops[made].recomputable:
+            if may_recompute and producer is not None and body.ops[producer].recomputable:
                 costs.append((source, count + value, stack_s))
-                bonds += [(count + value, value), (count + value, 2 * count + made)]
+                bonds += [(count + value, value), (count + value, 2 * count + producer)]
         for number, op in enumerate(body.ops):
             costs.append((2 * count + number, sink, self.recompute_seconds(number)))
-            bonds += [(2 * count + number, value) for value in set(op.inputs) - given]
-        paid = chosen(sink + 1, source, sink, costs, bonds)
-        return sorted(value for value in free if paid[value] and not paid[count + value])
+            bonds += [(2 * count + number, value) for value in set(op.inputs) - available]
+        in_source = minimum_cut(sink + 1, source, sink, costs, bonds)
+        return sorted(v for v in undecided if in_source[v] and not in_source[count + v])
 
     def is_on_host(self, value: int) -> bool:
         """Is a value cheaper on the host, or pinned there?"""
@@ -304,43 +338,55 @@ class _Cut:
     def _keep_seconds(self, value: int) -> float:
         """Seconds to write and read a stack, plus the price of its bytes."""
         nbytes = self.loop.trips * self.loop.body.nbytes(value)
-        return nbytes * (self.price + self.loop.runs * _WRITTEN_AND_READ / self.device.memory_bandwidth)
+        traffic = self.loop.runs * _WRITTEN_AND_READ
+        return nbytes * (self.price + traffic / self.device.memory_bandwidth)
 
     def offload_seconds(self, value: int) -> float:
         """Seconds to copy every slice out and in."""
-        times = 2 * self.loop.trips * self.loop.runs
-        return times * copy_seconds(self.loop.body.nbytes(value), self.device)
+        copies = 2 * self.loop.trips * self.loop.runs
+        return copies * copy_seconds(self.loop.body.nbytes(value), self.device)
 
     def recompute_seconds(self, number: int) -> float:
-        """Seconds of an op; 0 if it fuses into its readers: elementwise, and statistics of rows if Triton does both."""
-        body, runs = self.loop.body, self.loop.trips * self.loop.runs
+        """Seconds of an op; 0 if it fuses into its readers.
+
+        Elementwise ops fuse, and where XLA has Triton, reductions along rows.
+        """
+        body = self.loop.body
+        runs = self.loop.trips * self.loop.runs
         op = body.ops[number]
         if op.fusion == "elementwise" or (op.along_rows and has_triton(self.device)):
             return 0.0
         return runs * op_seconds(body, op, self.device)
 
 
-def chosen(
-    size: int, source: int, sink: int, costs: Sequence[tuple[int, int, float]], bonds: Sequence[tuple[int, int]]
+def minimum_cut(
+    size: int,
+    source: int,
+    sink: int,
+    costs: Sequence[tuple[int, int, float]],
+    bonds: Sequence[tuple[int, int]],
 ) -> np.ndarray:
-    """Mask of the nodes on the source's side of a minimum cut.
+    """Mask of the nodes on the source's side of a minimum cut, shape (size,).
 
     Selects projects of which some require others (Picard, Management Science 22(11), 1976).
 
     Args:
-      size: nodes, the source and the sink among them.
+      size: number of nodes, the source and the sink among them.
       costs: (start, end, seconds): paid if `start` is on the source's side and `end` is not.
       bonds: (start, end): if `start` is on the source's side, so is `end`.
     """
-    bonds = list(dict.fromkeys(bonds))  # csr_matrix adds up duplicates, which would overflow an int32
-    tick = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
-    paid, needed = np.array(costs, dtype=float).reshape(-1, 3), np.array(bonds, dtype=np.int32).reshape(-1, 2)
-    ticks = np.concatenate([paid[:, 2] / tick, np.full(len(needed), _ENDLESS)]).astype(np.int32)
-    starts, ends = np.concatenate([paid[:, :2].astype(np.int32), needed]).T
+    bonds = list(dict.fromkeys(bonds))  # csr_matrix adds duplicates, which would overflow an int32
+    tick_s = (sum(seconds for *_, seconds in costs) or 1.0) / (_ENDLESS - 1)
+    cost_rows = np.array(costs, dtype=float).reshape(-1, 3)
+    bond_rows = np.array(bonds, dtype=np.int32).reshape(-1, 2)
+    bond_ticks = np.full(len(bond_rows), _ENDLESS)
+    ticks = np.concatenate([cost_rows[:, 2] / tick_s, bond_ticks]).astype(np.int32)
+    starts, ends = np.concatenate([cost_rows[:, :2].astype(np.int32), bond_rows]).T
     network = scipy.sparse.csr_matrix((ticks, (starts, ends)), shape=(size, size))
-    rest = network - scipy.sparse.csgraph.maximum_flow(network, source, sink).flow
-    rest.data = np.maximum(rest.data, 0)
-    rest.eliminate_zeros()
-    found = np.zeros(size, dtype=bool)
-    found[scipy.sparse.csgraph.breadth_first_order(rest, source, return_predecessors=False)] = True
-    return found
+    residual = network - scipy.sparse.csgraph.maximum_flow(network, source, sink).flow
+    residual.data = np.maximum(residual.data, 0)
+    residual.eliminate_zeros()
+    in_source = np.zeros(size, dtype=bool)
+    reachable, _ = scipy.sparse.csgraph.breadth_first_order(residual, source)
+    in_source[reachable] = True
+    return in_source

@@ -17,7 +17,7 @@ from memplan.planning.slabs.slabs import Slabs
 
 FORMAT = 5
 # Entries that plans of this format may lack.
-_NOT_SAID = {"program": "", "structure": "", "kernels": [], "hides_latency": None, "pins": []}
+_DEFAULTS = {"program": "", "structure": "", "kernels": [], "hides_latency": None, "pins": []}
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -32,21 +32,28 @@ class Plan:
       fingerprint: of the module.
       planner: name of the planner that made it.
       device: name of the device that the module was compiled for.
-      loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a pair as it is, an
-        empty tuple all of them.
+      loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a
+        pair unchanged, an empty tuple all pairs.
       indexed_stacks: loops read their stacks by index (`program.loops.stacks`).
       slabs: parts of the step that run in loops over slabs, in order.
       on_host: positions of inputs in host memory.
-      extra_outputs: names of buffers that are recomputed as additional outputs of later fusions that read their inputs.
-      program: digest of the step. For another module with it, the plan is followed or replaced; "": refused.
+      extra_outputs: names of buffers that are recomputed as additional outputs of later fusions
+        that read their inputs.
+      program: digest of the step. If another module has the same digest, the plan is followed or
+        replaced; if the digest is "", it is refused.
       structure: digest of the module's dataflow, by name.
-      kernels: instructions that XLA's autotuner decided, and its choices (`xla.module.Module.chosen_kernels`).
-      hides_latency: the module was scheduled to hide the latency of copies; None if a saved plan does not say.
-      rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none were.
-      overlapped: how collectives came beside more kernels before (`xla.overlap`): the limit in bytes, and whether
-        kernels moved to feed the links; None: as XLA scheduled them.
-      pins: what it keeps to, in the order of their marks.
-      budget_bytes: device bytes that it was made for, within which collectives come beside more kernels afterwards.
+      kernels: instructions that XLA's autotuner decided, and its choices
+        (`xla.module.Module.chosen_kernels`).
+      hides_latency: the module was scheduled to hide the latency of copies; None if a saved plan
+        does not say.
+      rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none
+        were.
+      overlapped: how collectives were overlapped with more kernels before planning (`xla.overlap`):
+        the limit in bytes, and whether kernels moved to feed the links; None: they are as XLA
+        scheduled them.
+      pins: that it keeps, in the order of their marks.
+      budget_bytes: device bytes that it was made for. They are the limit when collectives are
+        overlapped with more kernels after planning.
     """
 
     actions: tuple[NamedAction, ...]
@@ -68,7 +75,7 @@ class Plan:
     pins: tuple[Pin, ...] = ()
 
     def schedule(self, problem: Problem) -> Schedule:
-        """The same actions by the numbers of a problem.
+        """The actions, by the numbers of a problem.
 
         Raises:
           PlanMismatchError: the problem has no such kernel or buffer.
@@ -76,17 +83,21 @@ class Plan:
         kernels = {kernel.name: number for number, kernel in enumerate(problem.kernels)}
         buffers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
         try:
-            return tuple(Action(kind, (kernels if kind is Kind.RUN else buffers)[name]) for kind, name in self.actions)
+            return tuple(
+                Action(kind, kernels[name]) if kind is Kind.RUN else Action(kind, buffers[name])
+                for kind, name in self.actions
+            )
         except KeyError as error:
-            raise PlanMismatchError(f"the plan names {error}, which this program does not have. Plan again.") from None
+            text = f"the plan names {error}, which this program does not have. Plan again."
+            raise PlanMismatchError(text) from None
 
     def check(self, fingerprint: str) -> None:
         """Raise PlanMismatchError if the plan was made for another module."""
         if self.fingerprint != fingerprint:
             raise PlanMismatchError(
-                f"the plan was made for program {self.fingerprint[:12]}, but this step is {fingerprint[:12]}: the "
-                "function, the shapes or dtypes, the device or the jax version differ. Plan again, or call with the "
-                "original shapes."
+                f"the plan was made for program {self.fingerprint[:12]}, but this step is "
+                f"{fingerprint[:12]}: the function, the shapes or dtypes, the device or the jax "
+                "version differ. Plan again, or call with the original shapes."
             )
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -95,7 +106,12 @@ class Plan:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Plan:
-        """Read a saved plan; raises PlanMismatchError for a file that is not one, FileNotFoundError for no file."""
+        """Read a saved plan.
+
+        Raises:
+          PlanMismatchError: the file is not a plan.
+          FileNotFoundError: there is no file.
+        """
         try:
             return cls.from_json(io.read_text(path))
         except ValueError as error:
@@ -109,9 +125,9 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """A plan that `to_json` wrote; raises PlanMismatchError for anything else."""
+        """A plan that `to_json` wrote (PlanMismatchError: the text is none)."""
         try:
-            document = {**_NOT_SAID, **io.parse_json(text, FORMAT)}
+            document = {**_DEFAULTS, **io.parse_json(text, FORMAT)}
             length = document.pop("length", None)
             plan = io.decode(cls, document, complete=True)
             if len(plan.actions) != length:
@@ -123,13 +139,15 @@ class Plan:
 
 def name_actions(problem: Problem, schedule: Iterable[Action]) -> tuple[NamedAction, ...]:
     """Actions by the names of their kernels and buffers."""
-    return tuple(
-        (one.kind, (problem.kernels if one.kind is Kind.RUN else problem.buffers)[one.number].name) for one in schedule
-    )
+    names = []
+    for action in schedule:
+        numbered = problem.kernels if action.kind is Kind.RUN else problem.buffers
+        names.append((action.kind, numbered[action.number].name))
+    return tuple(names)
 
 
-def _damaged(what: str, error: Exception) -> PlanMismatchError:
+def _damaged(document: str, error: Exception) -> PlanMismatchError:
     return PlanMismatchError(
-        f"{what} is not a complete memplan plan ({error!s:.300}). It may be truncated, or from "
+        f"{document} is not a complete memplan plan ({error!s:.300}). It may be truncated, or from "
         "another program or release; save the plan again."
     )

@@ -1,8 +1,9 @@
 """Which kernels must precede which, in any order of a problem's kernels.
 
-A kernel that writes a buffer precedes its readers, and one that overwrites it in place follows them; kernels that run
-once keep their order. Nothing crosses the start or the end of an asynchronous pair: it overlaps with the same kernels
-as before, unless pairs are to be moved.
+A kernel that writes a buffer precedes its readers, and one that overwrites it in place follows
+them. Kernels that run once keep their order. Nothing crosses the start or the end of an
+asynchronous pair, so that it overlaps with the same kernels as before, unless pairs are to be
+moved.
 """
 
 from collections import defaultdict
@@ -15,82 +16,97 @@ from memplan.planning.problem import Kernel, Problem
 def precedence(
     problem: Problem, order: Sequence[int] | None = None, free: Collection[int] | None = None
 ) -> Mapping[int, set[int]]:
-    """Kernel, or block as a whole -> those of the same computation that must precede it.
+    """Kernel, or block as a whole -> the units of its computation that must precede it.
 
     Args:
       order: of the kernels; None: the problem's own.
-      free: kernels that may run once, but at any time; kernels may then cross the starts and ends of pairs.
+      free: kernels that run once, but at any time; kernels may then cross starts and ends of pairs.
     """
     kernels = problem.kernels
-    inside, contents = by_block(problem, range(len(kernels)) if order is None else order)
+    units_of, contents = by_block(problem, range(len(kernels)) if order is None else order)
     ends = pair_ends(problem)
     pairs = {*ends, *ends.values()} if free is None else set[int]()
-    found = dict[int, set[int]]()
-    for block, units in inside.items():
-        fences = pairs.union(unit for unit in units if block is not None and _is_fence(kernels[unit]))
-        found |= _within(problem, units, contents, fences, free or ())
-    return found
+    predecessors = dict[int, set[int]]()
+    for block, units in units_of.items():
+        fences = set(pairs)
+        if block is not None:
+            fences.update(unit for unit in units if _is_fence(kernels[unit]))
+        predecessors |= _predecessors(problem, units, contents, fences, free or ())
+    return predecessors
 
 
 def _is_fence(kernel: Kernel) -> bool:
-    """Does it begin or end a computation, or call one? What a call only passes on is read by the call's name."""
-    return kernel.is_boundary or not (kernel.recomputable or kernel.writes or kernel.started_by is not None)
+    """Does a kernel begin or end a computation, or call one?
+
+    Readers of what a call passes through name the call as its maker.
+    """
+    has_effect = not (kernel.recomputable or kernel.writes or kernel.started_by is not None)
+    return kernel.is_boundary or has_effect
 
 
 def by_block(
     problem: Problem, order: Sequence[int]
 ) -> tuple[Mapping[int | None, Sequence[int]], Mapping[int, Sequence[int]]]:
-    """Block -> the kernels of its body, None -> those of the entry; and block -> all kernels inside it. In order."""
-    inside, contents = defaultdict[int | None, list[int]](list), defaultdict[int, list[int]](list)
+    """Units and contents of blocks, in order.
+
+    Returns:
+      Block -> the kernels directly in its body; None -> those of the entry.
+      Block -> all kernels inside it, at any depth.
+    """
+    units = defaultdict[int | None, list[int]](list)
+    contents = defaultdict[int, list[int]](list)
     for number in order:
-        inside[problem.kernels[number].block].append(number)
+        units[problem.kernels[number].block].append(number)
         for block in problem.blocks_around(number):
             contents[block].append(number)
-    return inside, contents
+    return units, contents
 
 
-def _within(
+def _predecessors(
     problem: Problem,
     units: Sequence[int],
     contents: Mapping[int, Sequence[int]],
     fences: Collection[int],
     free: Collection[int],
 ) -> Mapping[int, set[int]]:
-    """Unit of a computation -> those that must precede it; nothing crosses a fence."""
+    """Unit of a computation -> the units that must precede it; nothing crosses a fence."""
     before: dict[int, set[int]] = {unit: set() for unit in units}
     maker_of: dict[int, int] = {}
-    ended: dict[int, int] = {}  # result of an asynchronous pair -> its end
-    touched: dict[int, set[int]] = defaultdict(set)  # by place: units that used it so far
+    end_of: dict[int, int] = {}  # result of an asynchronous pair -> its end
+    # by alias set: the units that used it so far, and the last that wrote it
+    users: dict[int, set[int]] = defaultdict(set)
     writer: dict[int, int] = {}
-    once = fence = None
-    passed: list[int] = []
+    last_effect = fence = None
+    since_fence: list[int] = []
     for unit in units:
-        own = before[unit]
+        predecessors = before[unit]
         kernels = [problem.kernels[number] for number in (*contents.get(unit, ()), unit)]
         reads = {read for kernel in kernels for read in kernel.reads}
         writes = {written for kernel in kernels for written in kernel.writes}
-        own.update(maker_of[read] for read in reads if read in maker_of)
-        own.update(ended[read] for read in reads if read in ended)
+        predecessors.update(maker_of[read] for read in reads if read in maker_of)
+        predecessors.update(end_of[read] for read in reads if read in end_of)
         for buffer in reads | writes:
-            place = problem.buffers[buffer].place
-            if len(problem.places[place]) > 1:
-                own.update({writer[place]} if place in writer else ())
-                own.update(touched[place] if buffer in writes else ())
+            alias_set = problem.buffers[buffer].alias_set
+            if len(problem.alias_sets[alias_set]) > 1:
+                predecessors.update({writer[alias_set]} if alias_set in writer else ())
+                predecessors.update(users[alias_set] if buffer in writes else ())
         for buffer in reads | writes:
-            place = problem.buffers[buffer].place
-            touched[place].add(unit)
+            alias_set = problem.buffers[buffer].alias_set
+            users[alias_set].add(unit)
             if buffer in writes:
-                maker_of[buffer] = writer[place] = unit
+                maker_of[buffer] = writer[alias_set] = unit
         start = problem.kernels[unit].started_by
-        ended.update(dict.fromkeys(() if start is None else problem.kernels[start].writes, unit))
+        if start is not None:
+            end_of.update(dict.fromkeys(problem.kernels[start].writes, unit))
         if unit not in free and any(not kernel.recomputable for kernel in kernels):
-            own.update(() if once is None else (once,))
-            once = unit
+            predecessors.update(() if last_effect is None else (last_effect,))
+            last_effect = unit
         if fence is not None:
-            own.add(fence)
+            predecessors.add(fence)
         if unit in fences:
-            own.update(passed)
-            fence, passed = unit, []
-        passed.append(unit)
-        own.discard(unit)
+            predecessors.update(since_fence)
+            fence = unit
+            since_fence = []
+        since_fence.append(unit)
+        predecessors.discard(unit)
     return before

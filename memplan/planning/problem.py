@@ -1,7 +1,7 @@
 """The planning problem: kernels in order, and the buffers that they write and read. Only types.
 
-Times are positions in a sequence of runs; a buffer is live from the run that writes it to the last that reads it, both
-included.
+Times are positions in a sequence of runs. A buffer is live from the run that writes it to the last
+run that reads it, both included.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ class Where(Enum):
 
     DEVICE = "device"
     HOST = "host"
-    RECOMPUTE = "recompute"  # nowhere: it is computed again
+    RECOMPUTE = "recompute"  # in no memory: it is computed again
 
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """The user's word about the values of this name (`jax.ad_checkpoint.checkpoint_name`)."""
+    """The user's decision about the values of a name (`jax.ad_checkpoint.checkpoint_name`)."""
 
     name: str
     where: Where
@@ -44,19 +44,20 @@ class Role(Enum):
 class Buffer:
     """A buffer that one kernel writes, or that the caller passes.
 
+    Buffers that are updated in place or carried by a loop must alias: they form an *alias set*.
+
     Attributes:
       name: of the instruction and, for a tuple, the leaf: `fusion.3{1}`.
       maker: number of the kernel that writes it; None for arguments and constants.
-      place: number of the first buffer that must share its place, because it is updated in place or carried by a
-        loop; its own number if there is none.
-      pin: the user's word about it.
+      alias_set: number of the first buffer of its alias set; its own number if it is that one.
+      pin: the user's decision about it, if there is one.
     """
 
     name: str
     nbytes: int
     role: Role
     maker: int | None
-    place: int
+    alias_set: int
     pin: Pin | None = None
 
 
@@ -66,17 +67,18 @@ class Kernel:
 
     Attributes:
       reads, writes: numbers of buffers.
-      may_alias: output -> inputs whose buffer it may take at their last read.
-      may_alias_elements: the same for elements of a tuple and results of asynchronous pairs, in buffers of arguments
-        and outputs.
+      may_alias: output -> inputs whose buffer it may reuse at their last read.
+      may_alias_elements: the same for elements of tuples and for results of asynchronous pairs.
+        They may reuse only buffers of arguments and outputs.
       seconds: of one run.
-      block: number of the kernel that stands for what contains it, and runs after it: a loop, a called computation, a
-        conditional, the end of a branch.
+      block: number of the kernel that contains it and runs after it: a loop, a called computation,
+        a conditional, the end of a branch. None: it is in the entry.
       recomputable: it has no effect but its results, and updates nothing in place.
       trips: of a loop: how often its body runs.
-      started_by: of the end of an asynchronous pair: number of the kernel that starts it, and writes its results. What
-        runs again is the whole pair.
-      is_boundary: it begins or ends a computation, and is no kernel. Nothing crosses it.
+      started_by: of the end of an asynchronous pair: number of the kernel that starts the pair and
+        writes its results. A recomputation runs the whole pair.
+      is_boundary: it is no kernel, but the first or the last position of a computation. No kernel
+        may cross it.
     """
 
     name: str
@@ -98,7 +100,7 @@ class Problem:
 
     Attributes:
       outputs: buffers of the step's results, in order.
-      donated: arguments that may be overwritten, by an output or by others.
+      donated: arguments whose memory outputs and temporaries may reuse.
       tables_nbytes: pointers of tuples, in addition to the buffers.
       alignment: bytes of which every buffer's offset is a multiple.
     """
@@ -115,23 +117,25 @@ class Problem:
         return frozenset(self.outputs)
 
     @cached_property
-    def places(self) -> Mapping[int, tuple[int, ...]]:
-        """First buffer of each place -> all that share it, itself included."""
-        found: dict[int, list[int]] = {}
+    def alias_sets(self) -> Mapping[int, tuple[int, ...]]:
+        """First buffer of each alias set -> all its members."""
+        members: dict[int, list[int]] = {}
         for number, buffer in enumerate(self.buffers):
-            found.setdefault(buffer.place, []).append(number)
-        return {place: tuple(numbers) for place, numbers in found.items()}
+            members.setdefault(buffer.alias_set, []).append(number)
+        return {first: tuple(numbers) for first, numbers in members.items()}
 
     @cached_property
     def moves_pinned(self) -> bool:
-        """Does a pin ask for a plan? What stays on the device does not."""
-        return any(buffer.pin is not None and buffer.pin.where is not Where.DEVICE for buffer in self.buffers)
+        """Does any pin require a plan? Pins to the device do not."""
+        pins = (buffer.pin for buffer in self.buffers)
+        return any(pin is not None and pin.where is not Where.DEVICE for pin in pins)
 
     @cached_property
     def times(self) -> tuple[int, ...]:
         """How often each kernel runs in a step: once, and inside a loop once per trip."""
         return tuple(
-            math.prod(self.kernels[block].trips for block in self.blocks_around(n)) for n in range(len(self.kernels))
+            math.prod(self.kernels[block].trips for block in self.blocks_around(number))
+            for number in range(len(self.kernels))
         )
 
     def is_pinned(self, buffer: int, *where: Where) -> bool:
@@ -140,12 +144,13 @@ class Problem:
         return pin is not None and pin.where in where
 
     def with_seconds(self, seconds: Mapping[str, float]) -> Problem:
-        """The problem with these seconds, by kernel's name; 0 for all others."""
-        kernels = (replace(one, seconds=seconds.get(one.name, 0.0)) for one in self.kernels)
-        return replace(self, kernels=tuple(kernels))
+        """The problem with these seconds, by name of the kernel; 0 for kernels without an entry."""
+        kernels = self.kernels
+        timed = (replace(kernel, seconds=seconds.get(kernel.name, 0.0)) for kernel in kernels)
+        return replace(self, kernels=tuple(timed))
 
     def with_bodies(self, units: Iterable[int]) -> list[int]:
-        """Kernels of the entry in this order, what is inside of a block right before it."""
+        """Kernels in this order of top-level units; a body immediately precedes its block."""
         inside: dict[int, list[int]] = {}
         for number in range(len(self.kernels)):
             for outermost in list(self.blocks_around(number))[-1:]:

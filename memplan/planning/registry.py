@@ -17,7 +17,11 @@ class Planner(Protocol):
     def name(self) -> str: ...
 
     def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
+        self,
+        problem: Problem,
+        budget_nbytes: int,
+        host_nbytes: int = 0,
+        copy_s: CopySeconds | None = None,
     ) -> Solution: ...
 
 
@@ -27,10 +31,16 @@ class KernelPlanner:
     name = "kernels"
 
     def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
+        self,
+        problem: Problem,
+        budget_nbytes: int,
+        host_nbytes: int = 0,
+        copy_s: CopySeconds | None = None,
     ) -> Solution:
-        """Plan; a budget of 0 asks for the smallest plan with less effort, for an error message only."""
-        effort = DEFAULT if budget_nbytes > 0 else replace(DEFAULT, evaluations=DEFAULT.evaluations // 10)
+        """A plan; for a budget of 0, which only an error message needs, with less effort."""
+        effort = DEFAULT
+        if budget_nbytes <= 0:
+            effort = replace(DEFAULT, evaluations=DEFAULT.evaluations // 10)
         return planner.plan(problem, budget_nbytes, host_nbytes, copy_s, effort)
 
 
@@ -38,7 +48,7 @@ OWN = KernelPlanner()
 
 
 def planner_named(wanted: str | Planner | None) -> Planner:
-    """memplan's own planner for None and for its name; an object unchanged.
+    """memplan's own planner for None and for its name; any other object itself.
 
     Raises:
       MemplanError: no planner has that name, or the object does not plan.
@@ -47,11 +57,12 @@ def planner_named(wanted: str | Planner | None) -> Planner:
         return OWN
     if isinstance(wanted, str):
         raise MemplanError(
-            f"there is no planner {wanted!r}. Omit the argument for memplan's own, {OWN.name!r}, or pass your own."
+            f"there is no planner {wanted!r}. Omit the argument for memplan's own, "
+            f"{OWN.name!r}, or pass an object with a method `plan` of your own."
         )
     if not (hasattr(wanted, "name") and callable(getattr(wanted, "plan", None))):
         raise MemplanError(
-            f"{wanted!r:.80} is not a planner, which has a name and a method plan(problem, budget_nbytes, host_nbytes, "
-            "copy_s). Omit the argument for memplan's own."
+            f"{wanted!r:.80} is not a planner, which has a name and a method plan(problem, "
+            "budget_nbytes, host_nbytes, copy_s). Omit the argument for memplan's own."
         )
     return wanted

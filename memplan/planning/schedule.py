@@ -12,8 +12,9 @@ CopySeconds = Callable[[int], float]  # bytes -> seconds of a copy, one way
 class Kind(Enum):
     """The effect of an action.
 
-    Copies are asynchronous: the device's buffer is live until `OFFLOADED`, the host's from `OFFLOAD` to the last
-    `PREFETCHED`, the new one on the device from `PREFETCH` on, and may be read after `PREFETCHED`.
+    Copies are asynchronous. The buffer on the device is live until `OFFLOADED`, the one on the host
+    from `OFFLOAD` to the last `PREFETCHED`. The new buffer on the device is live from `PREFETCH`
+    on, and may be read after `PREFETCHED`.
     """
 
     RUN = "run"
@@ -25,10 +26,11 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """One step of a plan. A read sees what the last run or copy wrote to the buffer.
+    """One step of a plan. A read sees the value that the last run or copy wrote to the buffer.
 
     Attributes:
-      number: of the kernel that runs, a loop's body before the loop; or of the buffer that is copied.
+      number: of the kernel that runs, or of the buffer that is copied. A loop's body runs before
+        the loop.
     """
 
     kind: Kind
@@ -40,14 +42,14 @@ Schedule = tuple[Action, ...]
 
 @dataclass(frozen=True)
 class Solution:
-    """A schedule that a planner found.
+    """A planner's schedule.
 
     Attributes:
       nbytes: of temporaries, as XLA lays them out.
-      seconds: of a step, kernels and copies on their streams.
+      seconds: of a step, with kernels and copies on their streams.
       host_nbytes: of offloaded values.
-      bound_s: lower bound of any plan within the budget.
-      fits: it is within the budget; otherwise it is the smallest one that was found.
+      bound_s: lower bound on the seconds of any plan.
+      fits: is it within the budget? If not, it is the smallest that the planner knows.
     """
 
     schedule: Schedule
@@ -59,7 +61,7 @@ class Solution:
 
 
 def rank(solution: Solution) -> tuple[bool, float]:
-    """Key of `min`: solutions that fit before those that do not, then the faster or the smaller first."""
+    """Key of `min`: solutions that fit, the fastest first, then the others, the smallest first."""
     return not solution.fits, solution.seconds if solution.fits else solution.nbytes
 
 
@@ -72,47 +74,49 @@ def runs(numbers: Iterable[int]) -> Schedule:
 class Clock:
     """A schedule in time."""
 
-    ends: tuple[float, ...]  # by action: seconds on the compute stream after it; a copy's start takes none
+    # by action: seconds on the compute stream after it; the start of a copy takes none
+    ends: tuple[float, ...]
     # link spans of `OFFLOAD` and of `PREFETCH`, each in order
     busy: Mapping[Kind, Sequence[tuple[float, float]]]
 
     @property
     def seconds(self) -> float:
-        """From the first kernel to the end of everything."""
+        """From the first kernel to the end of the last kernel and copy."""
         return max([0.0, *self.ends[-1:], *(spans[-1][1] for spans in self.busy.values() if spans)])
 
 
 def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> float:
-    """Seconds from the first kernel to the end of everything; see `clock`."""
+    """Seconds from the first kernel to the end of the last kernel and copy; see `clock`."""
     return clock(problem, schedule, copy_s).seconds
 
 
 def clock(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> Clock:
-    """When a schedule's kernels and copies take place.
+    """The times of a schedule's kernels and copies.
 
-    Kernels run one after another, concurrently with one copy in each direction; a copy starts once its stream is free
-    and its turn has come.
+    Kernels run one after another, concurrently with one copy in each direction. A copy starts after
+    its action, once its stream is free.
 
     Args:
       copy_s: not needed without copies.
     """
-    now, ends = 0.0, list[float]()
+    compute_s = 0.0
+    ends = list[float]()
     busy: dict[Kind, list[tuple[float, float]]] = {Kind.OFFLOAD: [], Kind.PREFETCH: []}
-    copied: dict[tuple[Kind, int], float] = {}
+    copied: dict[tuple[Kind, int], float] = {}  # (start, buffer) -> end of the copy
     for action in schedule:
         kind, number = action.kind, action.number
         if kind is Kind.RUN:
-            now += problem.kernels[number].seconds * problem.times[number]
+            compute_s += problem.kernels[number].seconds * problem.times[number]
         elif kind is Kind.OFFLOADED:
-            now = max(now, copied[Kind.OFFLOAD, number])
+            compute_s = max(compute_s, copied[Kind.OFFLOAD, number])
         elif kind is Kind.PREFETCHED:
-            now = max(now, copied[Kind.PREFETCH, number])
+            compute_s = max(compute_s, copied[Kind.PREFETCH, number])
         else:
             assert copy_s is not None, "copies take time"
             maker = problem.buffers[number].maker
             times = 1 if maker is None else problem.times[maker]
-            start = max([now, *(end for _, end in busy[kind][-1:])])
+            start = max([compute_s, *(end for _, end in busy[kind][-1:])])
             copied[kind, number] = start + copy_s(problem.buffers[number].nbytes) * times
             busy[kind].append((start, copied[kind, number]))
-        ends.append(now)
+        ends.append(compute_s)
     return Clock(tuple(ends), busy)

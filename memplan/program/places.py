@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from memplan.errors import UnsupportedProgramError
-from memplan.planning.slabs.slabs import Place
+from memplan.planning.slabs.slabs import ComputationPath
 from memplan.program import compat, ops
 from memplan.program.flat import Flat
 
@@ -24,7 +24,7 @@ class Inner:
       own: its inputs that its results may be written over: donated arguments, what a loop carries.
     """
 
-    place: Place
+    place: ComputationPath
     flat: Flat
     trips: int
     around_nbytes: int
@@ -87,7 +87,7 @@ def _nbytes_around(outer: Inner, number: int, one: compat.Computation, ending: s
     return sum(compat.nbytes_of(var.aval) for var in kept) + max(0, made - over) + one.sliced_nbytes
 
 
-def at(flat: Flat, place: Place) -> Flat:
+def at(flat: Flat, place: ComputationPath) -> Flat:
     """The jaxpr of a computation.
 
     Raises:
@@ -98,7 +98,7 @@ def at(flat: Flat, place: Place) -> Flat:
     return flat
 
 
-def with_computation(flat: Flat, place: Place, body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+def with_computation(flat: Flat, place: ComputationPath, body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
     """The program with another jaxpr at a place; equations around it keep their numbers."""
     if not place:
         return body

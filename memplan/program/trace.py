@@ -15,7 +15,7 @@ from memplan.errors import MeshError
 from memplan.hardware.machine import Machine
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.problem import Pin
-from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs
+from memplan.planning.slabs.slabs import LoopOverSlabs, SlabGraph, Slabs
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.pins import marked
@@ -98,7 +98,7 @@ class InSlabs:
     slabs: Slabs  # the decision
     graph: SlabGraph  # of the computation before it, rewritten for the axis
     begins: int  # value of that graph at which the axis begins
-    loops: tuple[SlabLoop, ...]  # the resulting loops, by that graph
+    loops: tuple[LoopOverSlabs, ...]  # the resulting loops, by that graph
     # ops of that graph that read arrays of the axis and cannot be split along it
     blocked: frozenset[int] = frozenset()
     first: int = 1  # number of its first loop, of all loops of the program; a loop's name stack ends in `scope(number)`

@@ -160,12 +160,12 @@ class Prices:
         evicted = tape.values[value]
         if self._copy_s is None:
             return None, None, "no link"
-        if not evicted.may_leave:
+        if not evicted.may_offload:
             return None, None, "pinned"
         if evicted.nbytes > self._host_free_nbytes:
             return None, None, "the host's budget is full"
-        level = tape.operations[evicted.maker].level
-        if tape.slots[after.slot].level != level or evicted.is_held(after.slot):
+        level = tape.operations[evicted.maker].block
+        if tape.slots[after.slot].block != level or evicted.is_read_by_pair(after.slot):
             return None, None, "another computation reads it"
         each_s = self._copy_s(evicted.nbytes) * evicted.times
         if level != _ENTRY:

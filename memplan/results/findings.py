@@ -161,7 +161,7 @@ class _Counted:
             # A buffer without a line is XLA's own, such as the zeros of an AlexNet's ReLUs. One
             # that shares its memory with a buffer that depends on an argument is only the initial
             # value of an update.
-            if source and fixed.issuperset(problem.places[buffer.place]):
+            if source and fixed.issuperset(problem.alias_sets[buffer.alias_set]):
                 array = origins.shape(buffer.name)
                 advice = f"broadcast {array} where it is read: it depends on no argument"
                 yield self._finding("table", lifetime.nbytes, advice, -seconds.get(name, 0.0), source)
@@ -189,7 +189,7 @@ class _Counted:
         origins = Origins(self.plain.module)
         live = {lifetime.buffer for lifetime in peak_lifetimes(self.plain)}
         by_place = {  # an output may alias an argument
-            buffer.place: buffer
+            buffer.alias_set: buffer
             for number, buffer in enumerate(buffers)
             if number in live or buffer.role in (Role.ARGUMENT, Role.OUTPUT)
         }

@@ -247,7 +247,7 @@ def _live_at_peak(
     """Buffers at the device's peak: temporaries, arguments, unaliased outputs, constants."""
     result = outcome.planned.result
     problem = result.problem
-    aliased = {buffer.place for buffer in problem.buffers if buffer.role is Role.ARGUMENT}
+    aliased = {buffer.alias_set for buffer in problem.buffers if buffer.role is Role.ARGUMENT}
 
     def rows() -> Iterator[LiveValue]:
         for lifetime in peak_lifetimes(result):
@@ -256,7 +256,7 @@ def _live_at_peak(
         for buffer in problem.buffers:
             if buffer.role is Role.ARGUMENT:
                 yield row(buffer.name, buffer.nbytes, "argument")
-            elif buffer.role is Role.OUTPUT and buffer.place not in aliased:
+            elif buffer.role is Role.OUTPUT and buffer.alias_set not in aliased:
                 output = row(buffer.name, buffer.nbytes, origins.source(buffer.name))
                 yield replace(output, name=f"{output.name}, an output")
         for op, source in constants(outcome.planned.base.module):

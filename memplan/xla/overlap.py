@@ -162,7 +162,7 @@ class _Entry:
         """Bytes of the buffers that it allocates."""
         buffers = self.problem.buffers
         writes = self.problem.kernels[unit].writes
-        return sum(self._nbytes[buffer] for buffer in writes if buffers[buffer].place == buffer)
+        return sum(self._nbytes[buffer] for buffer in writes if buffers[buffer].alias_set == buffer)
 
     def _pairs(self, ops: Mapping[str, Instruction]) -> Sequence[_AsyncPair]:
         buffers = self.problem.buffers
@@ -174,11 +174,11 @@ class _Entry:
         pairs: list[_AsyncPair] = []
         for start, end in sorted(self._ends.items(), key=lambda pair: position[pair[0]]):
             kernel = self.problem.kernels[start]
-            written = {buffers[buffer].place for buffer in kernel.writes}
+            written = {buffers[buffer].alias_set for buffer in kernel.writes}
             kept_alive = [
                 (self._last_use[buffer], self._nbytes[buffer])
                 for buffer in kernel.reads
-                if buffers[buffer].place not in written
+                if buffers[buffer].alias_set not in written
             ]
             if position[end] not in first_after:  # an unread result is freed at the end
                 kept_alive += [(position[end], self._nbytes[buffer]) for buffer in kernel.writes]

@@ -58,8 +58,8 @@ def _pairs(module: Module, problem: Problem) -> Sequence[_Pair]:
         numbers = kernel.writes if gathers else kernel.reads
         buffers = [problem.buffers[number] for number in numbers]
         if not gathers:  # what is updated in place is not freed
-            written = {problem.buffers[number].place for number in kernel.writes}
-            buffers = [buffer for buffer in buffers if buffer.place not in written]
+            written = {problem.buffers[number].alias_set for number in kernel.writes}
+            buffers = [buffer for buffer in buffers if buffer.alias_set not in written]
         nbytes = sum(buffer.nbytes for buffer in buffers if buffer.role is Role.TEMPORARY)
         pairs.append(_Pair(start, end, gathers, nbytes))
     return pairs

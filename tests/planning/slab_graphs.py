@@ -10,7 +10,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from memplan.planning.graph import ALIGNED, Fusion, Graph, Op, Rows, Value
-from memplan.planning.slabs.slabs import AlongOp, SlabGraph, SlabLoop, Slabs, arrange
+from memplan.planning.slabs.slabs import AlongOp, LoopOverSlabs, SlabGraph, Slabs, arrange
 from tests.planning.unit import UNIT
 
 HALO, POOL, UPSAMPLE = Rows(1, 1, 1, 3), Rows(2, 1, 0, 2), Rows(1, 2, 1, 2)
@@ -68,13 +68,13 @@ class Written:
     def arranged(self, slabs: Slabs) -> list[str | tuple[Any, ...]]:
         """Ops by name; loops as (ops, reads, writes, sums, spans) by name."""
         return [
-            self._loop(one) if isinstance(one, SlabLoop) else self._op(one) for one in arrange(self.graph, slabs)
+            self._loop(one) if isinstance(one, LoopOverSlabs) else self._op(one) for one in arrange(self.graph, slabs)
         ]  # fmt: skip
 
     def _op(self, number: int) -> str:
         return next(name for name, op in self.ops.items() if op == number)
 
-    def _loop(self, loop: SlabLoop) -> tuple[Any, ...]:
+    def _loop(self, loop: LoopOverSlabs) -> tuple[Any, ...]:
         spans = {name: loop.spans[value] for name, value in self.values.items() if value in loop.spans}
         ops, sums = [*map(self._op, loop.ops)], {*map(self._op, loop.sums)}
         return ops, self.named(loop.reads), self.named(loop.writes), sums, spans

@@ -18,7 +18,7 @@ def problem(
     reads: Sequence[Sequence[int]],
     nbytes: Sequence[int],
     outputs: Sequence[int] = (),
-    places: Mapping[int, int] | None = None,
+    alias_sets: Mapping[int, int] | None = None,
     over: Mapping[int, tuple[int, ...]] | None = None,
     arguments: Sequence[int] = (),
     donated: Sequence[int] = (),
@@ -29,7 +29,7 @@ def problem(
     for i, size in enumerate(nbytes):
         number = first + i
         role = Role.OUTPUT if number in outputs else Role.TEMPORARY
-        buffers.append(Buffer(f"kernel{i}", size, role, i, (places or {}).get(number, number)))
+        buffers.append(Buffer(f"kernel{i}", size, role, i, (alias_sets or {}).get(number, number)))
     kernels = [
         Kernel(f"kernel{i}", tuple(read), (first + i,), {first + i: (over or {}).get(first + i, ())})
         for i, read in enumerate(reads)

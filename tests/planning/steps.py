@@ -31,7 +31,7 @@ class Builder:
         reads: tuple[int, ...],
         nbytes: tuple[int, ...] | int,
         seconds: float = 1.0,
-        place: int | None = None,
+        aliases: int | None = None,
         output: bool = False,
         block: int | None = None,
         recomputable: bool = True,
@@ -42,8 +42,8 @@ class Builder:
         made = tuple(range(len(self.buffers), len(self.buffers) + len(sizes)))
         role = Role.OUTPUT if output else Role.TEMPORARY
         for number, size in zip(made, sizes, strict=True):
-            taken = number if place is None else self.buffers[place].place
-            self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), taken))
+            alias_set = number if aliases is None else self.buffers[aliases].alias_set
+            self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), alias_set))
         sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
         name = f"kernel{len(self.kernels)}"
         kernel = Kernel(name, reads, made, sources, {}, seconds, block, recomputable)
@@ -85,7 +85,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     (gradient,) = b.kernel((last,), MIB, took())
     for layer in reversed(range(layers)):
         (own,) = b.kernel((made[layer], gradient), MIB, took())
-        b.kernel((weights[layer], own), MIB, took(), place=weights[layer], output=True)
+        b.kernel((weights[layer], own), MIB, took(), aliases=weights[layer], output=True)
         if layer:
             (gradient,) = b.kernel((made[layer], gradient), size(), took(), over=sharing and random.random() < 0.5)
     return b.problem()
@@ -120,22 +120,22 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     (zero,) = b.kernel((), MIB)
     step = training(layers, seed)
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
-    (state,) = b.kernel((), MIB, block=loop, recomputable=False, place=zero)
+    (state,) = b.kernel((), MIB, block=loop, recomputable=False, aliases=zero)
     b.kernels[-1] = replace(b.kernels[-1], is_boundary=True)
     shift, inner = len(b.buffers), len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
         maker = None if buffer.maker is None else buffer.maker + inner
-        b.buffers.append(replace(buffer, role=role, maker=maker, place=shift + number))
+        b.buffers.append(replace(buffer, role=role, maker=maker, alias_set=shift + number))
     for kernel in step.kernels:
         reads = (*(read + shift for read in kernel.reads), *((before,) if not kernel.reads[1:] else ()))
         writes = tuple(written + shift for written in kernel.writes)
         b.kernels.append(replace(kernel, reads=reads, writes=writes, may_alias={}, block=loop))
     updates = tuple(output + shift for output in sorted(step.outputs))
-    b.kernel((state, *updates), MIB, block=loop, recomputable=False, place=zero)
+    b.kernel((state, *updates), MIB, block=loop, recomputable=False, aliases=zero)
     b.kernel((len(b.buffers) - 1,), (), block=loop, recomputable=False)
     b.kernels[-1] = replace(b.kernels[-1], is_boundary=True)
-    (after,) = b.kernel((zero, before), MIB, 0.0, recomputable=False, place=zero)
+    (after,) = b.kernel((zero, before), MIB, 0.0, recomputable=False, aliases=zero)
     b.kernels[-1] = replace(b.kernels[-1], trips=trips)
     b.kernel((after, before), 8, output=True)
     return b.problem()

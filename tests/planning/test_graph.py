@@ -58,7 +58,7 @@ def test_the_rows_of_another_operands_rows(rows: Rows, other: Rows, span: tuple[
 def test_what_leaves_an_operand(rows: Rows, made: int, given: int) -> None:
     wanted = between(rows, 0, made)
     if wanted:
-        assert rows.leave(made, given) == (min(wanted) < 0 or max(wanted) >= given)
+        assert rows.reads_padding(made, given) == (min(wanted) < 0 or max(wanted) >= given)
 
 
 def test_rows_of_the_operand_per_row_of_the_result() -> None:

@@ -34,14 +34,16 @@ def test_what_is_prefetched_is_a_version_of_its_own() -> None:
 
 
 def test_in_one_place_a_version_ends_when_the_next_begins() -> None:
-    live = Liveness(problem([[], [0], [0, 1]], [KIB] * 3, places={1: 0}), runs([0, 1, 2]))
+    live = Liveness(problem([[], [0], [0, 1]], [KIB] * 3, alias_sets={1: 0}), runs([0, 1, 2]))
     assert [(version.start, version.end) for version in live.versions[:2]] == [(0, 1), (1, 2)]
 
 
 def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
     """In one place with its carry, whose old value is free to be written over within the body."""
     one = looping()
-    buffers = (replace(buffer, place=0 if number in (1, 3, 4) else number) for number, buffer in enumerate(one.buffers))
+    buffers = (
+        replace(buffer, alias_set=0 if number in (1, 3, 4) else number) for number, buffer in enumerate(one.buffers)
+    )
     kernels = (*one.kernels[:6], replace(one.kernels[6], reads=(4,)))
     later = replace(one.kernels[3], reads=(2,))  # the new value is made without the old one
     live = Liveness(replace(one, buffers=tuple(buffers), kernels=(*kernels[:3], later, *kernels[4:])), runs(range(7)))
@@ -59,8 +61,8 @@ def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
 def test_only_an_operand_that_ends_may_be_written_over() -> None:
     one = problem([[], [0], [1, 0]], [KIB] * 3, over={1: (0,), 2: (0,)})
     live = Liveness(one, runs([0, 1, 2]))
-    assert live.may_write_over(2, 0) and not live.interfere(2, 0)
-    assert not live.may_write_over(2, 1)
+    assert live.may_overwrite(2, 0) and not live.interfere(2, 0)
+    assert not live.may_overwrite(2, 1)
     assert live.interfere(1, 0)  # that is read once more
     assert not live.interfere(0, 0 + 2)
 

@@ -21,9 +21,9 @@ from memplan.planning.loops import (
     Residuals,
     can_segment,
     cheapest,
-    chosen,
     extra_seconds,
     host_nbytes,
+    minimum_cut,
     options,
     recomputed_ops,
     stacked_nbytes,
@@ -51,13 +51,13 @@ def loops(draw: st.DrawFn) -> Loop:
     needed = draw(st.sets(st.sampled_from(made), min_size=1))
     body = Graph(tuple(values), tuple(ops))
     trips, runs = draw(st.integers(1, 9)), draw(st.integers(1, 3))
-    return Loop(body, trips, runs, frozenset({1}), frozenset(needed), carried=(0,), turns=draw(st.booleans()))
+    return Loop(body, trips, runs, frozenset({1}), frozenset(needed), carried=(0,), reverses=draw(st.booleans()))
 
 
 def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
     """Can all that is needed be computed from what is stacked?"""
     again = [loop.body.ops[op] for op in recomputed_ops(loop, Residuals(tuple(stacked)))]
-    there = loop.given.union(stacked, *(op.outputs for op in again))
+    there = loop.available.union(stacked, *(op.outputs for op in again))
     return loop.needed <= there and all(op.recomputable and there.issuperset(op.inputs) for op in again)
 
 
@@ -79,7 +79,7 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
 def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> None:
     found = cheapest(loop, price, DEVICE, moves)
     assert is_complete(loop, frozenset(found.stacked))
-    candidates = set(range(len(loop.body.values))) - loop.given
+    candidates = set(range(len(loop.body.values))) - loop.available
     choices = (frozenset(some) for count in range(len(candidates) + 1) for some in combinations(candidates, count))
     best = min(cost(loop, some, price, moves, DEVICE) for some in choices if is_complete(loop, some))
     everything = cost(loop, frozenset(candidates), price, moves, DEVICE)
@@ -141,7 +141,7 @@ def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_by
 
 def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
     """100 trips: in 10 segments, 10 snapshots of 1 MiB and 10 trips of 2 x 64 MiB."""
-    loop = replace(chain(), trips=100, carried=(0,), turns=True)
+    loop = replace(chain(), trips=100, carried=(0,), reverses=True)
     kept = Residuals((1, 2))
     found = replace(kept, segments=10, segment_trips=10, snapshots_on_host=(False,))
     assert stacked_nbytes(loop, found) == 10 * MIB + 10 * 128 * MIB
@@ -156,12 +156,12 @@ def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
 
 
 def test_what_may_run_once_is_in_no_segment() -> None:
-    loop = replace(chain(), carried=(0,), turns=True)
+    loop = replace(chain(), carried=(0,), reverses=True)
     segments = Residuals((1, 2), segments=2, segment_trips=5, snapshots_on_host=(False,))
     assert can_segment(loop, segments)
     drawn = replace(loop.body, ops=(replace(loop.body.ops[0], recomputable=False), loop.body.ops[1]))
     assert not can_segment(replace(loop, body=drawn), segments)
-    assert not can_segment(replace(loop, turns=False), segments)
+    assert not can_segment(replace(loop, reverses=False), segments)
     for wrong in ({"segments": 3}, {"segment_trips": 0}, {"snapshots_on_host": ()}, {"on_host": (1,)}):
         assert not can_segment(loop, replace(segments, **wrong))
 
@@ -186,7 +186,7 @@ def sides(bonds: Sequence[tuple[int, int]]) -> Any:
 @given(COSTS, BONDS, st.sampled_from([1.0, 1e-6, 1e6]))
 def test_no_set_that_keeps_the_bonds_costs_less(costs: Any, bonds: Any, unit: float) -> None:
     costs = [(start, end, seconds * unit) for start, end, seconds in costs]
-    found = chosen(SIZE, SOURCE, SINK, costs, bonds).tolist()
+    found = minimum_cut(SIZE, SOURCE, SINK, costs, bonds).tolist()
     assert found in list(sides(bonds))
     assert paid(found, costs) == pytest.approx(min(paid(side, costs) for side in sides(bonds)), rel=1e-6)
 
@@ -194,5 +194,5 @@ def test_no_set_that_keeps_the_bonds_costs_less(costs: Any, bonds: Any, unit: fl
 def test_bonds_hold_however_often_they_are_given() -> None:
     """They were added up, beyond what an int32 holds, and held no more."""
     for times in (1, 2, 3):
-        found = chosen(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], [(0, 1)] * times + [(1, 2)] * times)
+        found = minimum_cut(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], [(0, 1)] * times + [(1, 2)] * times)
         assert found.tolist() == [True, True, True, False]

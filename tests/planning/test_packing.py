@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.packing import Groups, Packing, heap_nbytes, live_nbytes, pack
+from memplan.planning.packing import HeapGroups, Packing, heap_nbytes, live_nbytes, pack
 from memplan.planning.problem import GPU_ALIGNMENT, Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import runs
 from tests.planning.small import actions, problem
@@ -37,7 +37,7 @@ def test_nor_one_of_another_size() -> None:
 
 
 def test_what_is_updated_in_place_is_there_once() -> None:
-    assert pack(problem([[], [0], [1]], [KIB] * 3, places={1: 0, 2: 0})).nbytes == KIB
+    assert pack(problem([[], [0], [1]], [KIB] * 3, alias_sets={1: 0, 2: 0})).nbytes == KIB
 
 
 def test_a_donated_argument_holds_temporaries_once_it_has_been_read() -> None:
@@ -73,7 +73,7 @@ def test_equals_are_placed_as_the_walk_from_the_results_comes_to_them() -> None:
 def test_what_is_updated_in_place_is_placed_by_the_time_until_its_update() -> None:
     """The fourth kernel's result comes first: by the time of the whole place it would lie on top, 8 KiB in all."""
     reads, sizes = [[], [0], [], [1], [], [3, 4]], [3 * KIB, 3 * KIB, KIB, 3 * KIB, 2 * KIB, 2 * KIB]
-    assert pack(problem(reads, sizes, places={1: 0})).nbytes == 7 * KIB
+    assert pack(problem(reads, sizes, alias_sets={1: 0})).nbytes == 7 * KIB
 
 
 def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:
@@ -198,14 +198,14 @@ def test_a_run_again_takes_nothing_but_what_it_makes_and_keeps(one: Problem, num
 Span = tuple[int, int, int]  # first event, last event, bytes
 
 
-def groups(*spans: Span, together: Sequence[int] = ()) -> Groups:
+def groups(*spans: Span, together: Sequence[int] = ()) -> HeapGroups:
     """Each in a place of its own, but for some that have one together."""
     place = {number: min(together) if number in together else number for number in range(len(spans))}
     columns = ({number: span[at] for number, span in enumerate(spans)} for at in range(3))
-    return Groups.of(place, *columns)
+    return HeapGroups.of(place, *columns)
 
 
-def nbytes(found: Groups, alignment: int = 1) -> int:
+def nbytes(found: HeapGroups, alignment: int = 1) -> int:
     return heap_nbytes(found, range(len(found.start)), alignment)
 
 

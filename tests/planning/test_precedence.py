@@ -33,7 +33,7 @@ def test_what_a_moved_pair_reads_is_overwritten_behind_its_end() -> None:
     b = Builder()
     weight = b.argument(donated=True)
     (start,) = b.kernel((weight,), MIB, recomputable=False)
-    b.kernel((weight,), MIB, place=weight, output=True)
+    b.kernel((weight,), MIB, aliases=weight, output=True)
     problem = replace(b.problem(), kernels=(*b.kernels, Kernel("end", (weight, start), (), started_by=0)))
     order = (0, 2, 1)
     assert precedence(problem, order, free={0, 2}) == {0: set(), 2: {0}, 1: {0, 2}}

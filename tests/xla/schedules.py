@@ -151,7 +151,7 @@ def movable(problem: Problem, buffer: int) -> bool:
 
 def alone(problem: Problem, buffer: int) -> bool:
     """It shares its place with no other, and is no output."""
-    return len(problem.places[problem.buffers[buffer].place]) == 1 and buffer not in problem.outputs
+    return len(problem.alias_sets[problem.buffers[buffer].alias_set]) == 1 and buffer not in problem.outputs
 
 
 def beside(problem: Problem, number: int) -> list[int]:
@@ -176,7 +176,7 @@ def still_there(problem: Problem, number: int, time: int) -> bool:
     for read in problem.kernels[number].reads:
         since = problem.buffers[read].maker
         for other, buffer in enumerate(problem.buffers):
-            taken = buffer.place == problem.buffers[read].place and other != read and buffer.maker is not None
+            taken = buffer.alias_set == problem.buffers[read].alias_set and other != read and buffer.maker is not None
             if taken and (-1 if since is None else since) <= (buffer.maker or 0) < time:
                 return False
     return True

@@ -44,7 +44,7 @@ def test_a_sum_beside_a_kernel_is_in_place() -> None:
     start, done = summed("s", "x")
     found = module(fusion("x", "a", "b"), start, fusion("y", "a", "b"), done, fusion("last", "s.done", "y"), OUT)
     problem = problem_of(found, on_gpu=True)
-    place = {buffer.name: buffer.place for buffer in problem.buffers}
+    place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert place["s{1}"] == place["x"] != place["y"]
     number = kernels(problem)
     assert problem.kernels[number["s.done"]].started_by == number["s"]
@@ -64,7 +64,7 @@ def test_a_sum_of_several_is_in_place_in_each() -> None:
     made = fusion("x", "a", "b"), fusion("y", "a", "b")
     found = module(*made, start, fusion("z", "a", "b"), done, *parts, last, OUT)
     problem = problem_of(found, on_gpu=True)
-    place = {buffer.name: buffer.place for buffer in problem.buffers}
+    place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert (place["s{1,0}"], place["s{1,1}"]) == (place["x"], place["y"])
     reads = problem.kernels[kernels(problem)["last"]].reads
     assert [problem.buffers[read].name for read in reads] == ["s{1,0}", "s{1,1}"]

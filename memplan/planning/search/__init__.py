@@ -1,4 +1,4 @@
-"""memplan's own planner: eviction until it fits, then large-neighbourhood search, on a tape of slots and its ledger.
+"""memplan's own planner: evicts until the plan fits, then searches large neighbourhoods of it.
 
 May import `planning`.
 """

@@ -1,8 +1,8 @@
 """The chain of operations that recomputes a value before a slot, extended as long as it pays.
 
-A chain grows source by source. Each operand of its operations is live anyway, is kept for longer, or is recomputed too:
-after each operation the chain is priced, then the maker of the source that is dearest to keep is added. The best of all
-priced chains removes the most excess per second.
+A chain grows source by source. Each operand of its operations is live anyway, is kept for longer,
+or is recomputed too: after each operation the chain is priced, then the maker of the source that is
+dearest to keep is added. The best of all priced chains removes the most excess per second.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ class Excess:
 
     def of(self, load: np.ndarray) -> float:
         """The excess of all slots, given their live bytes."""
+        clipped = np.maximum(load, self.limit)
         if self.power == 1:
-            return (int(np.maximum(load, self.limit).sum()) - self.limit * len(load)) / self.limit
-        return float((((np.maximum(load, self.limit) - self.limit) / self.limit) ** self.power).sum())
+            return (int(clipped.sum()) - self.limit * len(load)) / self.limit
+        return float((((clipped - self.limit) / self.limit) ** self.power).sum())
 
-    def of_one(self, nbytes: int) -> float:
+    def of_slot(self, nbytes: int) -> float:
         """The excess of one slot with these bytes."""
         return (max(0, nbytes - self.limit) / self.limit) ** self.power
 
     def of_a_byte(self, load: np.ndarray) -> list[float]:
-        """By slot: how much excess, times the limit, one byte less in each earlier slot would remove."""
+        """By slot: excess, times the limit, that one byte less in each earlier slot removes."""
         over = np.maximum(load - self.limit, 0) / self.limit
         weights = over > 0 if self.power == 1 else self.power * over ** (self.power - 1)
         return np.concatenate([[0.0], np.cumsum(weights)]).tolist()
@@ -40,11 +41,11 @@ class Excess:
 
 @dataclass(frozen=True, slots=True)
 class RecomputeChain:
-    """Operations that are recomputed before a slot, the excess that this removes, and its seconds."""
+    """Operations that are recomputed before a slot."""
 
     operations: tuple[int, ...]
     slot: int
-    gain: float
+    gain: float  # excess that this removes
     seconds: float
 
     @property
@@ -62,82 +63,103 @@ class Chains:
 
     def best(self, value: int, slot: int, longest: int) -> RecomputeChain | None:
         """The best chain to recompute a value before a slot, or None if none reduces the excess."""
-        ledger, tape = self.ledger, self.ledger.tape
-        more: int | None = tape.values[value].maker
+        ledger = self.ledger
+        maker: int | None = ledger.tape.values[value].maker
         if (
             slot not in ledger.needs[value]
-            or more in ledger.preludes[slot]
+            or maker in ledger.preludes[slot]
             or ledger.version(value, slot)[0] == 2 * slot
-            or not tape.may_recompute(more, slot)
+            or not ledger.tape.may_recompute(maker, slot)
         ):
             return None
-        growing, best = _Growing(ledger, slot), None
-        while more is not None:
-            growing.add(more)
-            found = self._priced(growing)
-            if found is not None and (best is None or found.worth > best.worth):
-                best = found
-            more = self._dearest_maker(growing) if len(growing.operations) < longest else None
+        builder = _ChainBuilder(ledger, slot)
+        best = None
+        while maker is not None:
+            builder.add(maker)
+            chain = self._priced(builder)
+            if chain is not None and (best is None or chain.worth > best.worth):
+                best = chain
+            maker = self._dearest_maker(builder) if len(builder.operations) < longest else None
         return best
 
-    def _priced(self, chain: _Growing) -> RecomputeChain | None:
-        """The chain, or None if it reduces nothing."""
-        ledger, tape, slot, first = self.ledger, self.ledger.tape, chain.slot, chain.first
+    def _priced(self, builder: _ChainBuilder) -> RecomputeChain | None:
+        """The chain, or None if it does not reduce the excess."""
+        ledger = self.ledger
+        slot = builder.slot
+        first = builder.first
         if first == slot:
             return None
         load = ledger.load[first:slot]
-        gain = self.excess.of(load) - self.excess.of(load + np.cumsum(chain.change[first:slot]))
+        change = np.cumsum(builder.change[first:slot])
+        gain = self.excess.of(load) - self.excess.of(load + change)
         if gain <= 0:
             return None
-        order = tuple(sorted(chain.operations))
-        here = int(ledger.through[slot]) - chain.freed_nbytes + chain.kept_nbytes
-        gain -= self._while_running(order, chain.made, slot, here)
+        order = tuple(sorted(builder.operations))
+        live_nbytes = int(ledger.throughout_nbytes[slot])
+        live_nbytes += builder.kept_nbytes - builder.freed_nbytes
+        gain -= self._excess_of_running(order, builder.recomputed, slot, live_nbytes)
         if gain <= 0:
             return None
-        seconds = sum(tape.operations[op].seconds or 0.0 for op in order) + self.tick_s
+        operations = ledger.tape.operations
+        seconds = sum(operations[op].seconds or 0.0 for op in order) + self.tick_s
         return RecomputeChain(order, slot, gain, seconds)
 
-    def _while_running(self, order: tuple[int, ...], made: set[int], slot: int, here: int) -> float:
+    def _excess_of_running(
+        self,
+        order: tuple[int, ...],
+        recomputed: set[int],
+        slot: int,
+        live_nbytes: int,
+    ) -> float:
         """The sum of the excess while the operations run."""
-        tape, ledger, more = self.ledger.tape, self.ledger, 0.0
-        if here + sum(tape.nbytes[value] for value in made) <= self.excess.limit:
+        tape = self.ledger.tape
+        nbytes = tape.nbytes
+        if live_nbytes + sum(nbytes[value] for value in recomputed) <= self.excess.limit:
             return 0.0
-        last_read = {value: number for number, op in enumerate(order) for value in tape.operations[op].reads}
+        operations = [tape.operations[op] for op in order]
+        last_read = {value: number for number, op in enumerate(operations) for value in op.reads}
+        excess = 0.0
         alive: list[int] = []
-        for number, op in enumerate(tape.operations[one] for one in order):
-            here += sum(tape.nbytes[value] for value in op.writes)
+        for number, op in enumerate(operations):
+            live_nbytes += sum(nbytes[value] for value in op.writes)
             alive += op.writes
             ended = [
-                value for value in alive if ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
+                value
+                for value in alive
+                if self.ledger.version(value, slot)[1] < slot and last_read.get(value, -1) <= number
             ]
-            over = sum(tape.nbytes[value] for value, sources in op.may_alias if not set(sources).isdisjoint(ended))
-            more += self.excess.of_one(here - over)
-            here -= sum(tape.nbytes[value] for value in ended)
+            aliased = (v for v, sources in op.may_alias if not set(sources).isdisjoint(ended))
+            excess += self.excess.of_slot(live_nbytes - sum(nbytes[value] for value in aliased))
+            live_nbytes -= sum(nbytes[value] for value in ended)
             alive = [value for value in alive if value not in ended]
-        return more
+        return excess
 
-    def _dearest_maker(self, chain: _Growing) -> int | None:
+    def _dearest_maker(self, builder: _ChainBuilder) -> int | None:
         """Of the makers that may be recomputed, the one whose source is dearest to keep."""
-        ledger, tape, best = self.ledger, self.ledger.tape, None
-        for source, last in chain.missing.items():
+        ledger = self.ledger
+        tape = ledger.tape
+        dearest = None
+        for source, last in builder.missing.items():
             maker = tape.values[source].maker
-            if maker in chain.operations or not tape.may_recompute(maker, chain.slot):
+            if maker in builder.operations or not tape.may_recompute(maker, builder.slot):
                 continue
             nbytes = tape.nbytes[source]
-            crowded = int(np.count_nonzero(ledger.load[last + 1 : chain.slot] > self.excess.limit - nbytes))
-            found = (nbytes * max(1, crowded), -source, maker)
-            if best is None or found > best:
-                best = found
-        return None if best is None else best[2]
+            gap = ledger.load[last + 1 : builder.slot]
+            crowded = int(np.count_nonzero(gap > self.excess.limit - nbytes))
+            entry = (nbytes * max(1, crowded), -source, maker)
+            if dearest is None or entry > dearest:
+                dearest = entry
+        return None if dearest is None else dearest[2]
 
 
-class _Growing:
-    """A chain to which operations are added, and what it changes.
+class _ChainBuilder:
+    """A chain to which operations are added, and the changes that it makes.
 
     Attributes:
       operations: in the order in which they were added.
-      made: values that they write.
-      missing: values that they read and that must be kept longer -> the last slot that needs them now.
+      recomputed: values that they write.
+      missing: values that they read and that must be kept longer -> the last slot that needs them
+        without the chain.
       change: by slot, of the bytes that are live from there until the chain's slot.
       freed_nbytes, kept_nbytes: live in the chain's slot no longer, and in addition.
     """
@@ -145,42 +167,48 @@ class _Growing:
     def __init__(self, ledger: Ledger, slot: int) -> None:
         self._ledger, self.slot = ledger, slot
         self.operations: list[int] = []
-        self.made: set[int] = set()
+        self.recomputed: set[int] = set()
         self.missing: dict[int, int] = {}
         self.change = np.zeros(slot + 1, np.int64)
         self.freed_nbytes = self.kept_nbytes = 0
-        self._made_first = slot
+        self._first_freed = slot  # the first slot in which a recomputed value is free
 
     @property
     def first(self) -> int:
         """The first slot whose bytes change."""
-        return (
-            min(self._made_first, *(last + 1 for last in self.missing.values())) if self.missing else self._made_first
-        )
+        return min(self._first_freed, *(last + 1 for last in self.missing.values()), self.slot)
 
     def add(self, op: int) -> None:
-        ledger, slot, operation = self._ledger, self.slot, self._ledger.tape.operations[op]
+        operation = self._ledger.tape.operations[op]
         self.operations.append(op)
         for value in operation.writes:
-            nbytes = ledger.tape.nbytes[value]
-            self.made.add(value)
-            if (kept := self.missing.pop(value, None)) is not None:
-                self.change[kept + 1] -= nbytes
-                self.kept_nbytes -= nbytes
-            moment, last = ledger.version(value, slot)
-            if last < slot or moment == 2 * slot:
-                continue
-            if last > slot or ledger.read_by_own_work(value, slot):
-                self.freed_nbytes += nbytes
-            if (since := ledger.last_touch(value, slot) + 1) < slot:
-                self.change[since] -= nbytes
-                self._made_first = min(self._made_first, since)
+            self._add_written(value)
         for source in operation.reads:
-            if source in self.made or source in self.missing:
-                continue
-            _, last = ledger.version(source, slot)
-            if last < slot:
-                nbytes = ledger.tape.nbytes[source]
-                self.missing[source] = last
-                self.change[last + 1] += nbytes
-                self.kept_nbytes += nbytes
+            if source not in self.recomputed and source not in self.missing:
+                self._add_source(source)
+
+    def _add_written(self, value: int) -> None:
+        ledger = self._ledger
+        slot = self.slot
+        nbytes = ledger.tape.nbytes[value]
+        self.recomputed.add(value)
+        if (kept_since := self.missing.pop(value, None)) is not None:
+            self.change[kept_since + 1] -= nbytes
+            self.kept_nbytes -= nbytes
+        moment, last = ledger.version(value, slot)
+        if last < slot or moment == 2 * slot:
+            return
+        if last > slot or ledger.read_by_own_work(value, slot):
+            self.freed_nbytes += nbytes
+        free_since = ledger.last_touch(value, slot) + 1
+        if free_since < slot:
+            self.change[free_since] -= nbytes
+            self._first_freed = min(self._first_freed, free_since)
+
+    def _add_source(self, source: int) -> None:
+        _, last = self._ledger.version(source, self.slot)
+        if last < self.slot:
+            nbytes = self._ledger.tape.nbytes[source]
+            self.missing[source] = last
+            self.change[last + 1] += nbytes
+            self.kept_nbytes += nbytes

@@ -1,8 +1,8 @@
-"""When the links to the host are busy in a plan, and when another offload can use them.
+"""The times at which a plan's copies keep the links to the host busy, and gaps for another offload.
 
-Each direction has one copy at a time, in the order of their starts; kernels stall for a copy that is late.
-`CopyScheduler` places a candidate offload as XLA's latency-hiding scheduler places copies: out as early, and back as
-late, as no kernel stalls for it.
+Each direction has one copy at a time, in the order of their starts; kernels stall for a copy that
+is late. `CopyScheduler` places a candidate offload as XLA's latency-hiding scheduler places copies:
+out as early, and back as late, as no kernel stalls for it.
 """
 
 from __future__ import annotations
@@ -18,60 +18,67 @@ from memplan.planning.search.ledger import Ledger, Offload
 
 Busy = list[tuple[float, float]]
 
-_AT_ONE_SLOT = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # order at one slot
+_ORDER = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # of events at one slot
 
 
 class Links:
-    """The timeline of a ledger's plan, with stalls for copies."""
+    """The timeline of a ledger's plan, with stalls for copies.
+
+    Attributes:
+      offloads, prefetches: busy spans of the link in each direction, in order.
+      stalls_s: offload -> seconds that kernels stall for it, in their order.
+      starts, ends: by slot: start of its prelude, end of its own work.
+      seconds: of the whole plan.
+    """
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
         self._ledger, self._copy_s = ledger, copy_s
-        # offloads, prefetches: busy spans of the link in each direction, ordered
         self.offloads: Busy = []
         self.prefetches: Busy = []
-        self.waited_for: dict[Offload, float] = {}  # for how long kernels stall for an offload, in their order
+        self.stalls_s: dict[Offload, float] = {}
         ends = np.cumsum(ledger.slot_seconds)
-        self.ends = ends + np.cumsum(self._simulate(ends))  # by slot: end of its own work
-        self.starts = np.concatenate([[0.0], self.ends[:-1]])  # by slot: start of its prelude
+        self.ends = ends + np.cumsum(self._simulate(ends))
+        self.starts = np.concatenate([[0.0], self.ends[:-1]])
         last = (busy[-1][1] for busy in (self.offloads, self.prefetches) if busy)
-        self.seconds = max(float(self.ends[-1]), *last, 0.0)  # of the whole plan
+        self.seconds = max(float(self.ends[-1]), *last, 0.0)
 
     def _simulate(self, ends: np.ndarray) -> np.ndarray:
-        """Seconds by slot that kernels stall before its end or right after it."""
-        stalls_s = np.zeros(len(ends))
+        """By slot: seconds that kernels stall before its end or right after it."""
+        slot_stalls_s = np.zeros(len(ends))
         if not self._ledger.offloads:
-            return stalls_s
-        late = 0.0
-        on_host_at: dict[int, float] = {}
-        back_at: dict[tuple[int, int], float] = {}
+            return slot_stalls_s
+        total_stall_s = 0.0
+        offloaded_at: dict[int, float] = {}
+        prefetched_at: dict[tuple[int, int], float] = {}
         for slot, kind, offload in events(self._ledger):
-            before = slot - 1 if kind is Kind.PREFETCHED else slot
-            now = (float(ends[before]) if before >= 0 else 0.0) + late
-            value, stall_s = offload.value, 0.0
+            last = slot - 1 if kind is Kind.PREFETCHED else slot
+            time = (float(ends[last]) if last >= 0 else 0.0) + total_stall_s
+            value = offload.value
+            stall_s = 0.0
             if kind is Kind.PREFETCHED:
-                stall_s = max(0.0, back_at[value, offload.prefetch] - now)
+                stall_s = max(0.0, prefetched_at[value, offload.prefetch] - time)
             elif kind is Kind.OFFLOAD:
-                on_host_at[value] = self._copy(self.offloads, value, now)
+                offloaded_at[value] = self._copy(self.offloads, value, time)
             elif kind is Kind.OFFLOADED:
-                stall_s = max(0.0, on_host_at[value] - now)
+                stall_s = max(0.0, offloaded_at[value] - time)
             else:
-                back_at[value, offload.prefetch] = self._copy(self.prefetches, value, now)
+                prefetched_at[value, offload.prefetch] = self._copy(self.prefetches, value, time)
             if stall_s:
-                self.waited_for[offload] = self.waited_for.get(offload, 0.0) + stall_s
-            late += stall_s
-            stalls_s[slot] += stall_s
-        return stalls_s
+                self.stalls_s[offload] = self.stalls_s.get(offload, 0.0) + stall_s
+            total_stall_s += stall_s
+            slot_stalls_s[slot] += stall_s
+        return slot_stalls_s
 
-    def _copy(self, busy: Busy, value: int, now: float) -> float:
+    def _copy(self, busy: Busy, value: int, time: float) -> float:
         """Copy a value once the link is free; returns the end."""
-        start = max(now, busy[-1][1]) if busy else now
+        start = max(time, busy[-1][1]) if busy else time
         end = start + seconds_in_step(self._ledger, self._copy_s, value)
         busy.append((start, end))
         return end
 
 
 def seconds_in_step(ledger: Ledger, copy_s: CopySeconds, value: int) -> float:
-    """Seconds in a step of one copy of a value, which takes place in every trip of the loops around it."""
+    """Seconds in a step of a value's copies in one direction: one in every trip of its loops."""
     return copy_s(ledger.tape.nbytes[value]) * ledger.tape.values[value].times
 
 
@@ -84,16 +91,21 @@ def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
 
 
 def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
-    """Slots in order, with the events of offloads there: `PREFETCHED` before the slot, all others after it."""
-    found = []
+    """The starts and ends of copies, with their slots, in order.
+
+    `PREFETCHED` comes before its slot, the other events after it.
+    """
+    entries = []  # slot, kind's place in `_ORDER`, slot that waits for the copy, offload
     for offload in ledger.offloads.values():
         reader = ledger.reader(offload)
         if reader is not None:
-            found += [(reader, 0, reader, offload), (offload.prefetch, 3, reader, offload)]
+            entries.append((reader, 0, reader, offload))
+            entries.append((offload.prefetch, 3, reader, offload))
         if offload.start is not None:
-            found += [(offload.start, 1, offload.end, offload), (offload.end, 2, offload.end, offload)]
-    found.sort(key=lambda event: (*event[:3], event[3].value, event[3].prefetch))
-    return [(slot, _AT_ONE_SLOT[at], offload) for slot, at, _, offload in found]
+            entries.append((offload.start, 1, offload.end, offload))
+            entries.append((offload.end, 2, offload.end, offload))
+    entries.sort(key=lambda entry: (*entry[:3], entry[3].value, entry[3].prefetch))
+    return [(slot, _ORDER[index], offload) for slot, index, _, offload in entries]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +126,7 @@ class CopyScheduler:
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds, host_nbytes: int) -> None:
         self._ledger, self._copy_s, self._host_nbytes = ledger, copy_s, host_nbytes
-        self._moments: dict[int, tuple[list[int], list[int]]] = {}
+        self._copy_slots: dict[int, tuple[list[int], list[int]]] = {}  # by block
         self.refresh()
 
     def refresh(self) -> None:
@@ -124,111 +136,145 @@ class CopyScheduler:
     def may_offload(self, value: int) -> bool:
         """May a value be on the host, and does it fit there?"""
         ledger = self._ledger
-        fits = value in ledger.on_host or ledger.host_nbytes + ledger.tape.nbytes[value] <= self._host_nbytes
-        return fits and ledger.tape.values[value].may_leave
+        host_nbytes = ledger.host_nbytes + ledger.tape.nbytes[value]
+        fits = value in ledger.on_host or host_nbytes <= self._host_nbytes
+        return fits and ledger.tape.values[value].may_offload
 
-    def _may_leave(self, value: int, reader: int) -> bool:
+    def _may_offload_before(self, number: int, reader: int) -> bool:
         """May a value be on the host before a slot reads it, in the computation that makes it?"""
-        tape, one = self._ledger.tape, self._ledger.tape.values[value]
-        within = tape.slots[reader].level == tape.operations[one.maker].level
-        return within and not one.is_held(reader) and self.may_offload(value)
+        tape = self._ledger.tape
+        value = tape.values[number]
+        is_same_block = tape.slots[reader].block == tape.operations[value.maker].block
+        return is_same_block and not value.is_read_by_pair(reader) and self.may_offload(number)
 
-    def tightest(self, value: int, reader: int) -> Offload | None:
-        """The offload before a read with the shortest time on the device: kernels wait for both of its copies."""
-        if not self._may_leave(value, reader):
+    def shortest_residency(self, value: int, reader: int) -> Offload | None:
+        """The offload with the shortest device residency; both copies may stall."""
+        if not self._may_offload_before(value, reader):
             return None
-        ledger, (later, earlier) = self._ledger, self.moments_of(value)
-        gone, back = later[ledger.last_touch(value, reader)], earlier[reader - 1]
+        ledger = self._ledger
+        later, earlier = self.copy_slots_of(value)
+        end = later[ledger.last_touch(value, reader)]
+        prefetch = earlier[reader - 1]
+        start = None
         if value in ledger.on_host:
-            found = Offload(value, None, gone, back) if ledger.on_host[value] <= gone else None
+            if ledger.on_host[value] > end:
+                return None
         else:
             moment, _ = ledger.version(value, reader)
             start = later[max(moment >> 1, ledger.tape.values[value].ready_slot)]
-            found = Offload(value, start, max(gone, start), back)
-        return found if found and found.end < found.prefetch else None
+            end = max(end, start)
+        return Offload(value, start, end, prefetch) if end < prefetch else None
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
         return seconds_in_step(self._ledger, self._copy_s, value)
 
-    def moments(self, level: int) -> tuple[list[int], list[int]]:
-        """By slot: the next one, and the one before, after which a copy on a level may begin or end.
+    def copy_slots(self, block: int) -> tuple[list[int], list[int]]:
+        """By slot: the next slot, and the one before, after which a block's copy may begin or end.
 
-        The number of slots and -1 where there is none, and for these. A copy is whole within one trip of a loop, or one
-        branch.
+        Both include the slot itself. If there is none, and for these numbers themselves, they are
+        the number of slots and -1. A copy is within one trip of a loop, or one branch.
         """
-        if level not in self._moments:
-            there = [slot.level == level for slot in self._ledger.tape.slots] + [level == -1]
-            count = len(there) - 1
-            later, earlier = [count] * (count + 1), [-1] * (count + 1)  # the last of `earlier` is that of -1
+        if block not in self._copy_slots:
+            # a copy between two slots is in the block of the second slot's prelude
+            follows = [slot.block == block for slot in self._ledger.tape.slots] + [block == -1]
+            count = len(follows) - 1
+            later = [count] * (count + 1)
+            earlier = [-1] * (count + 1)  # the last entry is that of slot -1
             for slot in range(count):
-                earlier[slot] = slot if there[slot + 1] else earlier[slot - 1]
+                earlier[slot] = slot if follows[slot + 1] else earlier[slot - 1]
             for slot in range(count - 1, -1, -1):
-                later[slot] = slot if there[slot + 1] else later[slot + 1]
-            self._moments[level] = later, earlier
-        return self._moments[level]
+                later[slot] = slot if follows[slot + 1] else later[slot + 1]
+            self._copy_slots[block] = later, earlier
+        return self._copy_slots[block]
 
-    def moments_of(self, value: int) -> tuple[list[int], list[int]]:
-        """`moments` of the level on which a value is made."""
+    def copy_slots_of(self, value: int) -> tuple[list[int], list[int]]:
+        """`copy_slots` of the block in which a value is made."""
         tape = self._ledger.tape
-        return self.moments(tape.operations[tape.values[value].maker].level)
+        return self.copy_slots(tape.operations[tape.values[value].maker].block)
 
-    def placements(self, value: int, reader: int, crowded: tuple[int, int]) -> Iterator[Placement]:
-        """Ways to have a value on the host before a slot reads it: without stalls, and through all crowded slots.
+    def placements(self, number: int, reader: int, crowded: tuple[int, int]) -> Iterator[Placement]:
+        """Candidates for a value on the host before a slot reads it.
+
+        One stalls no kernel, the other is on the host during all crowded slots.
 
         Args:
           crowded: the first and the last slot above the limit during which its bytes are live.
         """
-        ledger, links, one = self._ledger, self.links, self._ledger.tape.values[value]
-        touched = ledger.last_touch(value, reader)
-        if (value, touched) in ledger.offloads or not self._may_leave(value, reader):
+        ledger = self._ledger
+        links = self.links
+        value = ledger.tape.values[number]
+        touched = ledger.last_touch(number, reader)
+        if (number, touched) in ledger.offloads or not self._may_offload_before(number, reader):
             return
-        later, earlier = self.moments_of(value)
-        moment, _ = ledger.version(value, reader)
-        made, before = max(moment >> 1, one.ready_slot), later[touched]
-        if reader <= one.ready_slot or max(before, later[made]) >= reader:
+        later, earlier = self.copy_slots_of(number)
+        moment, _ = ledger.version(number, reader)
+        ready = max(moment >> 1, value.ready_slot)
+        last_use = later[touched]
+        if reader <= value.ready_slot or max(last_use, later[ready]) >= reader:
             return
-        busy_s = self.busy_s(value)
-        if value in ledger.on_host:
-            if ledger.on_host[value] > before:
-                return
-            start, end, earliest_end, on_host_at = None, before, before, 0.0
-        else:
-            start, on_host_at = self._offload(later, made, busy_s)
-            end = later[max(before, bisect_left(links.ends, on_host_at, hi=len(links.ends) - 1), start)]
-            earliest_end = later[max(before, start)]
-        prefetch, prefetch_stall_s = self._prefetch(earlier, reader, busy_s)
-        for stalling in (False, True):
-            gone = end if not stalling else max(earliest_end, min(end, crowded[0] - 1))
-            gone = later[gone]
-            back = prefetch if not stalling else earlier[min(reader - 1, max(prefetch, crowded[1]))]
-            if back <= gone or back >= reader or (stalling and (gone, back) == (end, prefetch)):
+        busy_s = self.busy_s(number)
+        start = None
+        end = earliest_end = last_use
+        offloaded_at = 0.0
+        if number not in ledger.on_host:
+            start, offloaded_at = self._first_offload(later, ready, busy_s)
+            complete = bisect_left(links.ends, offloaded_at, hi=len(links.ends) - 1)
+            end = later[max(last_use, complete, start)]
+            earliest_end = later[max(last_use, start)]
+        elif ledger.on_host[number] > last_use:
+            return
+        prefetch = self._last_prefetch(earlier, reader, busy_s)
+        copies_s = busy_s * (1 if start is None else 2)
+        for is_stalling in (False, True):
+            leave = later[end]
+            back = prefetch
+            if is_stalling:
+                leave = later[max(earliest_end, min(end, crowded[0] - 1))]
+                back = earlier[min(reader - 1, max(prefetch, crowded[1]))]
+                if (leave, back) == (end, prefetch):
+                    continue
+            if back <= leave or back >= reader:
                 continue
-            stall_s = 0.0 if start is None else max(0.0, on_host_at - float(links.ends[gone]))
+            stall_s = 0.0
+            if start is not None:
+                stall_s = max(0.0, offloaded_at - float(links.ends[leave]))
             if back != prefetch:
-                # the end of the copies that are issued before the end of the slot
-                at = bisect_right(links.prefetches, (float(links.ends[back]), float("inf")))
-                free = max(float(links.ends[back]), links.prefetches[at - 1][1] if at else 0.0)
-                stall_s += max(0.0, free + busy_s - float(links.starts[reader]))
-            else:
-                stall_s += prefetch_stall_s
-            yield Placement(Offload(value, start, gone, back), busy_s * (1 if start is None else 2), stall_s)
+                stall_s += self._prefetch_stall(back, reader, busy_s)
+            yield Placement(Offload(number, start, leave, back), copies_s, stall_s)
 
-    def _offload(self, later: Sequence[int], made: int, busy_s: float) -> tuple[int, float]:
-        """The first slot, from one on, after which a copy to the host may begin, and the copy's end."""
-        ends, slot = self.links.ends, later[made]
+    def _prefetch_stall(self, prefetch: int, reader: int, busy_s: float) -> float:
+        """Seconds that a slot waits for a prefetch that begins after another slot."""
+        links = self.links
+        issued_s = float(links.ends[prefetch])
+        # copies that are issued before the end of the slot go first
+        index = bisect_right(links.prefetches, (issued_s, float("inf")))
+        free_s = max(issued_s, links.prefetches[index - 1][1] if index else 0.0)
+        return max(0.0, free_s + busy_s - float(links.starts[reader]))
+
+    def _first_offload(self, later: Sequence[int], ready: int, busy_s: float) -> tuple[int, float]:
+        """The first slot after which a copy to the host may begin, and the copy's end.
+
+        Args:
+          ready: the first slot that counts.
+        """
+        ends = self.links.ends
+        spans = self.links.offloads
+        slot = later[ready]
         time = float(ends[slot])
-        for start, end in self.links.offloads[max(0, bisect_left(self.links.offloads, (time,)) - 1) :]:
+        for start, end in spans[max(0, bisect_left(spans, (time,)) - 1) :]:
             if end <= time:
                 continue
             if start - time >= busy_s:
                 break
             time = max(time, end)
-        slot = later[max(slot, bisect_right(ends, time) - 1)]  # a copy issued early waits for its turn
-        return slot, max(time, float(ends[slot])) + busy_s if slot < len(ends) else float("inf")
+        slot = later[max(slot, bisect_right(ends, time) - 1)]  # a copy issued early waits its turn
+        if slot >= len(ends):
+            return slot, float("inf")
+        return slot, max(time, float(ends[slot])) + busy_s
 
-    def _prefetch(self, earlier: Sequence[int], reader: int, busy_s: float) -> tuple[int, float]:
-        """The slot after which a copy back must begin so that nothing stalls, and the stall that remains."""
+    def _last_prefetch(self, earlier: Sequence[int], reader: int, busy_s: float) -> int:
+        """The last slot after which a copy back may begin so that no kernel stalls."""
         links = self.links
         time = float(links.starts[reader])
         for start, end in reversed(links.prefetches):
@@ -237,5 +283,4 @@ class CopyScheduler:
             if time - end >= busy_s:
                 break
             time = min(time, start)
-        slot = bisect_right(links.ends, time - busy_s, hi=reader) - 1
-        return earlier[slot], 0.0
+        return earlier[bisect_right(links.ends, time - busy_s, hi=reader) - 1]

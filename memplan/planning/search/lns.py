@@ -1,7 +1,8 @@
-"""Large-neighbourhood search (Shaw, CP 1998): destroy a part of a plan, repair it by eviction, keep improvements.
+"""Large-neighbourhood search (Shaw, CP 1998): undo a part of a plan, repair it, keep improvements.
 
-A neighbourhood is a stretch of slots, the dearest decisions, or random ones; repairs differ by noise, by the weight of
-the fullest slots, and by the price of an idle link, all drawn at random each time.
+Repairs are evictions. A neighbourhood is a stretch of slots, the dearest decisions, or random ones;
+repairs differ by noise, by the weight of the fullest slots, and by the price of an idle link, all
+drawn at random each time.
 """
 
 import math
@@ -30,49 +31,66 @@ class NeighbourhoodSearch:
     effort: Effort = DEFAULT
 
     def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
-        """Search until this many gaps were evaluated: first for a plan that fits, then for a faster one.
+        """Search for a plan that fits, then for a faster one, until so many gaps were evaluated.
 
-        Until a plan fits, a repair's limit is the best plan's peak less a fraction of its excess; then the whole limit
-        less a fraction of what that plan leaves of it.
+        Until a plan fits, a repair's limit is the best plan's peak less a fraction of its excess;
+        then the limit less a fraction of the bytes below it that the best plan leaves free.
 
         Args:
           over_nbytes: bytes of the ledger's plan above the budget, packed.
         """
-        draw, ledger, whole = random.Random(self.seed), self.ledger, self.limit
-        best, near, least = self._decisions(), ledger.peak_nbytes, (over_nbytes(), self._cost()[1])
+        draw = random.Random(self.seed)
+        ledger = self.ledger
+        limit = self.limit
+        best = self._decisions()
+        best_peak = ledger.peak_nbytes
+        best_cost = over_nbytes(), self._cost()[1]
         while evaluations > 0 and best:
             for decision in self._neighbourhood(best, draw):
                 self._undo(decision)
-            holes = int(draw.choice(self.effort.fragmentations) * (least[0] or whole - near))
-            self.limit = (near if least[0] else whole) - holes
+            fragmentation = draw.choice(self.effort.fragmentations)
+            free_nbytes = int(fragmentation * (best_cost[0] or limit - best_peak))
+            self.limit = (best_peak if best_cost[0] else limit) - free_nbytes
             evaluations -= self._repair(draw) + self.effort.destroying
-            if ledger.peak_nbytes <= whole:
+            if ledger.peak_nbytes <= limit:
                 prune(ledger, self.limit)
-            self.limit = whole
+            self.limit = limit
             excess, seconds = self._cost()
-            faster = least[0] or seconds < least[1] * (1 - 1e-9)
-            if excess <= 0 and faster and (found := (over_nbytes(), seconds)) <= least:
-                best, near, least = self._decisions(), ledger.peak_nbytes, found
+            is_faster = best_cost[0] or seconds < best_cost[1] * (1 - 1e-9)
+            if excess <= 0 and is_faster and (cost := (over_nbytes(), seconds)) <= best_cost:
+                best = self._decisions()
+                best_peak = ledger.peak_nbytes
+                best_cost = cost
             else:
                 self._restore(best)
 
     def reach_limit(self, evaluations: int) -> bool:
         """Search until the limit is kept, or this many gaps were evaluated."""
         draw = random.Random(self.seed)
-        best, least = self._decisions(), self._cost()
-        while evaluations > 0 and least[0]:
-            # destroy some of the decisions near a slot above the limit
-            slot = draw.choice(np.flatnonzero(self.ledger.load > self.limit).tolist())
-            near = [one for one in self._decisions() if abs(_slot(one) - slot) <= self.effort.near_slots]
-            for decision in [one for one in near if draw.random() < (0.7 if _slot(one) == slot else 0.3)]:
-                self._undo(decision)
-            evaluations -= self._repair(draw, early_slots=draw.choice((0, 2))) + self.effort.destroying
+        best = self._decisions()
+        best_cost = self._cost()
+        while evaluations > 0 and best_cost[0]:
+            crowded = np.flatnonzero(self.ledger.load > self.limit).tolist()
+            self._undo_near(draw.choice(crowded), draw)
+            early_slots = draw.choice((0, 2))
+            evaluations -= self._repair(draw, early_slots) + self.effort.destroying
             cost = self._cost()
-            if cost <= least:
-                best, least = self._decisions(), cost
+            if cost <= best_cost:
+                best = self._decisions()
+                best_cost = cost
             else:
                 self._restore(best)
-        return not least[0]
+        return not best_cost[0]
+
+    def _undo_near(self, slot: int, draw: random.Random) -> None:
+        """Undo some of the decisions near a slot."""
+        undone = []
+        for decision in self._decisions():
+            distance = abs(_slot(decision) - slot)
+            if distance <= self.effort.near_slots and draw.random() < (0.3 if distance else 0.7):
+                undone.append(decision)
+        for decision in undone:
+            self._undo(decision)
 
     def _cost(self) -> tuple[float, float]:
         """Bytes times slots above the limit, then seconds."""
@@ -82,7 +100,9 @@ class NeighbourhoodSearch:
     def _repair(self, draw: random.Random, early_slots: int = 0) -> int:
         """Evict again; returns the number of evaluations."""
         deviation = draw.choice(self.effort.noises)
-        noise = [math.exp(draw.gauss(0, deviation)) for _ in self.ledger.tape.nbytes] if deviation else []
+        noise = []
+        if deviation:
+            noise = [math.exp(draw.gauss(0, deviation)) for _ in self.ledger.tape.nbytes]
         scheduler = self.scheduler if draw.random() < self.effort.with_copies else None
         if scheduler is not None:
             scheduler.refresh()
@@ -104,19 +124,23 @@ class NeighbourhoodSearch:
         """Decisions to undo: those of a stretch of slots, some of the dearest, or random ones."""
         kind = draw.random()
         if kind < 0.5:
-            centre, width = _slot(draw.choice(decisions)), draw.choice(self.effort.stretches) * self.ledger.tape.count
-            return [one for one in decisions if abs(_slot(one) - centre) <= width]
+            centre = _slot(draw.choice(decisions))
+            width = draw.choice(self.effort.stretches) * self.ledger.tape.count
+            return [decision for decision in decisions if abs(_slot(decision) - centre) <= width]
         if kind < 0.8:
-            dear = sorted(decisions, key=lambda one: -self._seconds(one) * draw.random())
-            return dear[: draw.randint(1, max(1, len(dear) // 8))]
-        return [one for one in decisions if draw.random() < self.effort.share] or [draw.choice(decisions)]
+            keys = {decision: -self._seconds(decision) * draw.random() for decision in decisions}
+            dearest_first = sorted(decisions, key=keys.__getitem__)
+            return dearest_first[: draw.randint(1, max(1, len(decisions) // 8))]
+        drawn = [decision for decision in decisions if draw.random() < self.effort.share]
+        return drawn or [draw.choice(decisions)]
 
     def _decisions(self) -> list[Decision]:
         return [*self.ledger.recomputations(), *self.ledger.offloads.values()]
 
     def _restore(self, decisions: Sequence[Decision]) -> None:
-        offloads = [one for one in decisions if isinstance(one, Offload)]
-        self.ledger.restore((one for one in decisions if not isinstance(one, Offload)), offloads)
+        offloads = [decision for decision in decisions if isinstance(decision, Offload)]
+        recomputations = [decision for decision in decisions if not isinstance(decision, Offload)]
+        self.ledger.restore(recomputations, offloads)
 
     def _undo(self, decision: Decision) -> None:
         if not isinstance(decision, Offload):
@@ -125,9 +149,11 @@ class NeighbourhoodSearch:
             undo_offload(self.ledger, decision)
 
     def _seconds(self, decision: Decision) -> float:
-        if isinstance(decision, Offload):
-            return 0.0 if self.scheduler is None else self.scheduler.links.waited_for.get(decision, 0.0)
-        return self.ledger.tape.operations[decision[0]].seconds or 0.0
+        if not isinstance(decision, Offload):
+            return self.ledger.tape.operations[decision[0]].seconds or 0.0
+        if self.scheduler is None:
+            return 0.0
+        return self.scheduler.links.stalls_s.get(decision, 0.0)
 
 
 def _slot(decision: Decision) -> int:

@@ -1,15 +1,21 @@
 """Finds the fastest schedule of a problem within a budget.
 
-1. Another order of the kernels costs no time: if the module's order or the one of `reorder` fits unchanged, it is used.
-2. Otherwise `reorder`'s order becomes a tape, on whose ledger plans begin with what pins ask for: values are evicted
-   until the limit is kept, once for each heuristic, with offloads that stall nobody; what is left travels, and so does
-   everything (`travel`). Of each family the fastest result, packed, is kept.
-3. The best of these, then the other if it may be faster: if it is above the limit, offloads that stall kernels,
-   neighbourhoods around slots above the limit, and empty slots before these in which values may be recomputed or on the
-   host, at most three times.
-4. Packed bytes exceed live bytes: the limit is lowered by the difference to the budget, at most four times.
-5. Large-neighbourhood search for a plan that fits, then for a faster one, until `effort` gaps were evaluated.
-6. Only if nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest plan found.
+1. Another order of the kernels costs no time: if the module's order or the one of `reorder` fits
+   unchanged, it is the plan.
+2. Otherwise `reorder`'s order becomes a tape, on whose ledger two families of plans are
+   constructed. All begin with the actions that pins require. The first family evicts values until
+   the limit is kept, once for each heuristic, with offloads that stall no kernel. The second
+   streams the remaining excess, or everything, to the host (`streaming`). The fastest result of
+   each family, packed, is kept.
+3. The faster of the two, then the other if it may be faster, is brought under the limit: by
+   offloads that stall kernels, neighbourhoods around slots above the limit, and, at most three
+   times, empty slots before these, in which values may be recomputed or on the host.
+4. Packed bytes exceed live bytes: the limit is lowered by the difference to the budget, at most
+   four times.
+5. Large-neighbourhood search finds a plan that fits, then a faster one, until `effort` gaps were
+   evaluated.
+6. Only if nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest
+   of these plans.
 
 Effort is counted, never timed, so every machine finds the same plan.
 """
@@ -26,16 +32,23 @@ from memplan.errors import UnsupportedProgramError
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs, seconds
+from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs
+from memplan.planning.schedule import seconds as schedule_seconds
 from memplan.planning.search.chains import Excess
-from memplan.planning.search.effort import DEFAULT, Effort, Heuristic, Way
+from memplan.planning.search.effort import DEFAULT, Effort, Heuristic, Recipe
 from memplan.planning.search.evict import Eviction, prune, undo_offload
-from memplan.planning.search.ledger import AWAY_NBYTES, Ledger, Offload, Recomputation, reconcile
+from memplan.planning.search.ledger import (
+    ABSENT_PENALTY_NBYTES,
+    Ledger,
+    Offload,
+    Recomputation,
+    reconcile,
+)
 from memplan.planning.search.links import CopyScheduler, events, plan_seconds
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
-from memplan.planning.search.tape import Tape, record, with_away
-from memplan.planning.search.travel import move_beside_kernels, travel
+from memplan.planning.search.streaming import overlap_copies, stream
+from memplan.planning.search.tape import Tape, record, with_absent_slots
 
 
 def plan(
@@ -45,18 +58,18 @@ def plan(
     copy_s: CopySeconds | None = None,
     effort: Effort = DEFAULT,
 ) -> Solution:
-    """A plan whose temporaries fit in `budget_nbytes`, if one is found.
+    """A plan whose temporaries fit in `budget_nbytes`, if the search finds one.
 
     Args:
       host_nbytes: limit of offloaded values.
       copy_s: seconds of a copy, one way; None: no offloads.
       effort: how hard to search.
     """
-    return _Search(problem, budget_nbytes, host_nbytes, copy_s, effort).run()
+    return _PlanSearch(problem, budget_nbytes, host_nbytes, copy_s, effort).run()
 
 
 def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
-    """Kernels that a first plan recomputes, without offloads, whether it fits or not."""
+    """Kernels that a first plan without offloads recomputes, whether it fits or not."""
     ledger = Ledger(reconcile(problem, record(problem, reorder(problem))))
     Eviction(ledger, max(1, budget_nbytes - problem.tables_nbytes)).run()
     prune(ledger, budget_nbytes)
@@ -64,58 +77,68 @@ def recomputed_kernels(problem: Problem, budget_nbytes: int) -> frozenset[int]:
 
 
 @dataclass
-class _Search:
+class _PlanSearch:
+    """A search over both orders of kernels."""
+
     problem: Problem
     budget_nbytes: int
     host_nbytes: int
     copy_s: CopySeconds | None
     effort: Effort
-    latest: Solution | None = None  # steps often ask for the layout that the previous one ended with
+    # a step of the search often asks for the layout with which the previous step ended
+    latest: Solution | None = None
 
     def __post_init__(self) -> None:
-        self.bound_s = seconds(self.problem, runs(range(len(self.problem.kernels))))
+        self.bound_s = schedule_seconds(self.problem, runs(range(len(self.problem.kernels))))
 
     def run(self) -> Solution:
-        """Search the better order of kernels first; if nothing fits there, the module's own too."""
-        orders = dict.fromkeys([tuple(range(len(self.problem.kernels))), tuple(reorder(self.problem))])
+        """Search `reorder`'s order first; if nothing fits there, the module's own too."""
+        own_order = tuple(range(len(self.problem.kernels)))
+        orders = dict.fromkeys([own_order, tuple(reorder(self.problem))])
         searches = [_OrderSearch(self, order) for order in orders]
-        if unmoved := min((one.unmoved() for one in searches), key=len):
-            raise _unkept(self.problem, unmoved)
-        searches = [one for one in searches if not one.unmoved()]
-        for one in searches:
-            if one.may_fit() and (found := one.solution()).fits:
-                return found
-        if 0 < self.budget_nbytes < min(one.least_nbytes for one in searches):
+        if unkept := min((search.unkept_pins() for search in searches), key=len):
+            raise _unkept_pins_error(self.problem, unkept)
+        searches = [search for search in searches if not search.unkept_pins()]
+        for search in searches:
+            if search.may_fit() and (solution := search.solution()).fits:
+                return solution
+        if 0 < self.budget_nbytes < min(search.floor_nbytes for search in searches):
             return searches[0].solution()
-        tried = list[Solution]()
-        for one in reversed(searches):
-            tried.append(one.run())
-            if tried[-1].fits:
+        solutions = list[Solution]()
+        for search in reversed(searches):
+            solutions.append(search.run())
+            if solutions[-1].fits:
                 break
-            searches[0].heuristics = one.heuristics[:1]
-        return min(tried, key=rank)
+            searches[0].heuristics = search.heuristics[:1]
+        return min(solutions, key=rank)
 
     def solution(self, schedule: Schedule) -> Solution:
         if self.latest is None or self.latest.schedule != schedule:
-            packed = pack(self.problem, schedule)
-            took = seconds(self.problem, schedule, self.copy_s)
-            fits = packed.nbytes <= self.budget_nbytes
-            self.latest = Solution(schedule, packed.nbytes, took, packed.host_nbytes, self.bound_s, fits)
+            packing = pack(self.problem, schedule)
+            self.latest = Solution(
+                schedule,
+                packing.nbytes,
+                schedule_seconds(self.problem, schedule, self.copy_s),
+                packing.host_nbytes,
+                self.bound_s,
+                packing.nbytes <= self.budget_nbytes,
+            )
         return self.latest
 
 
-def _unkept(problem: Problem, buffers: Sequence[int]) -> UnsupportedProgramError:
+def _unkept_pins_error(problem: Problem, buffers: Sequence[int]) -> UnsupportedProgramError:
     pins = (pin for number in buffers if (pin := problem.buffers[number].pin))
-    told = ", ".join(sorted({f"{pin.name!r} to {pin.where.value!r}" for pin in pins}))
+    names = ", ".join(sorted({f"{pin.name!r} to {pin.where.value!r}" for pin in pins}))
     return UnsupportedProgramError(
-        f"no plan was found that pins {told} ({problem.buffers[buffers[0]].name}): a value can be computed again only "
-        "while what it is made of is there and was not overwritten, and be on the host only within the host budget and "
-        "between kernels of one computation. Pin it elsewhere, or leave it to the planner."
+        f"no plan was found that pins {names} ({problem.buffers[buffers[0]].name}): a value can be "
+        "recomputed only while its inputs exist and are not overwritten, and offloaded only within "
+        "the host budget and between kernels of one computation. Pin it elsewhere, or leave it to "
+        "the planner."
     )
 
 
 _Decisions = tuple[list[Recomputation], list[Offload]]
-"""What `Ledger.restore` takes."""
+"""The arguments of `Ledger.restore`."""
 
 
 class _Constructed(NamedTuple):
@@ -123,163 +146,213 @@ class _Constructed(NamedTuple):
 
     excess: float
     seconds: float
-    number: int  # of all that are compared
-    way: Way
+    number: int  # of all plans that are compared
+    recipe: Recipe
     decisions: _Decisions
 
 
 class _OrderSearch:
-    """Plans in one order of kernels."""
+    """Plans in one order of kernels.
 
-    def __init__(self, search: _Search, order: Sequence[int]) -> None:
+    `_ledger` has the current plan, `_scheduler` its copies; the latter is None without offloads.
+    """
+
+    def __init__(self, search: _PlanSearch, order: Sequence[int]) -> None:
         self._search, self._problem, self._effort = search, search.problem, search.effort
-        self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes  # without tables
+        # without tables
+        self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes
         self._best: Solution | None = None
-        offloads = search.copy_s and search.host_nbytes
-        # to evict by, the best first
-        self.heuristics = self._effort.heuristics if offloads else self._effort.heuristics_without_host
-        self._ledger = Ledger(with_away(self._problem, reconcile(self._problem, record(self._problem, order))))
+        # for eviction, the best first
+        self.heuristics = self._effort.heuristics
+        if not (search.copy_s and search.host_nbytes):
+            self.heuristics = self._effort.heuristics_without_host
+        tape = reconcile(self._problem, record(self._problem, order))
+        self._ledger = Ledger(with_absent_slots(self._problem, tape))
         self._scheduler = self._new_scheduler()
-        self._pinned = self._keep_pins()  # what each plan begins with
+        self._pinned = self._keep_pins()  # every plan begins with these decisions
 
-    def unmoved(self) -> list[int]:
-        """Buffers whose pins no plan was found to keep."""
-        return [self._ledger.tape.values[value].buffer for value in self._ledger.unmoved()]
+    def unkept_pins(self) -> list[int]:
+        """Buffers whose pins no plan keeps."""
+        values = self._ledger.tape.values
+        return [values[value].buffer for value in self._ledger.unkept_pins()]
 
     def _keep_pins(self) -> _Decisions:
-        """Do what the pins ask for, and nothing else."""
-        ledger, scheduler, values = self._ledger, self._scheduler, self._ledger.tape.values
+        """The decisions that pins require, and no others."""
+        ledger = self._ledger
+        scheduler = self._scheduler
+        values = ledger.tape.values
         if self._problem.moves_pinned:
-            for value in ledger.unmoved() if scheduler else ():
-                away, needs = values[value].away, ledger.needs[value]
-                assert scheduler is not None and away is not None
-                if offload := scheduler.tightest(value, needs[bisect_left(needs, away)]):
+            for value in ledger.unkept_pins() if scheduler else ():
+                slot = values[value].absent_slot
+                needs = ledger.needs[value]
+                assert scheduler is not None and slot is not None
+                reader = needs[bisect_left(needs, slot)]
+                if offload := scheduler.shortest_residency(value, reader):
                     ledger.offload(offload)
-            limit, first = AWAY_NBYTES // 2, [1.0 if one.away is None else 1e9 for one in values]
-            Eviction(ledger, limit, noise=first, effort=replace(self._effort, least_share=0.0)).run()
+            limit = ABSENT_PENALTY_NBYTES // 2
+            pinned_first = [1.0 if value.absent_slot is None else 1e9 for value in values]
+            effort = replace(self._effort, min_share=0.0)
+            Eviction(ledger, limit, noise=pinned_first, effort=effort).run()
             prune(ledger, limit)
         return self._decisions()
 
     @property
-    def least_nbytes(self) -> int:
-        """No plan takes less in this order."""
-        return int(self._ledger.tape.least_nbytes.max()) + self._problem.tables_nbytes
+    def floor_nbytes(self) -> int:
+        """Lower bound on the bytes of a plan in this order."""
+        return int(self._ledger.tape.floor_nbytes.max()) + self._problem.tables_nbytes
 
     def may_fit(self) -> bool:
-        """Does it fit unchanged, if the layout has no fragmentation?"""
+        """Does the unchanged order fit, if the layout has no fragmentation?"""
         return self._ledger.peak_nbytes <= self._budget_nbytes
 
     def solution(self) -> Solution:
         """The ledger's plan."""
-        schedule = tuple(action for actions in self._actions() for action in actions)
+        schedule = tuple(action for actions in self._slot_actions() for action in actions)
         return self._search.solution(eliminate_dead(self._problem, schedule))
 
-    def _actions(self) -> list[list[Action]]:
+    def _slot_actions(self) -> list[list[Action]]:
         """Actions by slot, with the copies that begin or end after it last."""
-        tape, found = self._ledger.tape, list[list[Action]]()
-        before, behind = defaultdict[int, list[Action]](list), defaultdict[int, list[Action]](list)
+        tape = self._ledger.tape
+        before = defaultdict[int, list[Action]](list)
+        after = defaultdict[int, list[Action]](list)
         for slot, kind, offload in events(self._ledger):
-            side = before if kind is Kind.PREFETCHED else behind
-            side[slot].append(Action(kind, tape.values[offload.value].buffer))
+            copies = before if kind is Kind.PREFETCHED else after
+            copies[slot].append(Action(kind, tape.values[offload.value].buffer))
+        slot_actions = list[list[Action]]()
         for slot, prelude in enumerate(self._ledger.preludes):
             work = tape.slots[slot].operation
-            ran = runs(tape.operations[op].kernel for op in (prelude if work is None else (*prelude, work)))
-            found.append([*before[slot], *ran, *behind[slot]])
-        return found
+            ops = prelude if work is None else [*prelude, work]
+            kernels = runs(tape.operations[op].kernel for op in ops)
+            slot_actions.append([*before[slot], *kernels, *after[slot]])
+        return slot_actions
 
     def run(self) -> Solution:
-        """Construct plans; bring the best under the budget and search from there, then another that may be faster."""
-        budget, tape = max(1, self._budget_nbytes, int(self._ledger.tape.least_nbytes.max())), self._ledger.tape
-        evicted = self._evicted(budget)
-        families = [evicted] if self._scheduler is None else [evicted, self._travelling(evicted, budget)]
-        first, *others = sorted(self._packed(family, budget) for family in families)
-        self._improve(first, tape, budget)
-        for one in others:
+        """Steps 2 to 5 of the header."""
+        tape = self._ledger.tape
+        limit = max(1, self._budget_nbytes, int(tape.floor_nbytes.max()))
+        evicted = self._construct_evicted(limit)
+        families = [evicted]
+        if self._scheduler is not None:
+            families.append(self._construct_streamed(evicted, limit))
+        first, *slower = sorted(self._fastest_packed(family, limit) for family in families)
+        self._improve(first, tape, limit)
+        for start in slower:
             best = self._best
-            if best is not None and not first.excess and (not best.fits or one.seconds < best.seconds):
-                self._improve(one, tape, budget)
+            may_improve = best is not None and (not best.fits or start.seconds < best.seconds)
+            if may_improve and not first.excess:
+                self._improve(start, tape, limit)
         return self._best or self.solution()
 
-    def _improve(self, start: _Constructed, tape: Tape, budget: int) -> None:
-        """Bring a plan under the budget, with stalls for copies only if nothing else does; then search."""
-        self._limit, self._ledger = budget, Ledger(tape)
+    def _improve(self, start: _Constructed, tape: Tape, limit: int) -> None:
+        """Steps 3 to 5 of the header, from a constructed plan."""
+        self._limit = limit
+        self._ledger = Ledger(tape)
         self._scheduler = self._new_scheduler()
         self._ledger.restore(*start.decisions)
-        if Eviction(self._ledger, budget, effort=self._effort).run() or self._relieve(budget):
-            spare = self._fit(start.way)
-            limit = budget if spare < 0 else self._ledger.peak_nbytes + spare
-            self._neighbourhoods(limit).improve(self._over_nbytes, self._effort.evaluations)
+        # kernels stall for copies only if the limit is not kept otherwise
+        if Eviction(self._ledger, limit, effort=self._effort).run() or self._relieve(limit):
+            spare_nbytes = self._lower_limit(start.recipe)
+            if spare_nbytes >= 0:
+                limit = self._ledger.peak_nbytes + spare_nbytes
+            search = self._neighbourhoods(limit)
+            search.improve(self._over_nbytes, self._effort.evaluations)
 
-    def _evicted(self, limit: int) -> list[_Constructed]:
-        """Plans by eviction alone, one for each heuristic. Those that do not keep this limit are not tried again."""
-        found, evaluations = list[_Constructed](), 0
-        for heuristic in self.heuristics:
-            self._ledger.restore(*self._pinned)
-            evaluations += self._carry_out(way := Way(evicts=heuristic), limit)
-            found.append(self._constructed(way, limit, len(found)))
-            if evaluations > self._effort.construction_evaluations and not found[-1].excess:
-                break
-        kept = [one.way.evicts for one in found if not one.excess and one.way.evicts]
-        self.heuristics = kept or self.heuristics[:1]
-        return found
+    def _construct_evicted(self, limit: int) -> list[_Constructed]:
+        """Plans by eviction alone, one for each heuristic.
 
-    def _travelling(self, evicted: Sequence[_Constructed], limit: int) -> list[_Constructed]:
-        """Plans in which values travel: all of them, or those that eviction leaves above the limit.
-
-        Where eviction leaves none, also those that it may add to copies that stall nobody.
+        Heuristics that do not keep this limit are not tried again.
         """
-        effort, found = self._effort, list[_Constructed]()
-        whole = [*(Way(travels=one) for one in effort.travels), *(() if min(evicted).excess else effort.hidden)]
-        ways = [(way, way, self._pinned) for way in whole]  # the way, the rest of it, and the plan that it begins with
-        for one in evicted:
-            for rest in (Way(travels=travels) for travels in effort.travels[:2] if one.excess):
-                ways.append((one.way._replace(travels=rest.travels), rest, one.decisions))
-        for way, rest, decisions in ways:
-            self._ledger.restore(*decisions)
-            self._carry_out(rest, limit)
-            found.append(self._constructed(way, limit, len(evicted) + len(found)))
-        return found
+        plans = list[_Constructed]()
+        evaluations = 0
+        for heuristic in self.heuristics:
+            recipe = Recipe(evict=heuristic)
+            self._ledger.restore(*self._pinned)
+            evaluations += self._construct(recipe, limit)
+            plans.append(self._constructed(recipe, limit, len(plans)))
+            if evaluations > self._effort.construction_evaluations and not plans[-1].excess:
+                break
+        fitting = (plan.recipe.evict for plan in plans if not plan.excess)
+        fitting_heuristics = [heuristic for heuristic in fitting if heuristic]
+        self.heuristics = fitting_heuristics or self.heuristics[:1]
+        return plans
 
-    def _constructed(self, way: Way, limit: int, number: int) -> _Constructed:
+    def _construct_streamed(
+        self,
+        evicted: Sequence[_Constructed],
+        limit: int,
+    ) -> list[_Constructed]:
+        """Streaming plans: of everything, or of the excess that eviction leaves.
+
+        If eviction fits, also try it on top of stall-free streaming.
+        """
+        effort = self._effort
+        recipes = [Recipe(stream=streaming) for streaming in effort.streamings]
+        if not min(evicted).excess:
+            recipes += effort.stall_free
+        # the whole recipe, its steps that remain, the plan that these begin with
+        variants = [(recipe, recipe, self._pinned) for recipe in recipes]
+        for plan in evicted:
+            for streaming in effort.streamings[:2] if plan.excess else ():
+                recipe = plan.recipe._replace(stream=streaming)
+                variants.append((recipe, Recipe(stream=streaming), plan.decisions))
+        plans = list[_Constructed]()
+        for recipe, steps, decisions in variants:
+            self._ledger.restore(*decisions)
+            self._construct(steps, limit)
+            plans.append(self._constructed(recipe, limit, len(evicted) + len(plans)))
+        return plans
+
+    def _constructed(self, recipe: Recipe, limit: int, number: int) -> _Constructed:
         """The ledger's plan."""
         excess = Excess(limit).of(self._ledger.load)
-        return _Constructed(excess, plan_seconds(self._ledger, self._scheduler), number, way, self._decisions())
+        seconds = plan_seconds(self._ledger, self._scheduler)
+        return _Constructed(excess, seconds, number, recipe, self._decisions())
 
-    def _packed(self, ready: Sequence[_Constructed], limit: int) -> _Constructed:
-        """The best, once packed.
+    def _fastest_packed(self, plans: Sequence[_Constructed], limit: int) -> _Constructed:
+        """The best plan, once packed.
 
-        One percent of packed bytes above the limit counts as one percent of time: when bytes came first, the 3D U-Net
-        on a P100 was 6 % slower at half its bytes.
+        One percent of packed bytes above the limit counts as one percent of time: when bytes came
+        first, the 3D U-Net on a P100 was 6 % slower at half its bytes.
         """
-        tried = list[_Constructed]()
-        for one in sorted(ready):
-            if tried and (one.excess > tried[0].excess or one.seconds >= min(tried).seconds):
-                break  # packed, it can only be worse
-            self._ledger.restore(*one.decisions)
-            tried.append(one._replace(seconds=one.seconds * (1 + self._over_nbytes() / limit)))
-        return min(tried)
+        packed = list[_Constructed]()
+        for plan in sorted(plans):
+            if packed:
+                is_slower = plan.seconds >= min(packed).seconds
+                if is_slower or plan.excess > packed[0].excess:
+                    break  # packed, it can only be worse
+            self._ledger.restore(*plan.decisions)
+            seconds = plan.seconds * (1 + self._over_nbytes() / limit)
+            packed.append(plan._replace(seconds=seconds))
+        return min(packed)
 
-    def _carry_out(self, way: Way, limit: int) -> int:
-        """Bring the ledger's plan under the limit, as far as this way does it; returns the evaluations that it took."""
-        evaluations, ledger, scheduler, least = 0, self._ledger, self._scheduler, int(self._effort.least_share * limit)
-        if way.hides and scheduler:
-            travel(ledger, scheduler, limit, way.hides, least)
-            while waited_for := scheduler.links.waited_for:
-                undo_offload(ledger, next(iter(waited_for)))
+    def _construct(self, recipe: Recipe, limit: int) -> int:
+        """Bring the ledger's plan under the limit, as far as the recipe does.
+
+        Returns:
+          The number of evaluations.
+        """
+        ledger = self._ledger
+        scheduler = self._scheduler
+        min_nbytes = int(self._effort.min_share * limit)
+        evaluations = 0
+        if recipe.stall_free and scheduler:
+            stream(ledger, scheduler, limit, recipe.stall_free, min_nbytes)
+            while stalls_s := scheduler.links.stalls_s:
+                undo_offload(ledger, next(iter(stalls_s)))
                 scheduler.refresh()
-        if way.evicts:
-            eviction = self._eviction(limit, way.evicts)
+        if recipe.evict:
+            eviction = self._eviction(limit, recipe.evict)
             eviction.run()
             prune(ledger, limit)
             evaluations = eviction.evaluations
-        if way.travels and scheduler and ledger.peak_nbytes > limit:
-            travel(ledger, scheduler, limit, way.travels, least)
+        if recipe.stream and scheduler and ledger.peak_nbytes > limit:
+            stream(ledger, scheduler, limit, recipe.stream, min_nbytes)
         if self._problem.moves_pinned and scheduler:
-            move_beside_kernels(ledger, scheduler, limit)
+            overlap_copies(ledger, scheduler, limit)
         return evaluations
 
     def _relieve(self, limit: int) -> bool:
-        """If eviction alone gets stuck: other recomputations, copies that kernels stall for, empty slots."""
+        """Step 3 of the header, if eviction gets stuck; True if the limit is kept."""
         for _ in range(self._effort.empty_slot_rounds):
             self._eviction(limit).run()
             if self._neighbourhoods(limit).reach_limit(self._effort.evaluations // 4):
@@ -288,91 +361,121 @@ class _OrderSearch:
         return False
 
     def _insert_empty_slots(self, limit: int) -> None:
-        """Insert an empty slot before each one above the limit that has a prelude, and move the prelude there."""
+        """Insert an empty slot before each slot above the limit, and move its prelude there.
+
+        Slots without a prelude stay as they are.
+        """
         ledger = self._ledger
-        slots = [int(slot) for slot in np.flatnonzero(ledger.load > limit) if ledger.preludes[slot]]
-        plan = self._decisions()
-        later = np.arange(len(ledger.slack)) + np.searchsorted(slots, np.arange(len(ledger.slack)), side="right")
+        crowded = np.flatnonzero(ledger.load > limit).tolist()
+        slots = [slot for slot in crowded if ledger.preludes[slot]]
+        decisions = self._decisions()
+        numbers = np.arange(len(ledger.slack))
+        new_numbers = numbers + np.searchsorted(slots, numbers, side="right")
         self._ledger = Ledger(ledger.tape.with_empty_slots(frozenset(slots)))
         slack = np.zeros(self._ledger.tape.count, np.int64)
-        slack[later] = ledger.slack
+        slack[new_numbers] = ledger.slack
         self._ledger.set_slack(slack)
-        at = later.tolist()
+        new_slot = new_numbers.tolist()
 
-        def shifted(recomputations: Sequence[Recomputation], offloads: Sequence[Offload]) -> _Decisions:
-            moved = (
-                Offload(one.value, None if one.start is None else at[one.start], at[one.end], at[one.prefetch])
-                for one in offloads
-            )
-            return [(op, at[slot] - (slot in slots)) for op, slot in recomputations], [*moved]
+        def shifted(decisions: _Decisions) -> _Decisions:
+            recomputations, offloads = decisions
+            moved = []
+            for offload in offloads:
+                start = None if offload.start is None else new_slot[offload.start]
+                end = new_slot[offload.end]
+                moved.append(Offload(offload.value, start, end, new_slot[offload.prefetch]))
+            return [(op, new_slot[slot] - (slot in slots)) for op, slot in recomputations], moved
 
-        self._pinned = shifted(*self._pinned)
-        self._ledger.restore(*shifted(*plan))
+        self._pinned = shifted(self._pinned)
+        self._ledger.restore(*shifted(decisions))
         self._scheduler = self._new_scheduler()
 
-    def _fit(self, way: Way) -> int:
-        """Lower the limit until the packed bytes keep the budget; returns what the closest plan leaves of it."""
-        tried = []
+    def _lower_limit(self, recipe: Recipe) -> int:
+        """Step 4 of the header.
+
+        Returns:
+          The bytes that the closest plan leaves of the budget; negative if it exceeds the budget.
+        """
+        plans = []
         for _ in range(self._effort.limits):
             prune(self._ledger, self._limit)
-            spare = self._spare_nbytes()
-            if spare >= 0:
-                return spare
-            tried.append((-spare, len(tried), *self._decisions()))
+            spare_nbytes = self._spare_nbytes()
+            if spare_nbytes >= 0:
+                return spare_nbytes
+            plans.append((-spare_nbytes, len(plans), *self._decisions()))
             self._reconcile()
-            least = int((self._ledger.tape.least_nbytes + self._ledger.slack).max())
-            self._limit = max(1, least, min(self._limit, self._ledger.peak_nbytes) + spare)
-            if -spare * self._effort.adjusted_part > self._search.budget_nbytes:
-                if way.hides or way.travels:
+            floor_nbytes = int((self._ledger.tape.floor_nbytes + self._ledger.slack).max())
+            bound = min(self._limit, self._ledger.peak_nbytes) + spare_nbytes
+            self._limit = max(1, floor_nbytes, bound)
+            if -spare_nbytes * self._effort.adjusted_part > self._search.budget_nbytes:
+                if recipe.stall_free or recipe.stream:
                     self._ledger.restore(*self._pinned)
                 else:
-                    best = self._packed(self._evicted(self._limit), self._limit)
+                    evicted = self._construct_evicted(self._limit)
+                    best = self._fastest_packed(evicted, self._limit)
                     self._ledger.restore(*best.decisions)
-                    way = best.way
-            self._carry_out(way._replace(travels=self._effort.travels[0]), self._limit)
+                    recipe = best.recipe
+            self._construct(recipe._replace(stream=self._effort.streamings[0]), self._limit)
             if not Eviction(self._ledger, self._limit, effort=self._effort).run():
                 break
-        over, _, recomputations, offloads = min(tried)
+        over_nbytes, _, recomputations, offloads = min(plans)
         self._ledger.restore(recomputations, offloads)
-        return -over
+        return -over_nbytes
 
     def _reconcile(self) -> None:
-        """Set every slot's slack to the difference between the packed layout of this plan and its values."""
-        actions = self._actions()
-        there = live_nbytes(self._problem, tuple(action for some in actions for action in some))
-        ends = np.cumsum([len(some) for some in actions])
+        """Add the difference between each slot's packed layout and its load to its slack."""
+        slot_actions = self._slot_actions()
+        schedule = tuple(action for actions in slot_actions for action in actions)
+        packed_nbytes = live_nbytes(self._problem, schedule)
         slack = self._ledger.slack.copy()
-        for slot, (some, end) in enumerate(zip(actions, ends.tolist(), strict=True)):
-            if some:
-                slack[slot] += there[end - len(some) : end].max() - self._ledger.load[slot]
+        begin = 0
+        for slot, actions in enumerate(slot_actions):
+            end = begin + len(actions)
+            if actions:
+                slack[slot] += packed_nbytes[begin:end].max() - self._ledger.load[slot]
+            begin = end
         self._ledger.set_slack(slack)
 
     def _spare_nbytes(self) -> int:
-        """Bytes of the budget that the packed plan leaves; negative if it exceeds it."""
-        found = self.solution()
-        self._best = found if self._best is None else min(self._best, found, key=rank)
-        return self._search.budget_nbytes - found.nbytes
+        """Bytes of the budget that the packed plan leaves; negative if it exceeds the budget."""
+        solution = self.solution()
+        self._best = solution if self._best is None else min(self._best, solution, key=rank)
+        return self._search.budget_nbytes - solution.nbytes
 
     def _over_nbytes(self) -> int:
         return max(0, -self._spare_nbytes())
 
     def _eviction(self, limit: int, heuristic: Heuristic | None = None) -> Eviction:
-        """With a heuristic: offloads that stall no kernel, if it has a price for them; without one: all offloads."""
-        if self._scheduler is not None:
-            self._scheduler.refresh()
+        """An eviction on the ledger.
+
+        With a heuristic it may make offloads that stall no kernel, if the heuristic has a price for
+        them; without one, all offloads.
+        """
+        ledger = self._ledger
+        scheduler = self._scheduler
+        if scheduler is not None:
+            scheduler.refresh()
         if heuristic is None:
-            return Eviction(self._ledger, limit, scheduler=self._scheduler, effort=self._effort)
-        power, idle_price = heuristic
-        scheduler = self._scheduler if idle_price else None
-        return Eviction(self._ledger, limit, power, scheduler, idle_price, may_stall=False, effort=self._effort)
+            return Eviction(ledger, limit, scheduler=scheduler, effort=self._effort)
+        return Eviction(
+            ledger,
+            limit,
+            heuristic.power,
+            scheduler if heuristic.idle_price else None,
+            heuristic.idle_price,
+            may_stall=False,
+            effort=self._effort,
+        )
 
     def _neighbourhoods(self, limit: int) -> NeighbourhoodSearch:
         return NeighbourhoodSearch(self._ledger, limit, self._scheduler, effort=self._effort)
 
     def _decisions(self) -> _Decisions:
         """The ledger's plan, for `Ledger.restore`."""
-        return self._ledger.recomputations(), [self._ledger.offloads[key] for key in sorted(self._ledger.offloads)]
+        offloads = self._ledger.offloads
+        return self._ledger.recomputations(), [offloads[key] for key in sorted(offloads)]
 
     def _new_scheduler(self) -> CopyScheduler | None:
-        copy_s, host_nbytes = self._search.copy_s, self._search.host_nbytes
+        copy_s = self._search.copy_s
+        host_nbytes = self._search.host_nbytes
         return CopyScheduler(self._ledger, copy_s, host_nbytes) if copy_s and host_nbytes else None

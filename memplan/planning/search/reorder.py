@@ -1,9 +1,10 @@
 """Reorders kernels at no cost: kernels that free memory run early, kernels that fill it late.
 
-Forward, a kernel that frees at least what it makes runs as soon as it can: gradients of weights and their updates. Then
-backward, with the roles exchanged: a kernel that makes more than it keeps live runs right before its first reader, and
-one that only counts a loop's counter on runs last, as kernels that read the counter may run again until then. A block
-and its body move as one; a body's kernels move within it.
+Forward, a kernel that frees at least the bytes that it makes runs as early as it can: gradients of
+weights and their updates. Then backward, with the roles exchanged: a kernel that makes more than it
+keeps live runs right before its first reader. A kernel that only advances a loop's counter runs
+last, since kernels that read the counter may run again until then. A block and its body move as
+one; a body's kernels move within it.
 """
 
 import heapq
@@ -19,26 +20,26 @@ _FEW = 8  # a value with more remaining readers than this is not about to be fre
 
 def reorder(problem: Problem) -> tuple[int, ...]:
     """Numbers of the kernels in an order that mostly needs less memory."""
-    return _reordered(problem, _reordered(problem, range(len(problem.kernels)), forward=True), forward=False)
+    order = _reordered(problem, range(len(problem.kernels)), forward=True)
+    return _reordered(problem, order, forward=False)
 
 
 def _reordered(problem: Problem, order: Sequence[int], forward: bool) -> tuple[int, ...]:
-    inside, contents = by_block(problem, order)
+    units_of, contents = by_block(problem, order)
     before = precedence(problem, order)
 
     def within(block: int | None) -> Iterator[int]:
         """The kernels inside a block, bodies before their blocks."""
-        units = inside[block]
-        for unit in _Level(problem, units, contents, before).run(forward):
-            if unit in inside:
+        for unit in _UnitOrder(problem, units_of[block], contents, before).run(forward):
+            if unit in units_of:
                 yield from within(unit)
             yield unit
 
     return tuple(within(None))
 
 
-class _Level:
-    """Orders one list of units."""
+class _UnitOrder:
+    """Orders the units of one computation."""
 
     def __init__(
         self,
@@ -47,78 +48,104 @@ class _Level:
         contents: Mapping[int, Sequence[int]],
         before: Mapping[int, set[int]],
     ) -> None:
-        nbytes = [b.nbytes if b.role is Role.TEMPORARY and not _is_state(problem, b) else 0 for b in problem.buffers]
-        self._units, self._before, self._nbytes = units, before, nbytes
+        self._units, self._before = units, before
         self._after: dict[int, set[int]] = {unit: set() for unit in units}
         for unit in units:
-            for one in before[unit]:
-                self._after[one].add(unit)
-        inside = {unit: [problem.kernels[n] for n in (*contents.get(unit, ()), unit)] for unit in units}
-        self._writes = {u: {w for k in kernels for w in k.writes if nbytes[w]} for u, kernels in inside.items()}
-        self._reads = {
-            u: {r for k in kernels for r in k.reads if nbytes[r]} - self._writes[u] for u, kernels in inside.items()
-        }
-        self._late = {u for u, (*others, kernel) in inside.items() if not others and _only_overwrites(problem, kernel)}
+            for predecessor in before[unit]:
+                self._after[predecessor].add(unit)
+        self._nbytes = [  # by buffer; 0 for those that no order frees
+            buffer.nbytes if buffer.role is Role.TEMPORARY and not _is_state(problem, buffer) else 0
+            for buffer in problem.buffers
+        ]
+        self._reads: dict[int, set[int]] = {}
+        self._writes: dict[int, set[int]] = {}
+        self._late = set[int]()  # units that only overwrite
         self._readers: dict[int, set[int]] = defaultdict(set)
-        for unit, reads in self._reads.items():
-            for read in reads:
+        for unit in units:
+            kernels = [problem.kernels[number] for number in (*contents.get(unit, ()), unit)]
+            writes = {written for kernel in kernels for written in kernel.writes}
+            reads = {read for kernel in kernels for read in kernel.reads}
+            self._writes[unit] = {written for written in writes if self._nbytes[written]}
+            self._reads[unit] = {read for read in reads if self._nbytes[read]} - writes
+            if len(kernels) == 1 and _only_overwrites(problem, kernels[0]):
+                self._late.add(unit)
+            for read in self._reads[unit]:
                 self._readers[read].add(unit)
 
     def run(self, forward: bool) -> list[int]:
-        """The given order, but units whose `net` is at most `most` run as soon as they can, the smallest first."""
+        """The units in order, except that units of a low `net` run as early as they can."""
         units = self._units if forward else self._units[::-1]
-        before, after = (self._before, self._after) if forward else (self._after, self._before)
-        most = 0 if forward else -1
+        before, after = self._before, self._after
+        if not forward:
+            before, after = after, before
+        max_net = 0 if forward else -1
 
         def net(unit: int) -> float:
-            """Bytes that a unit makes less those it reads last; backward, those it needs first less those it makes."""
+            """Bytes that a unit makes less those it reads last.
+
+            Backward, bytes that it needs first less those it makes.
+            """
             if unit in self._late:
                 return 1 if forward else -math.inf
-            made = sum(self._nbytes[written] for written in self._writes[unit])
+            made_nbytes = sum(self._nbytes[written] for written in self._writes[unit])
+            reads = self._reads[unit]
             if forward:
-                return made - sum(self._nbytes[read] for read in self._reads[unit] if self._open[read] == {unit})
-            needed = (read for read in self._reads[unit] if self._open[read] == self._readers[read])
-            return sum(self._nbytes[read] for read in needed) - made
+                last = (read for read in reads if unread_by[read] == {unit})
+                return made_nbytes - sum(self._nbytes[read] for read in last)
+            first = (read for read in reads if unread_by[read] == self._readers[read])
+            return sum(self._nbytes[read] for read in first) - made_nbytes
 
-        place = {unit: number for number, unit in enumerate(units)}
-        left = {unit: len(before[unit]) for unit in units}
-        self._open = {value: set(readers) for value, readers in self._readers.items()}
+        position = {unit: number for number, unit in enumerate(units)}
+        pending = {unit: len(before[unit]) for unit in units}  # predecessors that have not run
+        unread_by = {value: set(readers) for value, readers in self._readers.items()}
         done: set[int] = set()
-        found: list[int] = []
-        for next_one in units:
-            ready: list[tuple[float, int, int]] = [(0, place[next_one], next_one)] if next_one not in done else []
+        order: list[int] = []
+        for next_unit in units:
+            ready: list[tuple[float, int, int]] = []
+            if next_unit not in done:
+                ready.append((0, position[next_unit], next_unit))
             while ready:
                 _, _, unit = heapq.heappop(ready)
-                if unit in done or (unit != next_one and net(unit) > most):
+                if unit in done or (unit != next_unit and net(unit) > max_net):
                     continue
                 done.add(unit)
-                found.append(unit)
+                order.append(unit)
                 changed = set()
                 for read in self._reads[unit]:
-                    self._open[read].discard(unit)
-                    changed.update(self._open[read] if len(self._open[read]) <= _FEW else ())
-                for one in after[unit]:
-                    left[one] -= 1
-                    changed.add(one)
-                for one in changed - done:
-                    if not left[one] and net(one) <= most:
-                        heapq.heappush(ready, (net(one), place[one], one))
-        return found if forward else found[::-1]
+                    unread_by[read].discard(unit)
+                    changed.update(unread_by[read] if len(unread_by[read]) <= _FEW else ())
+                for successor in after[unit]:
+                    pending[successor] -= 1
+                    changed.add(successor)
+                for candidate in changed - done:
+                    if not pending[candidate] and net(candidate) <= max_net:
+                        heapq.heappush(ready, (net(candidate), position[candidate], candidate))
+        return order if forward else order[::-1]
 
 
 def _is_state(problem: Problem, buffer: Buffer) -> bool:
-    """Is it in the place of what is made outside of its computation, such as what a loop carries? It takes no more."""
-    first = problem.buffers[buffer.place]
-    made_in, of = (None if one.maker is None else problem.kernels[one.maker].block for one in (first, buffer))
-    return first.maker is None or made_in != of
+    """Does a buffer alias one from outside of its computation, such as a carried value?
+
+    It takes no bytes of its own.
+    """
+    first = problem.buffers[buffer.alias_set]
+    if first.maker is None:
+        return True
+    block = None if buffer.maker is None else problem.kernels[buffer.maker].block
+    return problem.kernels[first.maker].block != block
 
 
 def _only_overwrites(problem: Problem, kernel: Kernel) -> bool:
-    """Does a kernel write in place, and keep nothing else alive that is not there anyway?"""
-    places = {
-        problem.buffers[written].place
+    """Does a kernel only write in place, and keep no temporary alive but those?"""
+    alias_sets = {
+        problem.buffers[written].alias_set
         for written in kernel.writes
-        if len(problem.places[problem.buffers[written].place]) > 1
+        if len(problem.alias_sets[problem.buffers[written].alias_set]) > 1
     }
-    others = (problem.buffers[read] for read in kernel.reads if problem.buffers[read].place not in places)
-    return len(places) == len(kernel.writes) > 0 and all(one.role is not Role.TEMPORARY for one in others)
+    if not len(alias_sets) == len(kernel.writes) > 0:
+        return False
+    for read in kernel.reads:
+        buffer = problem.buffers[read]
+        if buffer.role is Role.TEMPORARY and buffer.alias_set not in alias_sets:
+            return False
+    return True

@@ -1,4 +1,4 @@
-"""A program in slabs: its graph with an axis, the loops over slabs, their costs, and the choice among them.
+"""A program in slabs: its graph with an axis, loops over slabs, their costs, and the choice.
 
 May import `planning`.
 """

@@ -13,7 +13,15 @@ from typing import NamedTuple
 from memplan.hardware.device import Device
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Span, op_seconds
-from memplan.planning.slabs.slabs import SlabGraph, SlabLoop, Slabs, Walls, slab_rows, spare_rows, trips_of
+from memplan.planning.slabs.slabs import (
+    LoopOverSlabs,
+    SlabGraph,
+    Slabs,
+    Walls,
+    padding_rows,
+    slab_rows,
+    trips_of,
+)
 
 _LAUNCH_S = 1e-5  # per kernel in a loop, and per trip
 _KERNELS = ("kernel", "reduction")  # fusions that are kernels of their own
@@ -23,7 +31,7 @@ _KERNELS = ("kernel", "reduction")  # fusions that are kernels of their own
 class Price:
     """Seconds and bytes of a program in slabs."""
 
-    seconds: float  # of its loops and its other ops
+    seconds: float  # of its loops and of the ops outside of them
     device_bytes: int  # peak of a trip of a loop, values stored on the device, and resident bytes
     host_bytes: int  # peak of the values stored on the host
 
@@ -38,7 +46,8 @@ class SlabLimits:
 
     def excess(self, price: Price) -> int:
         """Bytes beyond the budgets."""
-        return max(price.device_bytes - self.device_bytes, 0) + max(price.host_bytes - self.host_bytes, 0)
+        device_excess = max(price.device_bytes - self.device_bytes, 0)
+        return device_excess + max(price.host_bytes - self.host_bytes, 0)
 
     def fits(self, price: Price) -> bool:
         return self.excess(price) == 0
@@ -48,8 +57,12 @@ class SlabLimits:
         return replace(self, device_bytes=int(part * self.device_bytes))
 
     def times(self, parts: int) -> SlabLimits:
-        """The limits of so many devices together."""
-        return SlabLimits(parts * self.device_bytes, parts * self.host_bytes, parts * self.resident_bytes)
+        """The limits of this many devices as one."""
+        return SlabLimits(
+            parts * self.device_bytes,
+            parts * self.host_bytes,
+            parts * self.resident_bytes,
+        )
 
     def order(self, price: Price) -> tuple[int, float]:
         """Key of `min`: the smallest excess, then the fastest."""
@@ -57,25 +70,27 @@ class SlabLimits:
 
 
 class Streams(NamedTuple):
-    """Seconds of a loop's copies to the device, of those to the host and of its kernels; launches per trip."""
+    """A loop's work, by stream."""
 
+    # read, written: seconds of copies to the device, and to the host
     read: float
     written: float
-    kernels: float
-    launches: int
+    kernels: float  # seconds
+    launches: int  # per trip
 
     def seconds(self, trips: int) -> float:
         """Copies in each direction and kernels overlap, except for the first and the last slab."""
-        longest = max(self.read, self.written, self.kernels)
-        return longest + (self.read + self.written) / trips + trips * self.launches * _LAUNCH_S
+        longest_s = max(self.read, self.written, self.kernels)
+        ends_s = (self.read + self.written) / trips
+        return longest_s + ends_s + trips * self.launches * _LAUNCH_S
 
 
 class _Work(NamedTuple):
-    """Seconds of a loop's kernels, launches and bytes of a trip, independent of where its values are stored."""
+    """A loop's work, independent of where its values are stored."""
 
-    kernels: float
-    launches: int
-    nbytes: int
+    kernels: float  # seconds
+    launches: int  # per trip
+    nbytes: int  # of a trip
 
 
 @dataclass(frozen=True)
@@ -84,8 +99,8 @@ class Pricer:
 
     walls: Walls
     device: Device
-    _known_trips: dict[int, int] = field(default_factory=dict, init=False)  # by rows of a slab
-    _known_work: dict[SlabLoop, _Work] = field(default_factory=dict, init=False)
+    _trip_cache: dict[int, int] = field(default_factory=dict, init=False)  # by rows of a slab
+    _work_cache: dict[LoopOverSlabs, _Work] = field(default_factory=dict, init=False)
 
     @property
     def graph(self) -> SlabGraph:
@@ -95,21 +110,20 @@ class Pricer:
     def op_seconds(self) -> Sequence[float]:
         """By op. Elementwise ops fuse into their readers and cost 0, unless these are kernels."""
         graph = self.graph.graph
-        return [
-            op_seconds(graph, op, self.device)
-            if op.fusion in _KERNELS or not self._operands.isdisjoint(op.outputs)
-            else 0.0
-            for op in graph.ops
-        ]
+        seconds = []
+        for op in graph.ops:
+            is_stored = op.fusion in _KERNELS or not self._operands.isdisjoint(op.outputs)
+            seconds.append(op_seconds(graph, op, self.device) if is_stored else 0.0)
+        return seconds
 
     @cached_property
     def whole_seconds(self) -> float:
-        """Of all ops as they are, in no loop."""
-        return sum(one + _LAUNCH_S for one in self.op_seconds if one)
+        """Time of the unsplit program."""
+        return sum(seconds + _LAUNCH_S for seconds in self.op_seconds if seconds)
 
     @cached_property
     def copy_seconds(self) -> Sequence[float]:
-        """By value: of the whole array, one way."""
+        """One-way copy time of each value."""
         return [copy_seconds(value.nbytes, self.device) for value in self.graph.graph.values]
 
     def price(self, slabs: Slabs, limits: SlabLimits) -> Price:
@@ -117,135 +131,170 @@ class Pricer:
         assert price is not None
         return price
 
-    def price_below(self, slabs: Slabs, limits: SlabLimits, most_seconds: float) -> Price | None:
-        """The price; None, and no bytes are counted, where it is not below these seconds."""
-        loops, nbytes, trips = self.walls.loops(slabs), self.graph.graph.nbytes, self._trips(slabs)
-        seconds = self.outside.seconds + sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
-        if seconds >= most_seconds:
+    def price_below(self, slabs: Slabs, limits: SlabLimits, bound_s: float) -> Price | None:
+        """The price; None, without counting bytes, if it is not below these seconds."""
+        loops = self.walls.loops(slabs)
+        nbytes = self.graph.graph.nbytes
+        trips = self._trips(slabs)
+        loops_s = sum(self.streams(loop, slabs).seconds(trips) for loop in loops)
+        seconds = self.outside.seconds + loops_s
+        if seconds >= bound_s:
             return None
-        host = [0] * len(loops)
-        device = [
-            limits.resident_bytes + self.trip_bytes(loop, slabs) + more
-            for loop, more in zip(loops, self.outside.beside(loops), strict=True)
-        ]
-        for value, (first, last) in self.relayouts(loops).items():
-            for loop in range(first, last):
-                device[loop] += nbytes(value)
+        host_nbytes = [0] * len(loops)  # by loop
+        device_nbytes = []
+        for loop, outside_nbytes in zip(loops, self.outside.nbytes_during(loops), strict=True):
+            trip_nbytes = self.trip_bytes(loop, slabs)
+            device_nbytes.append(limits.resident_bytes + trip_nbytes + outside_nbytes)
+        for value, (first, end) in self.relayouts(loops).items():
+            for loop in range(first, end):
+                device_nbytes[loop] += nbytes(value)
         spans = defaultdict[int, list[Span]](list)  # of values on the host, as loops read them
         for loop in loops:
             for value in loop.reads:
                 if value in slabs.on_host:
                     spans[value].append(loop.spans[value])
-        for value, (first, last) in self.lifetimes(loops).items():
-            there, more = device, nbytes(value)
-            if value in slabs.on_host:  # with rows in addition to the value's own
-                rows, size = slab_rows(self.graph, slabs, value), self.graph.sizes[value]
-                spare = sum(spare_rows(rows, spans.get(value, ()))) + trips * rows - size
-                there, more = host, more + more * spare // size
-            for loop in range(first, last):
-                there[loop] += more
-        return Price(seconds, max(device, default=0), max(host, default=0))
+        for value, (first, end) in self.lifetimes(loops).items():
+            stored = device_nbytes
+            stored_nbytes = nbytes(value)
+            if value in slabs.on_host:
+                rows = slab_rows(self.graph, slabs, value)
+                size = self.graph.sizes[value]
+                padding = sum(padding_rows(rows, spans.get(value, ()))) + trips * rows - size
+                stored = host_nbytes
+                stored_nbytes += stored_nbytes * padding // size
+            for loop in range(first, end):
+                stored[loop] += stored_nbytes
+        return Price(seconds, max(device_nbytes, default=0), max(host_nbytes, default=0))
 
-    def streams(self, loop: SlabLoop, slabs: Slabs) -> Streams:
+    def streams(self, loop: LoopOverSlabs, slabs: Slabs) -> Streams:
         read = sum([self.copy_seconds[value] for value in loop.reads if value in slabs.on_host])
         written = sum([self.copy_seconds[value] for value in loop.writes if value in slabs.on_host])
         work = self._work(loop, slabs)
         return Streams(read, written, work.kernels, work.launches)
 
-    def trip_bytes(self, loop: SlabLoop, slabs: Slabs) -> int:
+    def trip_bytes(self, loop: LoopOverSlabs, slabs: Slabs) -> int:
         """Bytes of a trip: windows and slabs, each double-buffered, and those of the largest op."""
         return self._work(loop, slabs).nbytes
 
     def _trips(self, slabs: Slabs) -> int:
-        if slabs.rows not in self._known_trips:
-            self._known_trips[slabs.rows] = trips_of(self.graph, slabs)
-        return self._known_trips[slabs.rows]
+        if slabs.rows not in self._trip_cache:
+            self._trip_cache[slabs.rows] = trips_of(self.graph, slabs)
+        return self._trip_cache[slabs.rows]
 
-    def _work(self, loop: SlabLoop, slabs: Slabs) -> _Work:
-        if loop not in self._known_work:
+    def _work(self, loop: LoopOverSlabs, slabs: Slabs) -> _Work:
+        if loop not in self._work_cache:
             seconds = [self.op_seconds[number] for number in loop.ops]
-            kernels = sum(one * self._made(number, loop, slabs) for number, one in zip(loop.ops, seconds, strict=True))
-            copied = 2 * sum(self._window(value, loop) for value in (*loop.reads, *loop.writes))
-            most = max((self._touched(number, loop) for number in loop.ops), default=0)
-            self._known_work[loop] = _Work(kernels, 1 + sum(one > 0 for one in seconds), copied + most)
-        return self._known_work[loop]
+            timed_ops = zip(loop.ops, seconds, strict=True)
+            kernels_s = sum(op_s * self._row_ratio(op, loop, slabs) for op, op_s in timed_ops)
+            launches = 1 + sum(op_s > 0 for op_s in seconds)
+            windows = (self._window(value, loop) for value in (*loop.reads, *loop.writes))
+            touched = (self._touched(number, loop) for number in loop.ops)
+            nbytes = 2 * sum(windows) + max(touched, default=0)
+            self._work_cache[loop] = _Work(kernels_s, launches, nbytes)
+        return self._work_cache[loop]
 
-    def _made(self, number: int, loop: SlabLoop, slabs: Slabs) -> float:
-        """Rows that an op makes in all trips, per row of its value: some are made twice, or are padding."""
-        one = self.graph.along[number]
-        low, high = (0, slab_rows(self.graph, slabs, one.base)) if one.reduces else loop.spans[one.base]
-        return (high - low) * self._trips(slabs) / self.graph.sizes[one.base]
+    def _row_ratio(self, number: int, loop: LoopOverSlabs, slabs: Slabs) -> float:
+        """Rows that an op makes in all trips, per row of its value.
 
-    def _touched(self, number: int, loop: SlabLoop) -> int:
+        Some rows are made twice, others are padding.
+        """
+        along = self.graph.along[number]
+        low, high = 0, slab_rows(self.graph, slabs, along.base)
+        if not along.reduces:
+            low, high = loop.spans[along.base]
+        return (high - low) * self._trips(slabs) / self.graph.sizes[along.base]
+
+    def _touched(self, number: int, loop: LoopOverSlabs) -> int:
         """Bytes that a kernel reads and writes, twice: in their own layout, and in the kernel's."""
         op = self.graph.graph.ops[number]
         if op.fusion != "kernel":
             return 0
-        touched = {value for value, _ in self.graph.along[number].reads}
-        touched |= {value for value in op.outputs if value in loop.spans}
-        return 2 * sum(self._window(value, loop) for value in touched)
+        values = {value for value, _ in self.graph.along[number].reads}
+        values |= {value for value in op.outputs if value in loop.spans}
+        return 2 * sum(self._window(value, loop) for value in values)
 
-    def _window(self, value: int, loop: SlabLoop) -> int:
+    def _window(self, value: int, loop: LoopOverSlabs) -> int:
+        """Bytes of a value's rows in a trip."""
         low, high = loop.spans[value]
         return self.graph.graph.nbytes(value) * (high - low) // self.graph.sizes[value]
 
     @cached_property
     def _operands(self) -> frozenset[int]:
         """Values that kernels read: they are in memory, whatever makes them."""
-        return frozenset(value for op in self.graph.graph.ops if op.fusion == "kernel" for value in op.inputs)
+        kernels = (op for op in self.graph.graph.ops if op.fusion == "kernel")
+        return frozenset(value for op in kernels for value in op.inputs)
 
-    def relayouts(self, loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
-        """Lifetimes of copies of arguments that kernels read by slabs: XLA transposes one whole, before the first."""
-        graph, found = self.graph.graph, dict[int, tuple[int, int]]()
+    def relayouts(self, loops: Sequence[LoopOverSlabs]) -> Mapping[int, tuple[int, int]]:
+        """Lifetimes, in loops, of transposed copies of arguments that kernels read by slabs.
+
+        XLA transposes the whole argument before its first loop.
+        """
+        producer = self.graph.graph.producer
+        spans = dict[int, tuple[int, int]]()
         for number, loop in enumerate(loops):
             for value in loop.reads:
-                if graph.producer[value] is None and value in self._operands:
-                    found[value] = found.get(value, (number, 0))[0], number + 1
-        return found
+                if producer[value] is None and value in self._operands:
+                    first, _ = spans.get(value, (number, 0))
+                    spans[value] = first, number + 1
+        return spans
 
-    def lifetimes(self, loops: Sequence[SlabLoop]) -> Mapping[int, tuple[int, int]]:
-        """Values that loops write -> [first, end) in loops, from the loop that writes it to the last that reads it."""
-        found: dict[int, tuple[int, int]] = {}
+    def lifetimes(self, loops: Sequence[LoopOverSlabs]) -> Mapping[int, tuple[int, int]]:
+        """Values that loops write -> [first, end) in loops.
+
+        A lifetime is from the loop that writes the value to the last one that reads it.
+        """
+        spans: dict[int, tuple[int, int]] = {}
         for number, loop in enumerate(loops):
             for value in loop.writes:
-                found[value] = number, number + 1
+                spans[value] = number, number + 1
             for value in loop.reads:
-                if value in found:
-                    found[value] = found[value][0], number + 1
-        for value in found.keys() & self.read_whole.keys():
-            first, last = found[value]
-            found[value] = first, max(last, bisect_left(loops, self.read_whole[value], key=lambda loop: loop.level))
-        return found
+                if value in spans:
+                    spans[value] = spans[value][0], number + 1
+        for value in spans.keys() & self.read_whole.keys():
+            first, end = spans[value]
+            level = self.read_whole[value]
+            spans[value] = first, max(end, bisect_left(loops, level, key=lambda loop: loop.level))
+        return spans
 
     @cached_property
     def read_whole(self) -> Mapping[int, int]:
-        """Values that loops write and others read whole -> the last level that reads them so."""
-        walls, graph, levels = self.walls, self.graph, self.walls.levels
-        found = dict[int, int]()
+        """Values that loops write and ops read whole -> the last level that reads them so."""
+        walls = self.walls
+        graph = self.graph
+        levels = self.walls.levels
+        last_level = dict[int, int]()
         for number in walls.ops:
             for value in graph.graph.ops[number].outputs if not graph.along[number].reduces else ():
-                readers = [one for one in graph.readers.get(value, ()) if levels[one] > levels[number]]
-                whole = [levels[one] for one in readers if one not in walls.ops or graph.reads_whole(one, value)]
-                if whole or value in graph.outputs:
-                    found[value] = max(levels.values()) + 1 if value in graph.outputs else max(whole)
-        return found
+                later = [op for op in graph.readers.get(value, ()) if levels[op] > levels[number]]
+                whole = [op for op in later if op not in walls.ops or graph.reads_whole(op, value)]
+                if value in graph.outputs:
+                    last_level[value] = max(levels.values()) + 1
+                elif whole:
+                    last_level[value] = max(levels[op] for op in whole)
+        return last_level
 
     @cached_property
     def outside(self) -> Outside:
-        """Ops outside of the loops. A fused elementwise value counts as the values that it is computed from."""
-        walls, levels, ops = self.walls, self.walls.levels, self.graph.graph.ops
-        ends: dict[int, int] = {}  # by value
-        read = set[int]()  # by kernels and loops
+        """Ops outside of the loops. A fused elementwise value stands for its operands."""
+        walls = self.walls
+        levels = self.walls.levels
+        ops = self.graph.graph.ops
+        # by value: the level at which its last reader ends; values that kernels and loops read
+        ends: dict[int, int] = {}
+        read = set[int]()
         for number in reversed(range(len(ops))):
-            op, in_loop = ops[number], number in walls.ops
+            op = ops[number]
+            in_loop = number in walls.ops
             end = levels[number] + in_loop
-            if not in_loop and op.fusion not in _KERNELS and read.isdisjoint(op.outputs):  # fused into its readers
+            is_fused = op.fusion not in _KERNELS and read.isdisjoint(op.outputs)
+            if is_fused and not in_loop:  # it runs with its readers
                 end = max((ends.get(value, 0) for value in op.outputs), default=0)
             for value in op.inputs:
                 ends[value] = max(ends.get(value, 0), end)
                 if in_loop or op.fusion == "kernel":
                     read.add(value)
-        spans, constant = dict[int, tuple[int, int]](), set[int]()
+        spans = dict[int, tuple[int, int]]()
+        constant = set[int]()  # values that no kernel computes
         for number, op in enumerate(ops):
             if number in walls.ops:
                 continue
@@ -271,13 +320,21 @@ class Outside:
     seconds: float  # of its ops
     nbytes: Mapping[int, int]  # by value
     spans: Mapping[int, tuple[int, int]]  # value -> [first, end) levels of its lifetime
-    by_level: Sequence[int]  # by level
+    by_level: Sequence[int]  # by level: bytes
 
-    def beside(self, loops: Sequence[SlabLoop]) -> list[int]:
-        """Bytes in memory during each loop; loops that recompute a value's readers extend its lifetime."""
-        found = [self.by_level[loop.level] for loop in loops]
-        for value, last in {value: loop.level for loop in loops for value in loop.reads if value in self.spans}.items():
+    def nbytes_during(self, loops: Sequence[LoopOverSlabs]) -> list[int]:
+        """Bytes in memory during each loop.
+
+        Loops that recompute a value's readers extend its lifetime.
+        """
+        nbytes = [self.by_level[loop.level] for loop in loops]
+        last_level = {}
+        for loop in loops:
+            for value in loop.reads:
+                if value in self.spans:
+                    last_level[value] = loop.level
+        for value, last in last_level.items():
             for number, loop in enumerate(loops):
                 if self.spans[value][1] <= loop.level <= last:
-                    found[number] += self.nbytes[value]
-        return found
+                    nbytes[number] += self.nbytes[value]
+        return nbytes

@@ -1,13 +1,13 @@
-"""A program in slabs: which of its ops run slab by slab in loops, and the values that loops read, write and sum.
+"""A program in slabs: ops that run slab by slab in loops, and the values of these loops.
 
-A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` to `(t + 1) * rows` of every array on it. A
-sum along the axis is known only after the loop: this is a wall, after which another loop begins. So ops have levels,
-and there is one loop per level. A value of an earlier level is read from the array that its loop wrote (`stored`), or
-recomputed.
+A loop computes ops over slabs of one axis: trip `t` makes rows `t * rows` to `(t + 1) * rows` of
+every array on it. A reduction along the axis ends the loop; a new one follows. Such a reduction is
+a *wall*, an op's *level* the number of walls before it, and there is one loop per level. A value of
+an earlier level is read from the array that its loop wrote (`stored`), or recomputed.
 """
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -21,9 +21,10 @@ class AlongOp:
 
     # (value, rows of it that the op's rows read), for each input that is read by slabs
     reads: tuple[tuple[int, Rows], ...]
-    base: int  # the value that counts the op's rows: a result, or an input if the op sums along the axis
-    reduces: bool  # its results are sums (or extremes) over all slabs
-    # a row of its results needs the row before it, from the previous trip if necessary
+    # the value that counts the op's rows: a result, or an input if the op sums along the axis
+    base: int
+    reduces: bool  # are its results sums (or extremes) over all slabs?
+    # does a row of its results need the row before it, from the previous trip if necessary?
     carries: bool = False
 
     @property
@@ -38,31 +39,36 @@ class SlabGraph:
 
     graph: Graph  # the program; values and ops by number
     outputs: frozenset[int]  # values that the program returns
-    scales: Mapping[int, Fraction]  # value on the axis -> its rows per row of the array where the axis begins
+    # value on the axis -> its rows per row of the array where the axis begins
+    scales: Mapping[int, Fraction]
     sizes: Mapping[int, int]  # value on the axis -> its rows
     along: Mapping[int, AlongOp]  # by op on the axis
     effects: frozenset[int] = frozenset()  # ops that run in the order of their numbers
 
     @cached_property
     def readers(self) -> Mapping[int, tuple[int, ...]]:
-        found: dict[int, list[int]] = {}
+        readers: dict[int, list[int]] = {}
         for number, op in enumerate(self.graph.ops):
             for value in dict.fromkeys(op.inputs):
-                found.setdefault(value, []).append(number)
-        return {value: tuple(numbers) for value, numbers in found.items()}
+                readers.setdefault(value, []).append(number)
+        return {value: tuple(numbers) for value, numbers in readers.items()}
 
     def maker(self, value: int, ops: Collection[int]) -> int | None:
         """The op in `ops` that makes a value by slabs; None if it is an input, or made whole."""
-        made = self.graph.producer[value]
-        return made if made is not None and made in ops and not self.along[made].reduces else None
+        op = self.graph.producer[value]
+        return op if op is not None and op in ops and not self.along[op].reduces else None
 
     def reads_whole(self, op: int, value: int) -> bool:
         """Does an op on the axis read a value whole (too)?"""
-        return self.graph.ops[op].inputs.count(value) > sum(one == value for one, _ in self.along[op].reads)
+        slab_reads = sum(read == value for read, _ in self.along[op].reads)
+        return self.graph.ops[op].inputs.count(value) > slab_reads
 
 
-Place = tuple[tuple[int, int], ...]
-"""A computation, from outside to inside: the number of an equation, and which of its computations; () is a program."""
+ComputationPath = tuple[tuple[int, int], ...]
+"""A computation, from outside to inside: the number of an equation, and which of its computations.
+
+() is the program itself.
+"""
 
 
 @dataclass(frozen=True)
@@ -78,19 +84,22 @@ class Slabs:
     on_host: frozenset[int]  # written values that are in host memory
     # (stored value, level of a loop that recomputes it nevertheless)
     recomputed_in: frozenset[tuple[int, int]] = frozenset()
-    inside: Place = ()  # the computation; values and ops are numbered in its own jaxpr
+    # the computation; values and ops are numbered in its own jaxpr
+    inside: ComputationPath = ()
 
 
 @dataclass(frozen=True, eq=False)
-class SlabLoop:
+class LoopOverSlabs:
     """One loop over slabs; equal only to itself."""
 
     level: int  # number of walls before it
     ops: tuple[int, ...]  # in order
-    reads: tuple[int, ...]  # values that it reads by slabs, from inputs or from arrays that earlier loops wrote
+    # values that it reads by slabs, from inputs or from arrays that earlier loops wrote
+    reads: tuple[int, ...]
     writes: tuple[int, ...]  # values that it writes by slabs
     sums: tuple[int, ...]  # ops whose results it adds up
-    spans: Mapping[int, Span]  # rows of each value on the axis in a trip, relative to the first row of its own slab
+    # rows of each value on the axis in a trip, relative to the first row of its own slab
+    spans: Mapping[int, Span]
 
     def largest_op(self, graph: Graph) -> int:
         """Of its ops, the one that reads and writes most."""
@@ -100,24 +109,27 @@ class SlabLoop:
 def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
     """Rows of a value in a slab."""
     scale = graph.scales[value]
-    rows, rest = divmod(slabs.rows * scale.numerator, scale.denominator)
-    assert not rest
+    rows, remainder = divmod(slabs.rows * scale.numerator, scale.denominator)
+    assert not remainder
     return rows
 
 
-def spare_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
-    """Rows of unspecified content that a value on the host has before its first row, and after its last slab.
+def padding_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
+    """Padding rows of a host value, before its first row and after its last slab.
 
-    The first trip of a loop writes for a nonexistent trip, and the last one fetches for one.
+    With them the first delayed write and the last prefetch of a loop stay in bounds. Their content
+    is unspecified.
 
     Args:
       rows: of the value, in a slab.
       spans: that loops read.
     """
-    before, behind = rows, 0
+    before = rows
+    after = 0
     for low, high in spans:
-        before, behind = max(before, -low), max(behind, high)
-    return before, behind
+        before = max(before, -low)
+        after = max(after, high)
+    return before, after
 
 
 def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
@@ -127,36 +139,45 @@ def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
 
 
 def least_rows(graph: SlabGraph, ops: Iterable[int]) -> int:
-    """The smallest number of rows of a slab for which every value of these ops has a whole number of rows."""
-    least = 1
+    """The smallest number of rows of a slab for which all values of these ops have whole rows."""
+    rows = 1
     for op in ops:
         for value in graph.along[op].values:
             scale = graph.scales[value]
-            while (least * scale).denominator != 1:
-                least *= (least * scale).denominator
-    return least
+            while (rows * scale).denominator != 1:
+                rows *= (rows * scale).denominator
+    return rows
 
 
 class Walls:
-    """The levels of a program with some ops in loops; they do not depend on what the loops store.
+    """The levels of a program with some ops in loops; they do not depend on the stored values.
 
     Of ops with effects none is on a lower level than those before it.
 
-    Caches loops: most are the same if one more value is stored, or one less.
+    Caches loops: most stay the same if one more value is stored, or one less.
     """
 
     def __init__(self, graph: SlabGraph, ops: frozenset[int]):
         self.graph, self.ops = graph, ops
         self.levels: dict[int, int] = {}  # by op
-        producer, reached = graph.graph.producer, 0
-        for number, op in enumerate(graph.graph.ops):
-            made = ((one, value) for value in op.inputs if (one := producer[value]) is not None)
-            behind = (self.levels[one] + (one in ops and not self._by_slabs(number, value)) for one, value in made)
-            self.levels[number] = max(behind, default=0)
+        effects_level = 0
+        for number in range(len(graph.graph.ops)):
+            self.levels[number] = max(self._levels_after_inputs(number), default=0)
             if number in graph.effects:
-                self.levels[number] = reached = max(reached, self.levels[number])
-        self._known: dict[tuple[int, int], list[_Known]] = {}
-        self._known_rows: dict[tuple[int, int, int], int] = {}
+                effects_level = max(effects_level, self.levels[number])
+                self.levels[number] = effects_level
+        # by (level, rows of a slab), and by (value where the axis begins, rows of a slab, value)
+        self._loop_cache: dict[tuple[int, int], list[_CachedLoop]] = {}
+        self._rows_cache: dict[tuple[int, int, int], int] = {}
+
+    def _levels_after_inputs(self, number: int) -> Iterator[int]:
+        """By input that an op makes: the lowest level at which an op may read it."""
+        graph = self.graph.graph
+        for value in graph.ops[number].inputs:
+            producer = graph.producer[value]
+            if producer is not None:
+                is_wall = producer in self.ops and not self._by_slabs(number, value)
+                yield self.levels[producer] + is_wall
 
     def _by_slabs(self, number: int, value: int) -> bool:
         """Does an op of a loop read a value only by slabs, which another op makes by slabs?"""
@@ -169,119 +190,158 @@ class Walls:
     @cached_property
     def by_level(self) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
         """By level: ops outside of loops, and ops in them."""
-        found: list[tuple[list[int], list[int]]] = [([], []) for _ in range(max(self.levels.values(), default=0) + 1)]
+        count = max(self.levels.values(), default=0) + 1
+        ops: list[tuple[list[int], list[int]]] = [([], []) for _ in range(count)]
         for number, level in self.levels.items():
-            found[level][number in self.ops].append(number)
-        return found
+            ops[level][number in self.ops].append(number)
+        return ops
 
     @cached_property
     def forced(self) -> frozenset[int]:
         """Values made by slabs that an op or the caller reads whole: they are always written."""
-        made = (number for number in self.ops if not self.graph.along[number].reduces)
-        return frozenset(
-            value
-            for number in made
-            for value in self.graph.graph.ops[number].outputs
-            if value in self.graph.outputs
-            or any(not self._by_slabs(reader, value) for reader in self.graph.readers.get(value, ()))
-        )
+        forced = set[int]()
+        for number in self.ops:
+            if self.graph.along[number].reduces:
+                continue
+            for value in self.graph.graph.ops[number].outputs:
+                readers = self.graph.readers.get(value, ())
+                is_whole = any(not self._by_slabs(reader, value) for reader in readers)
+                if value in self.graph.outputs or is_whole:
+                    forced.add(value)
+        return frozenset(forced)
 
     def _rows(self, slabs: Slabs, value: int) -> int:
-        """`slab_rows`, counted once."""
-        known = slabs.value, slabs.rows, value
-        if known not in self._known_rows:
-            self._known_rows[known] = slab_rows(self.graph, slabs, value)
-        return self._known_rows[known]
+        """`slab_rows`, cached."""
+        key = slabs.value, slabs.rows, value
+        if key not in self._rows_cache:
+            self._rows_cache[key] = slab_rows(self.graph, slabs, value)
+        return self._rows_cache[key]
 
-    def loops(self, slabs: Slabs) -> list[SlabLoop]:
-        written, again = self.forced | slabs.stored, dict[int, set[int]]()
+    def loops(self, slabs: Slabs) -> list[LoopOverSlabs]:
+        stored = self.forced | slabs.stored
+        recomputed = dict[int, set[int]]()  # by level
         for value, level in slabs.recomputed_in:
-            again.setdefault(level, set()).add(value)
-        made = (
-            self._loop(level, slabs, written - again[level] if level in again else written)
-            for level in range(len(self.by_level))
-        )
-        return [loop for loop in made if loop is not None]
+            recomputed.setdefault(level, set()).add(value)
+        loops = []
+        for level in range(len(self.by_level)):
+            written = stored - recomputed[level] if level in recomputed else stored
+            loop = self._loop(level, slabs, written)
+            if loop is not None:
+                loops.append(loop)
+        return loops
 
-    def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> SlabLoop | None:
-        known = self._known.setdefault((level, slabs.rows), [])
-        for number, one in enumerate(known):
-            if one.written <= written and one.others.isdisjoint(written):
+    def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> LoopOverSlabs | None:
+        cache = self._loop_cache.setdefault((level, slabs.rows), [])
+        for number, entry in enumerate(cache):
+            if entry.written <= written and entry.unwritten.isdisjoint(written):
                 if number:
-                    known.insert(0, known.pop(number))
-                return one.loop
-        asked: dict[int, bool] = {}
-        loop = self._make(level, slabs, written, asked)
-        written = frozenset(value for value, answer in asked.items() if answer)
-        known.insert(0, _Known(written, frozenset(asked.keys() - written), loop))
-        del known[_KEPT:]
+                    cache.insert(0, cache.pop(number))
+                return entry.loop
+        queried: dict[int, bool] = {}
+        loop = self._make(level, slabs, written, queried)
+        required = frozenset(value for value, is_written in queried.items() if is_written)
+        cache.insert(0, _CachedLoop(required, frozenset(queried.keys() - required), loop))
+        del cache[_CACHED:]
         return loop
 
-    def _make(self, level: int, slabs: Slabs, written: frozenset[int], asked: dict[int, bool]) -> SlabLoop | None:
-        """The loop of a level; `asked` records the values for which it matters whether they are written."""
+    def _make(
+        self,
+        level: int,
+        slabs: Slabs,
+        written: frozenset[int],
+        queried: dict[int, bool],
+    ) -> LoopOverSlabs | None:
+        """The loop of a level, or None if it writes nothing.
+
+        Args:
+          queried: receives the values for which it matters whether they are written.
+        """
 
         def is_written(value: int) -> bool:
-            return asked.setdefault(value, value in written)
+            return queried.setdefault(value, value in written)
 
-        graph, along = self.graph.graph, self.graph.along
-        sums = [number for number in self.by_level[level][1] if along[number].reduces]
-        made = (number for number in self.by_level[level][1] if not along[number].reduces)
-        writes = sorted(value for number in made for value in graph.ops[number].outputs if is_written(value))
+        graph = self.graph.graph
+        along = self.graph.along
+        level_ops = self.by_level[level][1]
+        sums = [number for number in level_ops if along[number].reduces]
+        makers = [number for number in level_ops if not along[number].reduces]
+        outputs = (value for number in makers for value in graph.ops[number].outputs)
+        writes = sorted(filter(is_written, outputs))
         if not sums and not writes:
             return None
         spans = {value: (0, self._rows(slabs, value)) for value in writes}
-        makers = (graph.producer[value] for value in writes)
-        waiting = [-number for number in {*sums, *(number for number in makers if number is not None)}]
-        heapq.heapify(waiting)
-        ops, reads = list[int](), set[int]()
-        while waiting:
-            number = -heapq.heappop(waiting)
+        writers = (graph.producer[value] for value in writes)
+        # ops that the loop needs, the last first; an op may be in the heap several times
+        pending = [-number for number in {*sums, *(op for op in writers if op is not None)}]
+        heapq.heapify(pending)
+        ops = list[int]()
+        reads = set[int]()
+        while pending:
+            number = -heapq.heappop(pending)
             if ops and ops[-1] == number:
                 continue
             ops.append(number)
-            one, outputs = along[number], graph.ops[number].outputs
-            span = own = (0, self._rows(slabs, one.base))
-            if not one.reduces:
-                wanted = [spans[value] for value in outputs if value in spans]
-                span = _union([*wanted, own] if one.carries else wanted)
-                for value in outputs:
-                    spans[value] = span
-            for value, wants in one.reads:
-                rows = wants.of(*span)
-                spans[value] = _union([rows, spans[value]]) if value in spans else rows
+            op = along[number]
+            span = self._op_span(number, slabs, spans)
+            for value, rows in op.reads:
+                needed = rows.of(*span)
+                spans[value] = _union([needed, spans[value]]) if value in spans else needed
                 source = self.graph.maker(value, self.ops)
                 if source is None or (self.levels[source] < level and is_written(value)):
                     reads.add(value)
                 else:
-                    heapq.heappush(waiting, -source)
-        return SlabLoop(level, tuple(reversed(ops)), tuple(sorted(reads)), tuple(writes), tuple(sums), spans)
+                    heapq.heappush(pending, -source)
+        return LoopOverSlabs(
+            level,
+            tuple(reversed(ops)),
+            tuple(sorted(reads)),
+            tuple(writes),
+            tuple(sums),
+            spans,
+        )
+
+    def _op_span(self, number: int, slabs: Slabs, spans: dict[int, Span]) -> Span:
+        """The rows that an op makes in a trip, which become the spans of its results."""
+        op = self.graph.along[number]
+        slab = (0, self._rows(slabs, op.base))
+        if op.reduces:
+            return slab
+        outputs = self.graph.graph.ops[number].outputs
+        needed = [spans[value] for value in outputs if value in spans]
+        span = _union([*needed, slab] if op.carries else needed)
+        for value in outputs:
+            spans[value] = span
+        return span
 
 
 @dataclass(frozen=True)
-class _Known:
-    """A loop (or None), valid as long as `written` are written and `others` are not."""
+class _CachedLoop:
+    """A loop (or None), valid as long as `written` are written and `unwritten` are not."""
 
     written: frozenset[int]
-    others: frozenset[int]
-    loop: SlabLoop | None
+    unwritten: frozenset[int]
+    loop: LoopOverSlabs | None
 
 
-_KEPT = 16  # loops per level: search tries choices that differ by one value, or repeat
+_CACHED = 16  # loops per level: the search tries choices that differ by one value, or repeat
 
 
 def _union(spans: Sequence[Span]) -> Span:
-    first, *others = spans
-    if not others:
-        return first
-    low, high = first
-    for one in others:
-        low, high = min(low, one[0]), max(high, one[1])
+    """The smallest span that contains all."""
+    low, high = spans[0]
+    for other_low, other_high in spans[1:]:
+        low = min(low, other_low)
+        high = max(high, other_high)
     return low, high
 
 
-def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | SlabLoop, ...]:
+def arrange(graph: SlabGraph, slabs: Slabs) -> tuple[int | LoopOverSlabs, ...]:
     """The program in order: numbers of ops that run whole, and loops."""
     walls = Walls(graph, slabs.ops)
     loops = {loop.level: loop for loop in walls.loops(slabs)}
-    levels = enumerate(walls.by_level)
-    return tuple(one for level, (outside, _) in levels for one in (*outside, loops.get(level)) if one is not None)
+    parts = list[int | LoopOverSlabs]()
+    for level, (outside, _) in enumerate(walls.by_level):
+        parts += outside
+        if level in loops:
+            parts.append(loops[level])
+    return tuple(parts)

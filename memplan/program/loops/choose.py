@@ -22,7 +22,7 @@ def fewer_residuals(
     """
     original, chosen = program.original, program.loops
     loops = _loops_of(original)
-    frontiers = [options(loop if may_segment else replace(loop, turns=False), device, host_bytes) for loop in loops]
+    frontiers = [options(loop if may_segment else replace(loop, reverses=False), device, host_bytes) for loop in loops]
     now = sum(stacked_nbytes(loop, next((one for known, one in chosen if known == loop), None)) for loop in loops)
     choice = _fastest(frontiers, now - excess_bytes)
     return _written(original, loops, choice, device, host_bytes > 0) if _nbytes(choice) < now else None
@@ -32,9 +32,9 @@ def pinned_residuals(program: Program, device: Device) -> Program:
     """The fastest program whose loops keep the pins; itself where they keep them as they are written."""
 
     def decide(loop: Loop) -> Residuals | None:
-        return cheapest(loop, 0.0, device) if loop.is_moved else None
+        return cheapest(loop, 0.0, device) if loop.has_moving_pins else None
 
-    return with_residuals(program, decide) if any(loop.is_moved for loop in _loops_of(program)) else program
+    return with_residuals(program, decide) if any(loop.has_moving_pins for loop in _loops_of(program)) else program
 
 
 def _loops_of(program: Program) -> list[Loop]:

@@ -69,7 +69,7 @@ def _fits(residuals: Residuals, loop: Loop) -> bool:
         return False
     known = set(range(len(loop.body.values)))
     again = recomputed_ops(loop, residuals) if known.issuperset(residuals.stacked) else ()
-    there = loop.given.union(residuals.stacked, *(loop.body.ops[op].outputs for op in again))
+    there = loop.available.union(residuals.stacked, *(loop.body.ops[op].outputs for op in again))
     return (
         known.issuperset(residuals.stacked)
         and there.issuperset(loop.needed)

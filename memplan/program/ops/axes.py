@@ -56,7 +56,7 @@ class Axes:
     def leave(self, position: int, axis: int, eqn: compat.JaxprEqn) -> bool:
         """Rows of the result that exist read some of an operand that do not."""
         given = shape_of(eqn.invars[position])[self.operands[position].index(axis)]
-        return self.rows_of(position, axis).leave(self.counted(axis, eqn), given)
+        return self.rows_of(position, axis).reads_padding(self.counted(axis, eqn), given)
 
 
 def shape_of(atom: Any) -> tuple[int, ...]:

@@ -19,7 +19,16 @@ from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.graph import Span
-from memplan.planning.slabs.slabs import Place, SlabLoop, Slabs, Walls, arrange, least_rows, spare_rows, trips_of
+from memplan.planning.slabs.slabs import (
+    ComputationPath,
+    LoopOverSlabs,
+    Slabs,
+    Walls,
+    arrange,
+    least_rows,
+    padding_rows,
+    trips_of,
+)
 from memplan.program import compat, places
 from memplan.program.flat import Flat
 from memplan.program.host_memory import HostArray
@@ -64,7 +73,7 @@ def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> 
     return program.transform(record, places.with_computation(program.flat, slabs.inside, made))
 
 
-def _where(flat: Flat, inside: Place) -> str:
+def _where(flat: Flat, inside: ComputationPath) -> str:
     if not inside:
         return ""
     eqn = places.at(flat, inside[:-1]).eqns[inside[-1][0]]
@@ -117,9 +126,9 @@ def in_slabs(axis: SlabAxis, slabs: Slabs, first: int = 1) -> compat.ClosedJaxpr
 def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> list[Any]:
     known: dict[Any, Any] = bindings(axis.flat.closed, operands)
     numbers, order = itertools.count(first), arrange(axis.graph, slabs)
-    loops = [one for one in order if isinstance(one, SlabLoop)]
+    loops = [one for one in order if isinstance(one, LoopOverSlabs)]
     for one in order:
-        if isinstance(one, SlabLoop):
+        if isinstance(one, LoopOverSlabs):
             largest = axis.flat.eqns[one.largest_op(axis.graph.graph)]
             with compat.source_context(largest), jax.named_scope(InSlabs.scope(next(numbers))):
                 _Loop(axis, slabs, one, loops, known).run()
@@ -134,7 +143,9 @@ def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> l
 class _Loop:
     """One loop over slabs."""
 
-    def __init__(self, axis: SlabAxis, slabs: Slabs, loop: SlabLoop, loops: Sequence[SlabLoop], known: dict[Any, Any]):
+    def __init__(
+        self, axis: SlabAxis, slabs: Slabs, loop: LoopOverSlabs, loops: Sequence[LoopOverSlabs], known: dict[Any, Any]
+    ):
         self.axis, self.slabs, self.loop, self.known = axis, slabs, loop, known
         self.eqns, values = axis.flat.eqns, axis.flat.values
         self.trips = trips_of(axis.graph, slabs)
@@ -197,7 +208,7 @@ class _Loop:
     def _empty(self, var: Any, spans: Sequence[Span]) -> HostArray:
         """An empty host array, for loops that read these spans."""
         dim, rows = self.axis.dims[var], self.slab_rows(var)
-        return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, spare_rows(rows, spans))
+        return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, padding_rows(rows, spans))
 
     def _trip(self, carry: Any, _: None) -> Any:
         trip, sums, before, fetched, hosts, made = carry

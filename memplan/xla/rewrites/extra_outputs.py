@@ -89,12 +89,12 @@ def output_costs(
 
 def _operands_survive(problem: Problem, producer: int, reader: int) -> bool:
     """Does nothing overwrite a kernel's operands before another kernel?"""
-    places = {problem.buffers[read].place for read in problem.kernels[producer].reads}
-    shared = {place for place in places if len(problem.places[place]) > 1}
+    places = {problem.buffers[read].alias_set for read in problem.kernels[producer].reads}
+    shared = {place for place in places if len(problem.alias_sets[place]) > 1}
     if not shared:
         return True
     written = (
-        problem.buffers[number].place
+        problem.buffers[number].alias_set
         for kernel in problem.kernels[producer + 1 : reader + 1]
         for number in kernel.writes
     )

@@ -45,8 +45,8 @@ class Constraints:
 
 def constraints_of(problem: Problem) -> Constraints:
     names = [kernel.name for kernel in problem.kernels]
-    places = [buffer.place for buffer in problem.buffers]
-    is_shared = [len(problem.places[place]) > 1 for place in places]
+    places = [buffer.alias_set for buffer in problem.buffers]
+    is_shared = [len(problem.alias_sets[place]) > 1 for place in places]
 
     def shared(buffers: Sequence[int]) -> frozenset[tuple[int, int]]:
         return frozenset((places[buffer], buffer) for buffer in buffers if is_shared[buffer])

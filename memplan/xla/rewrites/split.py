@@ -197,7 +197,7 @@ def _splittable(
 def _has_separate_results(problem: Problem, kernel: Kernel) -> bool:
     """Are all results of a kernel temporaries that share no place with another buffer?"""
     results = [problem.buffers[number] for number in kernel.writes]
-    if any(len(problem.places[buffer.place]) > 1 for buffer in results):
+    if any(len(problem.alias_sets[buffer.alias_set]) > 1 for buffer in results):
         return False
     return len(_temporaries(results)) == len(results)
 

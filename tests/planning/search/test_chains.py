@@ -51,7 +51,7 @@ LOAD = np.array([5, 20, 10, 15])
 @pytest.mark.parametrize(("power", "weight"), [(1.0, 1.0 + 0.5), (2.0, 1.0 + 0.25)])
 def test_bytes_above_the_limit_as_shares_of_it(power: float, weight: float) -> None:
     excess = Excess(10, power)
-    assert excess.of(LOAD) == weight == sum(excess.of_one(nbytes) for nbytes in LOAD.tolist())
+    assert excess.of(LOAD) == weight == sum(excess.of_slot(nbytes) for nbytes in LOAD.tolist())
 
 
 @pytest.mark.parametrize("power", [1.0, 1.5, 2.0])

@@ -94,8 +94,8 @@ def shifted(one: Offload) -> Offload:
 
 def test_copies_on_a_level_begin_and_end_between_its_kernels() -> None:
     scheduler = CopyScheduler(Ledger(record(looping())), lambda nbytes: 0.0, 2**40)
-    assert scheduler.moments(5) == ([1, 1, 2, 3, 7, 7, 7, 7], [-1, 1, 2, 3, 3, 3, 3, -1])
-    assert scheduler.moments(-1) == ([0, 5, 5, 5, 5, 5, 6, 7], [0, 0, 0, 0, 0, 5, 6, -1])
+    assert scheduler.copy_slots(5) == ([1, 1, 2, 3, 7, 7, 7, 7], [-1, 1, 2, 3, 3, 3, 3, -1])
+    assert scheduler.copy_slots(-1) == ([0, 5, 5, 5, 5, 5, 6, 7], [0, 0, 0, 0, 0, 5, 6, -1])
 
 
 def test_a_host_that_is_full_takes_nothing() -> None:
@@ -104,7 +104,7 @@ def test_a_host_that_is_full_takes_nothing() -> None:
     assert not list(CopyScheduler(ledger, lambda nbytes: 1.0, 3).placements(0, 9, (4, 5)))
 
 
-def test_a_link_that_is_busy_is_waited_for() -> None:
+def test_a_link_that_is_busy_is_stalls_s() -> None:
     ledger = spanned(8)
     ledger.offload(Offload(0, 0, 2, 6))
     links = Links(ledger, lambda nbytes: 2.0)

@@ -45,7 +45,7 @@ def test_what_fits_becomes_no_slower_and_fits(layers: int, seed: int, offloads: 
 @given(st.integers(3, 8), st.integers(0, 99), st.booleans())
 def test_it_says_whether_it_reached_the_limit(layers: int, seed: int, offloads: bool) -> None:
     ledger, limit, scheduler = evicted(layers, seed, offloads)
-    limit = max(int(0.95 * limit), int(ledger.tape.least_nbytes.max()))
+    limit = max(int(0.95 * limit), int(ledger.tape.floor_nbytes.max()))
     before = ledger.peak_nbytes
     reached = NeighbourhoodSearch(ledger, limit, scheduler).reach_limit(300)
     assert reached == (ledger.peak_nbytes <= limit)

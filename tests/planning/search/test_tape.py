@@ -33,7 +33,7 @@ def test_in_another_order_the_slots_are_others() -> None:
 
 def test_what_is_made_outside_of_a_loop_is_recomputed_before_its_body() -> None:
     tape = record(looping())
-    levels = [slot.level for slot in tape.slots]
+    levels = [slot.block for slot in tape.slots]
     assert levels[:2] == [-1, -1] and levels[2:5] == [5, 5, 5] and levels[6] == -1
     assert tape.may_recompute(0, 1) and not tape.may_recompute(0, 3)
 
@@ -61,6 +61,6 @@ def test_empty_slots_take_nothing_that_was_not_there(layers: int, seed: int, slo
     tape = reconcile(problem, record(problem))
     more = tape.with_empty_slots({slot for slot in slots if slot < tape.count})
     load = iter(Ledger(tape).load.tolist())
-    for slot, nbytes, least in zip(more.slots, Ledger(more).load.tolist(), more.least_nbytes, strict=True):
+    for slot, nbytes, least in zip(more.slots, Ledger(more).load.tolist(), more.floor_nbytes, strict=True):
         assert least == 0 if slot.operation is None else nbytes == next(load)
     assert [slot.operation for slot in more.slots if slot.operation is not None] == list(range(tape.count))

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits, Streams
-from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls
+from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls
 from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
 
 LIMITS = SlabLimits(100, 50, 7)
 LAUNCH = 1e-5
 
 
-def loops(one: Written, slabs: Slabs) -> list[SlabLoop]:
+def loops(one: Written, slabs: Slabs) -> list[LoopOverSlabs]:
     return Walls(one.graph, slabs.ops).loops(slabs)
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.graph import ALIGNED, Rows, Span
-from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
+from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
 from tests.planning.slab_graphs import HALO, POOL, UPSAMPLE, Made, Written, norm, slab_graphs, slabs_of, written
 
 HALF = Fraction(1, 2)
@@ -140,7 +140,7 @@ def test_every_arrangement_can_run(data: Any) -> None:
     slabs = data.draw(slabs_of(one))
     graph, there = one.graph.graph, {one.values["x"], one.values["y"]}
     for item in arrange(one.graph, slabs):
-        if isinstance(item, SlabLoop):
+        if isinstance(item, LoopOverSlabs):
             assert there.issuperset(item.reads) and (item.sums or item.writes)
             check_loop(one, slabs, item, there)
             there.update(item.writes, *(graph.ops[op].outputs for op in item.sums))
@@ -166,7 +166,7 @@ def test_effects_keep_their_order_and_all_else_its_place(data: Any) -> None:
         assert levels == plain
 
 
-def check_loop(one: Written, slabs: Slabs, loop: SlabLoop, there: set[int]) -> None:
+def check_loop(one: Written, slabs: Slabs, loop: LoopOverSlabs, there: set[int]) -> None:
     graph, here = one.graph, set(loop.reads)
     for number in loop.ops:
         along, op = graph.along[number], graph.graph.ops[number]

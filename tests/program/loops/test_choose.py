@@ -45,7 +45,7 @@ def fewer(program: Program, excess: int, host: int = 0) -> Program:
 
 def test_without_a_host_nothing_is_on_it(program: Program) -> None:
     for excess in (1, GIB):
-        assert not any(residuals.moves for residuals in chosen(fewer(program, excess)))
+        assert not any(residuals.uses_host for residuals in chosen(fewer(program, excess)))
 
 
 @pytest.mark.parametrize("name", ["layers", "branching", "stacked_twice"])

@@ -79,10 +79,10 @@ def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     assert forward is not None and backward is not None
     loop = loop_of(pair, forward, backward, runs=3, pins=())
     assert (loop.trips, loop.runs) == (5, 3)
-    assert not loop.needed & loop.given
-    assert {loop.body.values[value].shape for value in loop.given} == {(4, 4)}  # the weights of a layer
+    assert not loop.needed & loop.available
+    assert {loop.body.values[value].shape for value in loop.available} == {(4, 4)}  # the weights of a layer
     assert all(np.prod(loop.body.values[value].shape) for value in loop.needed)
-    assert [loop.body.values[value].shape for value in loop.carried] == [(3, 4)] and loop.turns
+    assert [loop.body.values[value].shape for value in loop.carried] == [(3, 4)] and loop.reverses
 
 
 def test_loops_inside_a_loop_count_its_trips() -> None:

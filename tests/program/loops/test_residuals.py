@@ -36,7 +36,7 @@ def moved(loop: Loop) -> Residuals:
 
 
 def every_value(loop: Loop) -> Residuals:
-    return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.given))
+    return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.available))
 
 
 def in_segments(loop: Loop, segments: int = 2, trips: int = 2, moves: bool = False) -> Residuals | None:
@@ -158,7 +158,7 @@ def test_random_loops_with_random_residuals(seed: int) -> None:
         if draw.random() < 0.1:
             return None
         found = cheapest(loop, draw.choice(PRICES), DEVICE, draw.random() < 0.5)
-        others = [value for value in range(len(loop.body.values)) if value not in loop.given]
+        others = [value for value in range(len(loop.body.values)) if value not in loop.available]
         more = {value for value in others if draw.random() < 0.2} - set(found.stacked)
         found = dataclasses.replace(found, kept=tuple(sorted((*found.kept, *more))))
         length = draw.randint(1, loop.trips) if loop.trips else 0

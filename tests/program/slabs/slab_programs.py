@@ -16,7 +16,7 @@ from jax import lax
 from memplan.hardware import catalog
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Pricer, SlabLimits
-from memplan.planning.slabs.slabs import SlabLoop, Slabs, Walls, least_rows, trips_of
+from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.ops import shape_of
@@ -365,7 +365,7 @@ CUTS = st.builds(
 )  # fmt: skip
 
 
-def loops_of(axis: SlabAxis, slabs: Slabs) -> list[SlabLoop]:
+def loops_of(axis: SlabAxis, slabs: Slabs) -> list[LoopOverSlabs]:
     return Walls(axis.graph, slabs.ops).loops(slabs)
 
 

@@ -12,26 +12,26 @@ from experiments.planners.evict import tape_of_stages
 from experiments.planners.stages import stages_of_nodes
 from memplan.planning.legal import fault
 from memplan.planning.problem import Problem
-from memplan.planning.search.effort import Travel
+from memplan.planning.search.effort import Streaming
 from memplan.planning.search.ledger import Ledger, Offload
 from memplan.planning.search.links import CopyScheduler, plan_seconds
+from memplan.planning.search.streaming import stream
 from memplan.planning.search.tape import record
-from memplan.planning.search.travel import travel
 from tests.planning.search.plans import random_plan, schedule_of
 from tests.planning.steps import accumulating, in_a_loop, training
 
-WAYS = st.builds(Travel, st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
+WAYS = st.builds(Streaming, st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
 
 
-def travelled(ledger: Ledger, limit: int, how: Travel, host_nbytes: int = 2**40) -> Ledger:
+def travelled(ledger: Ledger, limit: int, how: Streaming, host_nbytes: int = 2**40) -> Ledger:
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**22, host_nbytes)
-    travel(ledger, scheduler, limit, how, least_nbytes=1)
+    stream(ledger, scheduler, limit, how, min_nbytes=1)
     return ledger
 
 
-def check(problem: Problem, ledger: Ledger, share: float, how: Travel) -> None:
+def check(problem: Problem, ledger: Ledger, share: float, how: Streaming) -> None:
     limit = int(share * ledger.peak_nbytes)
-    travelled(ledger, limit, Travel(how.reserve, buffers=False))
+    travelled(ledger, limit, Streaming(how.reserve, overlap=False))
     tight, plan = ledger.peak_nbytes, (ledger.recomputations(), list(ledger.offloads.values()))
     assert fault(problem, schedule_of(ledger)[0]) is None
     travelled(ledger, limit, how)
@@ -41,13 +41,13 @@ def check(problem: Problem, ledger: Ledger, share: float, how: Travel) -> None:
 
 
 @given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5, 0.2]), WAYS)
-def test_plans_are_legal_and_copies_keep_the_limit(layers: int, seed: int, share: float, how: Travel) -> None:
+def test_plans_are_legal_and_copies_keep_the_limit(layers: int, seed: int, share: float, how: Streaming) -> None:
     for problem in (training(layers, seed), accumulating(layers, 3, seed), in_a_loop(training(layers, seed), 3)):
         check(problem, Ledger(record(problem)), share, how)
 
 
 @given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5]), WAYS, st.randoms(use_true_random=False))
-def test_a_plan_goes_on_from_any_other(layers: int, seed: int, share: float, how: Travel, draw: Random) -> None:
+def test_a_plan_goes_on_from_any_other(layers: int, seed: int, share: float, how: Streaming, draw: Random) -> None:
     problem = training(layers, seed)
     check(problem, random_plan(problem, draw, offloads=True), share, how)
 
@@ -57,8 +57,8 @@ def test_nothing_is_left_to_add(layers: int, seed: int, share: float) -> None:
     """A second time, the plan stays as it is."""
     ledger = Ledger(record(training(layers, seed)))
     limit = int(share * ledger.peak_nbytes)
-    once = dict(travelled(ledger, limit, Travel(0.0, buffers=False)).offloads)
-    assert travelled(ledger, limit, Travel(0.0, buffers=False)).offloads == once
+    once = dict(travelled(ledger, limit, Streaming(0.0, overlap=False)).offloads)
+    assert travelled(ledger, limit, Streaming(0.0, overlap=False)).offloads == once
 
 
 def chain(inputs: list[list[int]], nbytes: list[int]) -> Ledger:
@@ -80,19 +80,19 @@ SPANNED = [[], *([node] for node in range(8)), [0, 8]]  # the first value is rea
 def test_copies_take_the_room_that_there_is(limit: int, buffers: bool, offload: Offload) -> None:
     ledger = chain(SPANNED, [4, 1, 1, 1, 1, 3, 1, 1, 1, 1])
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2, 100)
-    travel(ledger, scheduler, limit, Travel(0.0, buffers), least_nbytes=1)
+    stream(ledger, scheduler, limit, Streaming(0.0, buffers), min_nbytes=1)
     assert list(ledger.offloads.values()) == [offload]
 
 
 def test_what_is_needed_latest_leaves() -> None:
     ledger = chain([[], [], [1], [2], [1, 3], [0, 4]], [4, 4, 1, 1, 1, 1])
-    travelled(ledger, 9, Travel(0.0))
+    travelled(ledger, 9, Streaming(0.0))
     assert {offload.value for offload in ledger.offloads.values()} == {0}
 
 
 def test_a_host_that_is_full_takes_nothing() -> None:
     ledger = chain(SPANNED, [4] + [1] * 9)
-    assert not travelled(ledger, 5, Travel(0.0), host_nbytes=3).offloads
+    assert not travelled(ledger, 5, Streaming(0.0), host_nbytes=3).offloads
 
 
 def test_kernels_wait_for_no_copy_that_a_buffer_hides() -> None:
@@ -101,6 +101,6 @@ def test_kernels_wait_for_no_copy_that_a_buffer_hides() -> None:
     ledger = chain([*forward, *([9 + node, 9 - node] for node in range(10))], [1] * 20)
     scheduler = CopyScheduler(ledger, lambda nbytes: 1.0, 100)
     plain_s = plan_seconds(ledger, scheduler)
-    travel(ledger, scheduler, 6, Travel(0.0), least_nbytes=1)
+    stream(ledger, scheduler, 6, Streaming(0.0), min_nbytes=1)
     assert ledger.peak_nbytes <= 6 and ledger.offloads
     assert plan_seconds(ledger, scheduler) == plain_s
