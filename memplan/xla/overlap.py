@@ -126,11 +126,7 @@ class _Entry:
             kernel = kernels[number]
             position = self._position[self._unit_of[number]]
             self._last_use.update(dict.fromkeys((*kernel.reads, *kernel.writes), position))
-        self.eager: dict[int, int] = {}
-        for unit in movable:
-            freed_nbytes = self._freed_nbytes(unit)
-            if freed_nbytes > 0 or unit in relays:
-                self.eager[self._position[unit]] = freed_nbytes
+        self.eager = self._eager(movable, relays)
         self.pairs = self._pairs(ops)
 
     def _precedence(
@@ -150,6 +146,12 @@ class _Entry:
             names = ops[kernels[unit].name].predecessors
             before[unit] = required[unit] | {by_name[name] for name in names if name in by_name}
         return before
+
+    def _eager(self, movable: Collection[int], relays: Collection[int]) -> Mapping[int, int]:
+        """See `eager`: relays, and the other movable units that free bytes."""
+        freed_nbytes = {unit: self._freed_nbytes(unit) for unit in movable}
+        eager = {unit for unit in movable if freed_nbytes[unit] > 0 or unit in relays}
+        return {self._position[unit]: freed_nbytes[unit] for unit in eager}
 
     def _freed_nbytes(self, unit: int) -> int:
         """Bytes that are freed when the unit is done, less those that it allocates."""

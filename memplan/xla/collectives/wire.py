@@ -50,39 +50,21 @@ class Wire:
         """
         (size,) = piece.result[0].dims
         hosts = len(groups[0])
-        part = size // hosts
-        array = builder.edit.array
-        rows = builder.reshape("rows", piece, hosts, part)
-        bits = self._bits(builder, rows)
-        if tuples:
-            row_shape = array("u16", 1, part)
-            bounds = [[(row, row + 1, 1), (0, part, 1)] for row in range(hosts)]
-            sent = [builder.add("row", "slice", row_shape, bits, slices=box) for box in bounds]
-            received = builder.exchanged(groups, sent)
-            shape = array("u16", hosts, part)
-            bits = builder.add("rows", "concatenate", shape, *received, dimensions=[0])
-        else:
-            bits = builder.collective(
-                "exchange",
-                EXCHANGE,
-                bits.shape,
-                bits,
-                groups=groups,
-                dimensions=[0],
-            )
+        rows = builder.reshape("rows", piece, hosts, size // hosts)
+        bits = _exchanged(builder, groups, self._bits(builder, rows), tuples)
         wide = self._wide(builder, bits)
         zero = builder.scalar("f32", 0)
         summed = builder.add(
             "sum",
             "reduce",
-            array("f32", part),
+            builder.edit.array("f32", size // hosts),
             wide,
             zero,
             dimensions=[0],
             to_apply=to_apply,
         )
         bits = self._bits(builder, summed)
-        shape = array("u16", size)
+        shape = builder.edit.array("u16", size)
         bits = builder.collective("collect", GATHER, shape, bits, groups=groups, dimensions=[0])
         return self._wide(builder, bits)
 
@@ -97,3 +79,21 @@ class Wire:
         shape = builder.edit.array(self.dtype, *dims)
         narrow = builder.add("narrow", "bitcast-convert", shape, bits)
         return builder.add("wide", "convert", builder.edit.array("f32", *dims), narrow)
+
+
+def _exchanged(
+    builder: Builder,
+    groups: Groups,
+    bits: Instruction,
+    tuples: bool,
+) -> Instruction:
+    """Row n of every device of a group on its n-th device; `tuples` as `Wire.sum` has it."""
+    shape = bits.shape
+    if not tuples:
+        return builder.collective("exchange", EXCHANGE, shape, bits, groups=groups, dimensions=[0])
+    hosts, part = bits.result[0].dims
+    row_shape = builder.edit.array("u16", 1, part)
+    bounds = [[(row, row + 1, 1), (0, part, 1)] for row in range(hosts)]
+    sent = [builder.add("row", "slice", row_shape, bits, slices=box) for box in bounds]
+    received = builder.exchanged(groups, sent)
+    return builder.add("rows", "concatenate", shape, *received, dimensions=[0])
