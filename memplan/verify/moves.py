@@ -10,7 +10,6 @@ from memplan.errors import UnsupportedProgramError
 from memplan.verify.partition_numbers import PartitionNumbers, clamped
 from memplan.verify.pieces import size_of
 from memplan.verify.spreads import Spread, Spreads, Teams
-from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -72,7 +71,7 @@ class Moves:
         if not of_partitions or op.channel is None:
             return None
         try:
-            groups = replica_groups(op.attributes, self.spreads.devices)
+            groups = op.groups(self.spreads.devices)
         except UnsupportedProgramError:
             return None
         if groups not in self._teams:

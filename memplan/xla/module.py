@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from typing import TypedDict, Unpack
 
 from memplan.errors import MemplanError
+from memplan.hardware.machine import Groups
 from memplan.xla.large_literals import LARGE_NBYTES
+from memplan.xla.replica_groups import groups_text, replica_groups
 from memplan.xla.shapes import Array, Shape, bare, leaves, read_shape, shape_text
 
 BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
@@ -52,6 +55,7 @@ _DILATION = re.compile(r"\blhs_dilate=([\dx]+)")
 _BATCH_GROUPS = re.compile(r"\bbatch_group_count=(\d+)")
 _FEATURE_GROUPS = re.compile(r"\bfeature_group_count=(\d+)")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
+_IN_PLACE = re.compile(r",? ?output_to_operand_aliasing=\{.*?\}(?=, [a-z]|$)")
 _SOURCES = re.compile(r"source_target_pairs=\{((?:\{\d+,\d+\},?)*)\}")
 _PREDECESSORS = re.compile(r"control-predecessors=\{([^}]*)\}")
 _CONSTANT = re.compile(r"^.* = [a-z]\w*\[\d[^=]* constant\(.*$", re.MULTILINE)  # of an array
@@ -120,6 +124,8 @@ class Instruction:
         kind: str | None = None,
         frontend_attributes: Mapping[str, str] | None = None,
         backend_config: str | None = None,
+        channel: int | None = None,
+        in_place: bool = True,
     ) -> Instruction:
         """A copy with another name, other operands, another shape, ...; itself if that changes nothing.
 
@@ -130,6 +136,7 @@ class Instruction:
           ordered: False drops the instructions that must run before it without being read.
           kind: of a fusion.
           backend_config: JSON text.
+          in_place: False drops the pairs of outputs and operands that are one buffer.
         """
         attributes = self.attributes
         for old, new in (called or {}).items():
@@ -138,6 +145,10 @@ class Instruction:
             attributes = _INDEX.sub(f"index={index}", attributes, count=1)
         if not ordered:
             attributes = _AFTER.sub("", attributes).lstrip(", ")
+        if channel is not None:
+            attributes = _CHANNEL.sub(f"channel_id={channel}", attributes, count=1)
+        if not in_place:
+            attributes = _IN_PLACE.sub("", attributes).lstrip(", ")
         if kind is not None:
             attributes = _KIND.sub(f"kind={kind}", attributes, count=1)
         if frontend_attributes is not None:
@@ -351,6 +362,19 @@ class Instruction:
         """Of a collective-permute: who sends, and to whom."""
         pairs = _SOURCES.search(self.attributes)
         return tuple((int(a), int(b)) for a, b in re.findall(r"\{(\d+),(\d+)\}", pairs[1])) if pairs else ()
+
+    def groups(self, partitions: int) -> Groups:
+        """Replica groups of a collective; one of all partitions if it names none.
+
+        Raises:
+          UnsupportedProgramError: a notation that memplan does not know.
+        """
+        return replica_groups(self.attributes, partitions)
+
+    @property
+    def has_metadata(self) -> bool:
+        """Does it say where in the user's program it comes from?"""
+        return METADATA.search(self.line) is not None
 
     @cached_property
     def integers(self) -> tuple[int, ...] | None:
@@ -870,3 +894,60 @@ def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
         if op.opcode in BLOCKS:
             for name in op.called:
                 yield from with_blocks(module, module[name])
+
+
+class Facts(TypedDict, total=False):
+    """What a new instruction states, by the names of the facts of `Instruction`."""
+
+    channel: int
+    groups: Groups
+    counts_devices: bool
+    dimensions: Sequence[int]
+    slices: Sequence[tuple[int, int, int]]
+    padding: Sequence[tuple[int, int, int]]
+    index: int
+    to_apply: str
+    literal: int  # the element of a scalar constant
+
+
+def instruction(
+    name: str,
+    opcode: str,
+    shape: Shape,
+    operands: Sequence[str] = (),
+    *,
+    like: Instruction | None = None,
+    root: bool = False,
+    **facts: Unpack[Facts],
+) -> Instruction:
+    """A new instruction.
+
+    Args:
+      like: an instruction of the same source line, which gives the metadata.
+    """
+    attributes = [text(facts[fact]) for fact, text in _FACT_TEXTS.items() if fact in facts]
+    if like is not None and (metadata := METADATA.search(like.line)):
+        attributes.append(metadata[0])
+    inside = str(facts["literal"]) if "literal" in facts else ", ".join(f"%{operand}" for operand in operands)
+    call = f"  {'ROOT ' if root else ''}%{name} = {shape_text(shape)} {opcode}({inside})"
+    return read_instruction(", ".join([call, *attributes]))
+
+
+_FACT_TEXTS: Mapping[str, Callable[..., str]] = {  # in XLA's order
+    "channel": lambda channel: f"channel_id={channel}",
+    "groups": lambda groups: f"replica_groups={groups_text(groups)}",
+    "counts_devices": lambda counts: f"use_global_device_ids={str(counts).lower()}",
+    "dimensions": lambda dimensions: f"dimensions={{{','.join(map(str, dimensions))}}}",
+    "slices": lambda slices: f"slice={{{', '.join(_range_text(*bounds) for bounds in slices)}}}",
+    "padding": lambda padding: f"padding={'x'.join(_padding_text(*sides) for sides in padding)}",
+    "index": lambda index: f"index={index}",
+    "to_apply": lambda name: f"to_apply=%{name}",
+}
+
+
+def _range_text(start: int, limit: int, stride: int) -> str:
+    return f"[{start}:{limit}]" if stride == 1 else f"[{start}:{limit}:{stride}]"
+
+
+def _padding_text(low: int, high: int, interior: int) -> str:
+    return f"{low}_{high}_{interior}" if interior else f"{low}_{high}"

@@ -1,9 +1,9 @@
-"""A scheduled module -> one whose collectives run beside more of its kernels, within a limit of bytes.
+"""Reorders a scheduled module so that more kernels overlap its collectives, within a memory limit.
 
-XLA's scheduler and a plan let few collectives be under way at once. Here the links get something to do whenever they
-are free: a sum as soon as what it adds is there, a gather just in time for its first reader; and nobody waits for the
-end of a collective before it reads what that makes. Kernels keep their order, or feed the links. All devices run the
-same module, so all start the collectives in the same order, which may be another one than before.
+XLA's scheduler and a plan let few collectives be in flight at once. Keep the links busy: start a
+reduction when its input is ready, a gather just in time, and wait for the end of a collective only
+where its result is read. Kernels keep their order, or feed the links. All devices run the same
+module, so all start the collectives in the same order, which may differ from that before.
 """
 
 import heapq
@@ -23,33 +23,36 @@ from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import BLOCKS, Instruction, Module, predecessors, read_module
+from memplan.xla.module import BLOCKS, Instruction, Module, read_module
 from memplan.xla.replay import Replay
 from memplan.xla.write import write
 
+# These instructions are heavy, and so are fusions that a library or Triton computes.
 _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
 
 
 class Overlap:
-    """Orders of a module's kernels in which the collectives of its entry run beside more of these."""
+    """Orders of a module's kernels in which more of them overlap the collectives of its entry."""
 
     def __init__(self, module: Module, on_gpu: bool, clock: Replay) -> None:
         """`clock`: the module's own."""
-        self._module, self._clock = module, clock
+        self._module = module
+        self._clock = clock
         self._problem = problem_of(module, on_gpu, joins_pairs=False)
-        self._entries = dict[bool, _Entry]()
+        self._entries: dict[bool, _Entry] = {}
 
     def order(self, limit_nbytes: int, feeds_links: bool = False) -> Sequence[int]:
         """Numbers of all kernels in the new order; increasing if none moves.
 
         Args:
-          limit_nbytes: bytes of live temporaries up to which collectives move. What results may take more, since values
-            that share a place are counted as they were.
-          feeds_links: kernels move, too. What leads to collectives alone, as a weight's gradient does, runs as soon as
-            it can, or beside the next sum that others wait for; what stands between two collectives when the first is
-            done; what waits for collectives alone, as updates do, behind all other kernels, or where the links are done
-            with these if it frees bytes. Nothing moves for a collective that a heavy kernel waits for, such as the
-            gather of a parameter.
+          limit_nbytes: bytes of live temporaries up to which collectives move. The module may take
+            more, since values that share an alias set are counted as they were.
+          feeds_links: kernels move, too. Kernels that only feed collectives, such as a weight's
+            gradient, run as early as possible, or concurrently with the next reduction that others
+            wait for. Kernels between two collectives run when the first is done. Kernels that only
+            wait for collectives, such as updates, run last, or when the links are done with their
+            operands if that frees bytes. Nothing moves for a collective on the critical path: one
+            that a heavy kernel waits for, such as the gather of a parameter.
         """
         if feeds_links not in self._entries:
             self._entries[feeds_links] = _Entry(self._module, self._problem, feeds_links)
@@ -64,117 +67,145 @@ class Overlap:
 
 
 @dataclass
-class _Pair:
-    """A collective, by the places of its start and its end among the units."""
+class _AsyncPair:
+    """A collective, by the positions of its start and its end among the units."""
 
     start: int
     end: int
     reader: int  # the first that waits for the end; the count of units if none does
     gathers: bool
-    made_nbytes: int  # that are taken from the start on
-    held: Sequence[tuple[int, int]]  # (place of the last other use, bytes) of what is live until the end
+    written_nbytes: int  # that are allocated at the start
+    # (last other use, bytes) of every buffer that is live until the end
+    kept_alive: Sequence[tuple[int, int]]
 
 
 class _Entry:
-    """The units of the entry by their places: kernels, and loops as a whole.
+    """The units of the entry by their positions in an order: kernels, and loops as a whole.
 
     Attributes:
-      before: places that must precede each.
+      before: positions that must precede each.
       pairs: the collectives, by start.
-      eager: where kernels feed the links, places that run as soon as the collectives that they wait for are done, and
-        the bytes that each frees.
+      eager: positions of the units that run as soon as the collectives that they wait for are done,
+        and the bytes that each frees. None unless kernels feed the links.
     """
 
     def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
-        self.problem, kernels, ops = problem, problem.kernels, module.entry.ops
-        self._nbytes = [buffer.nbytes if buffer.role is Role.TEMPORARY else 0 for buffer in problem.buffers]
-        self._unit_of = [[number, *problem.blocks_around(number)][-1] for number in range(len(kernels))]
-        self._inside = defaultdict[int, list[int]](list)  # loop of the entry -> kernels in it
+        self.problem = problem
+        kernels = problem.kernels
+        ops = module.entry.ops
+        buffers = problem.buffers
+        self._nbytes = [buffer.nbytes * (buffer.role is Role.TEMPORARY) for buffer in buffers]
+        numbers = range(len(kernels))
+        self._unit_of = [[number, *problem.blocks_around(number)][-1] for number in numbers]
+        self._inside: dict[int, list[int]] = defaultdict(list)  # loop of the entry -> kernels in it
         for number, unit in enumerate(self._unit_of):
-            self._inside[unit] += [number] if number != unit else []
-        self._ends = {
-            start: end for start, end in pair_ends(problem).items()
+            if number != unit:
+                self._inside[unit].append(number)
+        self._ends = {  # by start
+            start: end
+            for start, end in pair_ends(problem).items()
             if kernels[start].block is None and is_collective(ops[kernels[start].name].opcode)
-        }  # fmt: skip
-        units = [number for number, kernel in enumerate(kernels) if kernel.block is None]
-        before, last, relays = self._precedence(ops, units), set[int](), set[int]()
+        }
+        units: Sequence[int] = [n for n, kernel in enumerate(kernels) if kernel.block is None]
+        before = self._precedence(ops, units)
+        movable: set[int] = set()
+        relays: set[int] = set()
         if feeds_links:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
             gathers = [start for start in self._ends if _is_gather(ops[kernels[start].name])]
-            units, last, relays = _feeding_order(before, self._ends, gathers, heavy)
-        self.units, self._place = units, {number: at for at, number in enumerate(units)}
-        self.names = [kernels[number].name for number in units]
-        self.before = [{self._place[one] for one in before[unit]} for unit in units]
-        self._used = dict[int, int]()  # buffer -> place of its last use
+            feeding = _feeding_order(before, self._ends, gathers, heavy)
+            units = feeding.units
+            relays = feeding.relays
+            movable = (feeding.last | relays) - {*self._ends, *self._ends.values()}
+        self.units = units
+        self._position = {unit: position for position, unit in enumerate(units)}
+        self.names = [kernels[unit].name for unit in units]
+        self.before = [{self._position[earlier] for earlier in before[unit]} for unit in units]
+        self._last_use: dict[int, int] = {}  # by buffer
         for number in problem.with_bodies(units):
             kernel = kernels[number]
-            self._used.update(dict.fromkeys((*kernel.reads, *kernel.writes), self._place[self._unit_of[number]]))
-        freed_nbytes = {
-            unit: self._freed_nbytes(unit) for unit in (last | relays) - {*self._ends, *self._ends.values()}
-        }
-        self.eager = {
-            self._place[unit]: nbytes for unit, nbytes in freed_nbytes.items() if nbytes > 0 or unit in relays
-        }
+            position = self._position[self._unit_of[number]]
+            self._last_use.update(dict.fromkeys((*kernel.reads, *kernel.writes), position))
+        self.eager = self._eager(movable, relays)
         self.pairs = self._pairs(ops)
 
-    def _precedence(self, ops: Mapping[str, Instruction], units: Sequence[int]) -> Mapping[int, Collection[int]]:
+    def _precedence(
+        self,
+        ops: Mapping[str, Instruction],
+        units: Sequence[int],
+    ) -> Mapping[int, Collection[int]]:
         """Units that must precede each."""
         kernels = self.problem.kernels
-        named = {kernels[unit].name: unit for unit in units}
-        updates = {unit for name, unit in named.items() if ops[name].opcode == "fusion"}  # or without any effect
-        required = precedence(self.problem, free={*self._ends, *self._ends.values(), *updates})
-        return {
-            unit: required[unit] | {named[one] for one in predecessors(ops[kernels[unit].name]) if one in named}
-            for unit in units
-        }
+        by_name = {kernels[unit].name: unit for unit in units}
+        # A fusion has no side effect.
+        fusions = {unit for name, unit in by_name.items() if ops[name].opcode == "fusion"}
+        free = {*self._ends, *self._ends.values(), *fusions}
+        required = precedence(self.problem, free=free)
+        before: dict[int, Collection[int]] = {}
+        for unit in units:
+            names = ops[kernels[unit].name].predecessors
+            before[unit] = required[unit] | {by_name[name] for name in names if name in by_name}
+        return before
+
+    def _eager(self, movable: Collection[int], relays: Collection[int]) -> Mapping[int, int]:
+        """See `eager`: relays, and the other movable units that free bytes."""
+        freed_nbytes = {unit: self._freed_nbytes(unit) for unit in movable}
+        eager = {unit for unit in movable if freed_nbytes[unit] > 0 or unit in relays}
+        return {self._position[unit]: freed_nbytes[unit] for unit in eager}
 
     def _freed_nbytes(self, unit: int) -> int:
+        """Bytes that are freed when the unit is done, less those that it allocates."""
         reads = self.problem.kernels[unit].reads
-        freed = sum(self._nbytes[one] for one in reads if self._used[one] == self._place[unit])
-        return freed - self._made_nbytes(unit)
+        position = self._position[unit]
+        last_reads = (buffer for buffer in reads if self._last_use[buffer] == position)
+        return sum(self._nbytes[buffer] for buffer in last_reads) - self._written_nbytes(unit)
 
-    def _made_nbytes(self, unit: int) -> int:
-        """Bytes of what it writes to places of its own."""
-        writes, buffers = self.problem.kernels[unit].writes, self.problem.buffers
-        return sum(self._nbytes[one] for one in writes if buffers[one].alias_set == one)
+    def _written_nbytes(self, unit: int) -> int:
+        """Bytes of the buffers that it allocates."""
+        buffers = self.problem.buffers
+        writes = self.problem.kernels[unit].writes
+        return sum(self._nbytes[buffer] for buffer in writes if buffers[buffer].alias_set == buffer)
 
-    def _pairs(self, ops: Mapping[str, Instruction]) -> Sequence[_Pair]:
-        kernels, buffers, place = self.problem.kernels, self.problem.buffers, self._place
-        reader = dict[int, int]()  # place -> the first that it must precede
-        for at, earlier in enumerate(self.before):
-            for one in earlier:
-                reader.setdefault(one, at)
-        found = []
-        for start, end in sorted(self._ends.items(), key=lambda pair: place[pair[0]]):
-            kernel = kernels[start]
-            written = {buffers[one].alias_set for one in kernel.writes}
-            held = [
-                (self._used[one], self._nbytes[one]) for one in kernel.reads if buffers[one].alias_set not in written
+    def _pairs(self, ops: Mapping[str, Instruction]) -> Sequence[_AsyncPair]:
+        buffers = self.problem.buffers
+        position = self._position
+        first_after: dict[int, int] = {}  # position -> the first that it must precede
+        for later, before in enumerate(self.before):
+            for earlier in before:
+                first_after.setdefault(earlier, later)
+        pairs: list[_AsyncPair] = []
+        for start, end in sorted(self._ends.items(), key=lambda pair: position[pair[0]]):
+            kernel = self.problem.kernels[start]
+            written = {buffers[buffer].alias_set for buffer in kernel.writes}
+            kept_alive = [
+                (self._last_use[buffer], self._nbytes[buffer])
+                for buffer in kernel.reads
+                if buffers[buffer].alias_set not in written
             ]
-            if place[end] not in reader:  # what nobody reads is gone at the end
-                held += [(place[end], self._nbytes[one]) for one in kernel.writes]
-            found.append(
-                _Pair(
-                    place[start],
-                    place[end],
-                    reader.get(place[end], len(self.units)),
-                    _is_gather(ops[kernel.name]),
-                    self._made_nbytes(start),
-                    held,
-                )
+            if position[end] not in first_after:  # an unread result is freed at the end
+                kept_alive += [(position[end], self._nbytes[buffer]) for buffer in kernel.writes]
+            pair = _AsyncPair(
+                position[start],
+                position[end],
+                first_after.get(position[end], len(self.units)),
+                _is_gather(ops[kernel.name]),
+                self._written_nbytes(start),
+                kept_alive,
             )
-        return found
+            pairs.append(pair)
+        return pairs
 
     @cached_property
     def live_nbytes(self) -> np.ndarray:
         """Most bytes of live temporaries in each unit, shape (units,)."""
         order = self.problem.with_bodies(self.units)
         live = dict(zip(order, live_nbytes(self.problem, runs(order)), strict=True))
-        return np.array([max(live[one] for one in (*self._inside[unit], unit)) for unit in self.units])
+        numbers = ((*self._inside[unit], unit) for unit in self.units)
+        return np.array([max(live[number] for number in inside) for inside in numbers])
 
     def kernels(self, order: Sequence[int]) -> list[int]:
-        """All kernels in an order of places, bodies right before their loops."""
-        return self.problem.with_bodies(self.units[at] for at in order)
+        """All kernels in an order of positions, bodies right before their loops."""
+        return self.problem.with_bodies(self.units[position] for position in order)
 
 
 def _is_gather(op: Instruction) -> bool:
@@ -182,195 +213,292 @@ def _is_gather(op: Instruction) -> bool:
 
 
 def _is_heavy(op: Instruction) -> bool:
-    return op.opcode in _HEAVY or (op.opcode.startswith("fusion") and op.attribute("kind") == "kCustom")
+    return op.opcode in _HEAVY or (op.opcode.startswith("fusion") and op.kind == "kCustom")
+
+
+@dataclass(frozen=True)
+class _FeedingOrder:
+    """An order of units that gives the links work."""
+
+    units: Sequence[int]
+    last: set[int]  # that only wait for collectives, and run last
+    relays: set[int]  # between two collectives
 
 
 def _feeding_order(
-    before: Mapping[int, Collection[int]], ends: Mapping[int, int], gathers: Collection[int], heavy: Collection[int]
-) -> tuple[Sequence[int], set[int], set[int]]:
-    """Units in an order that gives the links work, those that come last, and those between two collectives.
+    before: Mapping[int, Collection[int]],
+    ends: Mapping[int, int],
+    gathers: Collection[int],
+    heavy: Collection[int],
+) -> _FeedingOrder:
+    """An order of units that gives the links work.
 
-    What heavy kernels wait for keeps its order. What leads to other collectives alone, as a weight's gradient does,
-    comes as soon as it can; where heavy kernels wait for sums, beside the next of these. What waits for other
-    collectives alone, as updates do, comes last; light kernels that it reads, such as a rate of learning, do not.
+    The critical path is what heavy kernels wait for. Its units keep their order. A collective that
+    is not on it is free. Units that only feed free collectives run as early as possible; if there
+    are reductions on the critical path, they fill the time of the next of these instead. Units that
+    only wait for free collectives run last, and so do light kernels that only these read, such as
+    a learning rate.
 
     Args:
       before: the units that must precede each.
       ends: of each collective's start.
       gathers: the starts of gathers.
     """
-    after, missing = defaultdict[int, list[int]](list), {unit: len(earlier) for unit, earlier in before.items()}
-    for unit, earlier in before.items():
-        for one in earlier:
-            after[one].append(unit)
-    awaited = _closure({one for unit in heavy for one in before[unit]}, before)
-    free, sums = {*ends} - awaited, {*ends} & awaited - {*gathers}
-    leading, behind = _closure(free, before), _closure(free, after)
-    last, waiting = behind - leading, _closure(behind - {*ends, *ends.values()}, after)
-    beside = leading - awaited - waiting | _closure(last, before) - leading - behind - _closure(heavy, after)
-    ready, fillers, order = list[tuple[bool, int]](), list[tuple[bool, int]](), list[int]()
-    ahead, under_way = {*sums}, set[int]()
-    newly = [unit for unit, count in missing.items() if not count]
-    while newly or ready or fillers:
-        for unit in newly:
-            heapq.heappush(fillers if unit in beside else ready, (unit in last, unit))
-        fills = fillers and (under_way or not ahead or not ready or ready[0][0])
-        _, unit = heapq.heappop(fillers if fills else ready)
+    after: dict[int, list[int]] = defaultdict(list)
+    for unit, earlier_units in before.items():
+        for earlier in earlier_units:
+            after[earlier].append(unit)
+    critical = _closure({earlier for unit in heavy for earlier in before[unit]}, before)
+    free = {*ends} - critical
+    feeders = _closure(free, before)
+    followers = _closure(free, after)
+    last = followers - feeders
+    later_than_kernels = _closure(followers - {*ends, *ends.values()}, after)
+    only_feeders = feeders - critical - later_than_kernels
+    later_than_heavy = _closure(heavy, after)
+    only_for_last = _closure(last, before) - feeders - followers - later_than_heavy
+    units = _list_schedule(
+        before,
+        after,
+        last,
+        fillers=only_feeders | only_for_last,
+        ends={start: ends[start] for start in {*ends} & critical - {*gathers}},
+    )
+    return _FeedingOrder(units, last, relays=feeders & later_than_kernels)
+
+
+def _list_schedule(
+    before: Mapping[int, Collection[int]],
+    after: Mapping[int, Sequence[int]],
+    last: Collection[int],
+    fillers: Collection[int],
+    ends: Mapping[int, int],
+) -> Sequence[int]:
+    """All units in their order where it is possible.
+
+    Args:
+      before, after: units that must precede or follow each.
+      last: units that run after all others.
+      fillers: units that run while a reduction is in flight, or when none is to come.
+      ends: of those reductions, by start.
+    """
+    missing = {unit: len(earlier_units) for unit, earlier_units in before.items()}
+    ready: list[tuple[bool, int]] = []
+    ready_fillers: list[tuple[bool, int]] = []
+    order: list[int] = []
+    to_start = set(ends)
+    in_flight: set[int] = set()  # ends of reductions
+    newly_ready = [unit for unit, count in missing.items() if not count]
+    while newly_ready or ready or ready_fillers:
+        for unit in newly_ready:
+            heapq.heappush(ready_fillers if unit in fillers else ready, (unit in last, unit))
+        may_fill = in_flight or not to_start or not ready or ready[0][0]
+        _, unit = heapq.heappop(ready_fillers if ready_fillers and may_fill else ready)
         order.append(unit)
-        if unit in ahead:
-            ahead.remove(unit)
-            under_way.add(ends[unit])
-        under_way.discard(unit)
-        newly = []
-        for one in after[unit]:
-            missing[one] -= 1
-            if not missing[one]:
-                newly.append(one)
-    return order, last, leading & waiting
+        if unit in to_start:
+            to_start.remove(unit)
+            in_flight.add(ends[unit])
+        in_flight.discard(unit)
+        newly_ready = []
+        for later in after.get(unit, ()):
+            missing[later] -= 1
+            if not missing[later]:
+                newly_ready.append(later)
+    return order
 
 
-def _closure(units: Iterable[int], beside: Mapping[int, Collection[int]]) -> set[int]:
-    """These, and all that these lead to."""
-    found, waiting = set[int](), list(units)
-    while waiting:
-        unit = waiting.pop()
-        if unit not in found:
-            found.add(unit)
-            waiting += beside.get(unit, ())
-    return found
+def _closure(units: Iterable[int], neighbours: Mapping[int, Collection[int]]) -> set[int]:
+    """These units, and all that they lead to."""
+    reached: set[int] = set()
+    stack = list(units)
+    while stack:
+        unit = stack.pop()
+        if unit not in reached:
+            reached.add(unit)
+            stack += neighbours.get(unit, ())
+    return reached
 
 
 class _Simulation:
-    """One pass over the kernels, with the clock of the compute stream and that of the links."""
+    """One pass over the units, with a clock of the compute stream and one of the links.
 
-    def __init__(self, entry: _Entry, result: Replay, limit_nbytes: int) -> None:
-        self._pairs, self._before, self._limit = entry.pairs, entry.before, limit_nbytes
-        self._live = entry.live_nbytes.copy()
-        clock = (result.clock[name] for name in entry.names)
-        self._seconds = [end - start for start, end in clock]
-        self._of_start = {pair.start: number for number, pair in enumerate(self._pairs)}
-        self._of_end = {pair.end: number for number, pair in enumerate(self._pairs)}
-        for at in (*self._of_start, *self._of_end):
-            self._seconds[at] = 0.0
-        self._link_s = [result.seconds.get(entry.names[pair.start], 0.0) for pair in self._pairs]
-        self._after = defaultdict[int, list[int]](list)
-        for at, earlier in enumerate(self._before):
-            for one in earlier:
-                self._after[one].append(at)
-        self._missing = list(map(len, self._before))
-        self._now = self._free = self._late = 0.0  # the last: by which kernels are behind their own clock
-        self._done: dict[int, float] = {}  # pair that started -> when the links are done with it
-        self._ready = [number for number, pair in enumerate(self._pairs) if not self._missing[pair.start]]
-        self._open: list[int] = []  # pairs that started and have not ended
+    `position`, `unit`, `start` and `end` are positions of units; a pair is meant by its number.
+    """
+
+    def __init__(self, entry: _Entry, clock: Replay, limit_nbytes: int) -> None:
+        self._pairs = entry.pairs
+        self._before = entry.before
+        self._limit_nbytes = limit_nbytes
+        self._live_nbytes = entry.live_nbytes.copy()
+        spans = (clock.clock[name] for name in entry.names)
+        self._seconds = [end_s - start_s for start_s, end_s in spans]
+        self._pair_of_start = {pair.start: number for number, pair in enumerate(self._pairs)}
+        self._pair_of_end = {pair.end: number for number, pair in enumerate(self._pairs)}
+        for position in (*self._pair_of_start, *self._pair_of_end):
+            self._seconds[position] = 0.0
+        self._link_s = [clock.seconds.get(entry.names[pair.start], 0.0) for pair in self._pairs]
+        self._after: dict[int, list[int]] = defaultdict(list)
+        for later, before in enumerate(self._before):
+            for earlier in before:
+                self._after[earlier].append(later)
+        self._missing = [len(before) for before in self._before]
+        self._clock_s = 0.0  # of the compute stream
+        self._links_free_s = 0.0  # when the links are done with all that has started
+        self._stalled_s = 0.0  # by which the units are behind their own clock
+        self._done_s: dict[int, float] = {}  # pair that started -> when the links are done with it
+        numbered = enumerate(self._pairs)
+        self._ready = [number for number, pair in numbered if not self._missing[pair.start]]
+        self._in_flight: list[int] = []  # pairs that started and have not ended
         self._eager = entry.eager
-        self._may_run: list[int] = []  # units of these
+        self._ready_eager: list[int] = []
         self._order: list[int] = []
         self._ran: set[int] = set()
 
     def order(self) -> Sequence[int]:
-        """Places in their new order."""
-        latest = self._latest_s()
-        for at, seconds in enumerate(self._seconds):
-            if at in self._of_start or at in self._of_end:
-                self._relieve(at)
+        """Positions in their new order."""
+        latest_s = self._latest_s()
+        for position, seconds in enumerate(self._seconds):
+            if position in self._pair_of_start or position in self._pair_of_end:
+                self._relieve(position)
                 continue
-            self._end_done(at)
-            self._run_eager(at)
-            if at in self._ran:
+            self._end_done(position)
+            self._run_eager(position)
+            if position in self._ran:
                 continue
-            self._require(at, at)
-            while self._ready and self._free <= self._now + seconds:
-                soon = max(self._now, self._free) + seconds - self._late
-                wanted = [n for n in self._ready if latest[n] <= soon or not self._pairs[n].gathers]
-                wanted.sort(key=lambda number: (latest[number] > soon, latest[number], number))
-                first = next((number for number in wanted if self._may_start(number, at)), None)
-                if first is None:
-                    break
-                self._start(first, at)
-            self._relieve(at)
-            self._run(at)
-            self._now += seconds
+            self._require(position, position)
+            self._start_during(position, seconds, latest_s)
+            self._relieve(position)
+            self._run(position)
+            self._clock_s += seconds
         for pair in self._pairs:
             self._require_all((pair.end,), len(self._seconds))
         return self._order
 
-    def _latest_s(self) -> Sequence[float]:
-        """By pair: when it must start so that nobody waits, on the clock of the kernels alone."""
-        clock, free, found = [0.0, *accumulate(self._seconds)], inf, [0.0] * len(self._pairs)
-        for number in sorted(range(len(found)), key=lambda one: (self._pairs[one].reader, one), reverse=True):
-            found[number] = free = min(clock[self._pairs[number].reader], free) - self._link_s[number]
-        return found
-
-    def _may_start(self, number: int, at: int) -> bool:
-        """Does what it makes fit in until it was there before?"""
-        pair = self._pairs[number]
-        return at >= pair.start or self._live[at : pair.start].max() + pair.made_nbytes <= self._limit
-
-    def _require(self, unit: int, at: int) -> None:
-        self._require_all(sorted(self._before[unit]), at)
-
-    def _require_all(self, units: Sequence[int], at: int) -> None:
-        """Start and end the collectives among these that have not."""
-        for one in units:
-            if (number := self._of_start.get(one)) is not None and number not in self._done:
-                self._require(one, at)
-                self._start(number, at)
-            elif (number := self._of_end.get(one)) is not None and (number in self._open or number not in self._done):
-                self._require_all((self._pairs[number].start,), at)
-                self._end(number, at)
-
-    def _relieve(self, at: int) -> None:
-        """End those that hold most, as long as more is live than may be."""
-
-        def held(number: int) -> int:
-            pair = self._pairs[number]
-            return sum(nbytes for last, nbytes in pair.held if last < at) if at >= pair.end else 0
-
-        def freed(number: int) -> int:
-            return sum(max(0, self._eager.get(one, 0)) for one in self._after[self._pairs[number].end])
-
-        while holding := [number for number in (*self._open, *self._ready) if held(number) or freed(number)]:
-            if self._live[at] + sum(map(held, holding)) <= self._limit:
+    def _start_during(self, position: int, seconds: float, latest_s: Sequence[float]) -> None:
+        """Start the pairs for which the links are free while a unit runs."""
+        while self._ready and self._links_free_s <= self._clock_s + seconds:
+            soon_s = max(self._clock_s, self._links_free_s) + seconds - self._stalled_s
+            candidates = [
+                (latest_s[number] > soon_s, latest_s[number], number)
+                for number in self._ready
+                if latest_s[number] <= soon_s or not self._pairs[number].gathers
+            ]
+            numbers = (number for *_, number in sorted(candidates))
+            fitting = (number for number in numbers if self._may_start(number, position))
+            first = next(fitting, None)
+            if first is None:
                 return
-            most = max(holding, key=lambda number: held(number) + freed(number))
-            self._require_all((self._pairs[most].end,), at)
-            self._run_eager(at)
+            self._start(first, position)
 
-    def _start(self, number: int, at: int) -> None:
+    def _latest_s(self) -> Sequence[float]:
+        """By pair: its latest start without a stall, on the clock of the units alone."""
+        clock_s = [0.0, *accumulate(self._seconds)]
+        numbers = range(len(self._pairs))
+        latest_s = [0.0 for _ in numbers]
+        following_s = inf
+        readers = [(self._pairs[number].reader, number) for number in numbers]
+        for reader, number in sorted(readers, reverse=True):
+            following_s = min(clock_s[reader], following_s) - self._link_s[number]
+            latest_s[number] = following_s
+        return latest_s
+
+    def _may_start(self, number: int, position: int) -> bool:
+        """Does its result fit from here to where it was allocated before?"""
+        pair = self._pairs[number]
+        if position >= pair.start:
+            return True
+        peak_nbytes = self._live_nbytes[position : pair.start].max()
+        return peak_nbytes + pair.written_nbytes <= self._limit_nbytes
+
+    def _require(self, unit: int, position: int) -> None:
+        self._require_all(sorted(self._before[unit]), position)
+
+    def _require_all(self, units: Iterable[int], position: int) -> None:
+        """Start and end the collectives among these that have not."""
+        for unit in units:
+            started = self._pair_of_start.get(unit)
+            ended = self._pair_of_end.get(unit)
+            if started is not None and started not in self._done_s:
+                self._require(unit, position)
+                self._start(started, position)
+            elif ended is not None and (ended in self._in_flight or ended not in self._done_s):
+                self._require_all((self._pairs[ended].start,), position)
+                self._end(ended, position)
+
+    def _relieve(self, position: int) -> None:
+        """While more is live than the limit, end the pair that frees most."""
+        while candidates := self._holding(position):
+            held_nbytes = sum(self._held_nbytes(number, position) for number in candidates)
+            if self._live_nbytes[position] + held_nbytes <= self._limit_nbytes:
+                return
+            largest = max(
+                candidates,
+                key=lambda number: self._held_nbytes(number, position) + self._freed_nbytes(number),
+            )
+            self._require_all((self._pairs[largest].end,), position)
+            self._run_eager(position)
+
+    def _holding(self, position: int) -> list[int]:
+        """Pairs whose end, or what runs then, frees bytes."""
+        return [
+            number
+            for number in (*self._in_flight, *self._ready)
+            if self._held_nbytes(number, position) or self._freed_nbytes(number)
+        ]
+
+    def _held_nbytes(self, number: int, position: int) -> int:
+        """Bytes that are live here only because the pair has not ended where it did before."""
+        pair = self._pairs[number]
+        if position < pair.end:
+            return 0
+        return sum(nbytes for last_use, nbytes in pair.kept_alive if last_use < position)
+
+    def _freed_nbytes(self, number: int) -> int:
+        """Bytes that the eager units behind the pair free."""
+        later_units = self._after[self._pairs[number].end]
+        return sum(max(0, self._eager.get(unit, 0)) for unit in later_units)
+
+    def _start(self, number: int, position: int) -> None:
         pair = self._pairs[number]
         self._ready.remove(number)
-        self._live[at : pair.start] += pair.made_nbytes
-        self._free = self._done[number] = max(self._now, self._free) + self._link_s[number]
-        self._open.append(number)
+        self._live_nbytes[position : pair.start] += pair.written_nbytes
+        done_s = max(self._clock_s, self._links_free_s) + self._link_s[number]
+        self._links_free_s = done_s
+        self._done_s[number] = done_s
+        self._in_flight.append(number)
         self._run(pair.start)
 
-    def _end_done(self, at: int) -> None:
-        for number in [one for one in self._open if self._done[one] <= self._now]:
-            self._end(number, at)
+    def _end_done(self, position: int) -> None:
+        done = [number for number in self._in_flight if self._done_s[number] <= self._clock_s]
+        for number in done:
+            self._end(number, position)
 
-    def _run_eager(self, at: int) -> None:
-        while self._may_run:
-            unit = self._may_run.pop(0)
+    def _run_eager(self, position: int) -> None:
+        while self._ready_eager:
+            unit = self._ready_eager.pop(0)
             if unit not in self._ran:
                 self._run(unit)
-                self._now += self._seconds[unit]
-                self._live[at:unit] -= self._eager[unit]
+                self._clock_s += self._seconds[unit]
+                self._live_nbytes[position:unit] -= self._eager[unit]
 
-    def _end(self, number: int, at: int) -> None:
-        pair, waited_s = self._pairs[number], max(0.0, self._done[number] - self._now)
-        self._now += waited_s
-        self._late += waited_s
-        self._open.remove(number)
-        for last, nbytes in pair.held:
-            self._live[max(at, last + 1) : pair.end] -= nbytes
+    def _end(self, number: int, position: int) -> None:
+        pair = self._pairs[number]
+        stall_s = max(0.0, self._done_s[number] - self._clock_s)
+        self._clock_s += stall_s
+        self._stalled_s += stall_s
+        self._in_flight.remove(number)
+        for last_use, nbytes in pair.kept_alive:
+            self._live_nbytes[max(position, last_use + 1) : pair.end] -= nbytes
         self._run(pair.end)
 
     def _run(self, unit: int) -> None:
         self._order.append(unit)
         self._ran.add(unit)
-        for one in self._after[unit]:
-            self._missing[one] -= 1
-            if not self._missing[one] and one in self._of_start:
-                self._ready.append(self._of_start[one])
-            elif not self._missing[one] and one in self._eager:
-                self._may_run.append(one)
+        for later in self._after[unit]:
+            self._missing[later] -= 1
+            if self._missing[later]:
+                continue
+            if later in self._pair_of_start:
+                self._ready.append(self._pair_of_start[later])
+            elif later in self._eager:
+                self._ready_eager.append(later)

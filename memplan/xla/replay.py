@@ -228,7 +228,7 @@ class _Streams:
     def _send(self, machine: Machine, body: Computation, op: Instruction) -> float:
         """The end of a collective that may start now; the links serve one at a time."""
         operand_nbytes = sum(body.ops[name].nbytes for name in op.operands)
-        message = collective(machine, op.opcode, op.attributes, operand_nbytes, op.nbytes)
+        message = collective(machine, op, operand_nbytes)
         self.collectives[message] += 1
         self.seconds[op.name] = message.seconds
         start = max(self._clock, self._free("net"))

@@ -1,8 +1,9 @@
-"""A scheduled module -> one whose asynchronous collectives under way hold only a part of a room.
+"""Makes asynchronous collectives synchronous where those in flight hold much memory.
 
-XLA's scheduler starts gathers long before their values are read, and ends other collectives late. Meanwhile nothing of
-them can be recomputed: the result of a gather is incomplete, and what the others read is still read. Where pairs hold
-much, a gather starts right before its end, and any other collective ends right after its start.
+XLA's scheduler starts gathers long before their values are read, and ends other collectives late.
+In the meantime none of their values can be recomputed: a gather's result is incomplete, and the
+operands of other collectives are still read. Where pairs hold much, a gather starts right before
+its end, and any other collective ends right after its start.
 """
 
 from collections.abc import Sequence
@@ -17,17 +18,19 @@ from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Module, read_module
 from memplan.xla.write import write
 
-_SHARE = 0.5  # of the room; the rest is for kernels and for values that may be recomputed
+# Pairs in flight may hold half of the limit; the other half is for kernels and for values that may
+# be recomputed.
+_MAX_SHARE = 0.5
 
 
 @dataclass(frozen=True)
 class _Pair:
-    """A collective, by the numbers of the kernels that start and end it."""
+    """An asynchronous collective, by the numbers of the kernels that start and end it."""
 
     start: int
     end: int
     gathers: bool
-    nbytes: int  # that are free sooner, or taken later, if nothing runs beside it
+    nbytes: int  # that are freed sooner, or allocated later, if nothing runs beside it
 
 
 def settle_pairs(module: Module, problem: Problem, room_nbytes: int) -> Module:
@@ -35,56 +38,58 @@ def settle_pairs(module: Module, problem: Problem, room_nbytes: int) -> Module:
 
     Args:
       problem: the module's, by `problem_of`.
+      room_nbytes: limit of bytes of temporaries.
     """
-    settled = _crowding(problem, _pairs(module, problem), _SHARE * room_nbytes)
+    settled = _largest(problem, _pairs(module, problem), _MAX_SHARE * room_nbytes)
     if not settled:
         return module
     return read_module(write(module, problem, runs(_order(problem, settled))), module)
 
 
 def _pairs(module: Module, problem: Problem) -> Sequence[_Pair]:
-    found = []
+    """The asynchronous collectives of a module."""
+    pairs: list[_Pair] = []
     for start, end in pair_ends(problem).items():
         kernel = problem.kernels[start]
         opcode = module.instructions[kernel.name].opcode
-        if is_collective(opcode):
-            gathers = opcode == "all-gather-start"
+        if not is_collective(opcode):
+            continue
+        gathers = opcode == "all-gather-start"
+        numbers = kernel.writes if gathers else kernel.reads
+        buffers = [problem.buffers[number] for number in numbers]
+        if not gathers:  # what is updated in place is not freed
             written = {problem.buffers[number].alias_set for number in kernel.writes}
-            held = kernel.writes if gathers else kernel.reads
-            buffers = (problem.buffers[number] for number in held)
-            nbytes = (
-                one.nbytes
-                for one in buffers
-                if one.role is Role.TEMPORARY and (gathers or one.alias_set not in written)
-            )
-            found.append(_Pair(start, end, gathers, sum(nbytes)))
-    return found
+            buffers = [buffer for buffer in buffers if buffer.alias_set not in written]
+        nbytes = sum(buffer.nbytes for buffer in buffers if buffer.role is Role.TEMPORARY)
+        pairs.append(_Pair(start, end, gathers, nbytes))
+    return pairs
 
 
-def _crowding(problem: Problem, pairs: Sequence[_Pair], most_nbytes: float) -> list[_Pair]:
-    """The largest of those that hold more together than this, until the others do not."""
-    held = np.zeros(len(problem.kernels), np.int64)
+def _largest(problem: Problem, pairs: Sequence[_Pair], max_nbytes: float) -> list[_Pair]:
+    """The largest pairs, as many as have to go so that the others never hold more than so much."""
+    held_nbytes = np.zeros(len(problem.kernels), np.int64)  # by kernel
     for pair in pairs:
-        held[pair.start : pair.end + 1] += pair.nbytes
-    found = []
-    for pair in sorted(pairs, key=lambda one: (-one.nbytes, one.start - one.end, one.start)):
-        span = held[pair.start : pair.end + 1]
-        if pair.nbytes and span.max() > most_nbytes:
-            found.append(pair)
+        held_nbytes[pair.start : pair.end + 1] += pair.nbytes
+    largest: list[_Pair] = []
+    for pair in sorted(pairs, key=lambda pair: (-pair.nbytes, pair.start - pair.end, pair.start)):
+        span = held_nbytes[pair.start : pair.end + 1]
+        if pair.nbytes and span.max() > max_nbytes:
+            largest.append(pair)
             span -= pair.nbytes
-    return found
+    return largest
 
 
 def _order(problem: Problem, settled: Sequence[_Pair]) -> list[int]:
-    late = {pair.end: pair.start for pair in settled if pair.gathers}
-    early = {pair.start: pair.end for pair in settled if not pair.gathers}
-    moved = {*late.values(), *early.values()}
-    order = []
+    """Numbers of all kernels, with the settled pairs side by side."""
+    start_of = {pair.end: pair.start for pair in settled if pair.gathers}
+    end_of = {pair.start: pair.end for pair in settled if not pair.gathers}
+    moved = {*start_of.values(), *end_of.values()}
+    order: list[int] = []
     for number in range(len(problem.kernels)):
-        if number in late:
-            order += [late[number], number]
-        elif number in early:
-            order += [number, early[number]]
+        if number in start_of:
+            order += [start_of[number], number]
+        elif number in end_of:
+            order += [number, end_of[number]]
         elif number not in moved:
             order.append(number)
     return order

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 HOST_SPACE = 5  # of a layout: memory of the host
@@ -26,6 +26,12 @@ class Array:
     dtype: str  # HLO's name: f32, bf16, pred
     dims: tuple[int, ...]
     layout: str = ""  # as it is written, braces included
+
+    @staticmethod
+    def row_major(dtype: str, dims: Sequence[int]) -> Array:
+        """An array whose layout is given: its elements lie in the order of its indices."""
+        layout = f"{{{','.join(map(str, reversed(range(len(dims)))))}}}" if dims else ""
+        return Array(dtype, tuple(dims), layout)
 
     @property
     def on_host(self) -> bool:

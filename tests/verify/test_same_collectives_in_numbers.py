@@ -11,7 +11,6 @@ import pytest
 
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_collectives import judge_shaped
-from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.module import Computation, Instruction
 from memplan.xla.shapes import Array
 from tests.hlo import read_module
@@ -100,7 +99,7 @@ class Devices:
         return np.stack(found)
 
     def _collective(self, op: Instruction, given: list[np.ndarray]) -> Values:
-        groups = replica_groups(op.attributes, self.partitions)
+        groups = op.groups(self.partitions)
         if sorted(one for group in groups for one in group) != list(range(self.partitions)):
             raise NotRunError(op.line)
         found = [[np.zeros(0)] * self.partitions for _ in op.result]

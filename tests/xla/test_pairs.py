@@ -36,7 +36,8 @@ def test_pairs_with_nothing_beside_them_are_synchronous() -> None:
     ops = apart.entry.ops
     whole = as_synchronous(ops["t"], ops["t.done"])
     assert (whole.opcode, whole.shape, whole.operands) == ("all-reduce", ops["t.done"].shape, ("y",))
-    assert whole.attributes == f"{ALL}, to_apply=%plus"
+    assert (whole.groups(8), whole.to_apply) == ((tuple(range(8)),), "plus")
+    assert ops["t"].aliased_outputs and not whole.aliased_outputs
 
 
 def test_a_sum_beside_a_kernel_is_in_place() -> None:

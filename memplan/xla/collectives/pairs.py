@@ -1,36 +1,36 @@
 """Starts and ends of asynchronous collectives."""
 
-import re
 from collections.abc import Mapping
-from dataclasses import replace
 
 from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Computation, Instruction
 
-_NOTHING = frozenset({"parameter", "constant", "bitcast", "get-tuple-element"})
-_IN_PLACE = re.compile(r",? ?output_to_operand_aliasing=\{.*?\}(?=, [a-z]|$)")
+# These instructions run no kernel, so a collective around them alone hides nothing.
+_NO_KERNEL = frozenset({"parameter", "constant", "bitcast", "get-tuple-element"})
 
 
 def synchronous_pairs(body: Computation) -> Mapping[str, str]:
     """Start -> end of every collective during which nothing runs.
 
-    XLA:GPU makes one synchronous instruction of each after its scheduler (`ConvertAsyncCollectivesToSync`).
+    After its scheduler, XLA:GPU makes each of these pairs one synchronous instruction
+    (`ConvertAsyncCollectivesToSync`).
     """
-    found: dict[str, str] = {}
-    under_way: set[str] = set()
+    pairs: dict[str, str] = {}
+    in_flight: set[str] = set()
     for op in body.ops.values():
         if op.opcode.endswith("-start") and is_collective(op.opcode):
-            under_way.add(op.name)
+            in_flight.add(op.name)
         elif op.opcode.endswith("-done") and is_collective(op.opcode.removesuffix("-done")):
-            if op.operands[0] in under_way:
-                under_way.remove(op.operands[0])
-                found[op.operands[0]] = op.name
-        elif op.opcode not in _NOTHING:
-            under_way.clear()
-    return found
+            (start,) = op.operands
+            if start in in_flight:
+                in_flight.remove(start)
+                pairs[start] = op.name
+        elif op.opcode not in _NO_KERNEL:
+            in_flight.clear()
+    return pairs
 
 
 def as_synchronous(start: Instruction, done: Instruction) -> Instruction:
-    """A pair as one instruction, under the name of its start; its result may be in a buffer of its own."""
-    opcode, attributes = start.opcode.removesuffix("-start"), _IN_PLACE.sub("", start.attributes)
-    return replace(start, opcode=opcode, attributes=attributes, shape=done.shape)
+    """A pair as one instruction, under the name of its start, with a result buffer of its own."""
+    opcode = start.opcode.removesuffix("-start")
+    return start.changed(opcode=opcode, shape=done.shape, in_place=False)

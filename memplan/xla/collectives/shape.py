@@ -1,6 +1,6 @@
 """The collectives of a partitioned module in the phases of a machine's links.
 
-Nothing changes on a single host, and nothing that would not be faster.
+Nothing changes on a single host. Elsewhere a collective changes only where that is faster.
 """
 
 from memplan.hardware.machine import Machine
@@ -15,8 +15,9 @@ def shape(module: Module, machine: Machine, on_gpu: bool, wire: str | None) -> M
     """The module, not scheduled yet, with other collectives; itself if they stay.
 
     Args:
-      on_gpu: XLA has not assigned layouts yet, and makes collectives asynchronous later. Not so on a CPU.
-      wire: the type in which sums of float32 travel between hosts; None is their own.
+      on_gpu: XLA:GPU has not assigned layouts yet, and makes collectives asynchronous later;
+        XLA:CPU has assigned layouts.
+      wire: the type in which sums of float32 are sent between hosts; None is their own.
     """
     if machine.is_one_host:
         return module

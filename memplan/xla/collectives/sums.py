@@ -1,162 +1,194 @@
 """All-reduces over hosts, in the phases that cost least and in buckets.
 
-Each byte passes a host's link once: what the devices of a host have is added there first, in parts, and only these go
-to other hosts (Cho et al., PowerAI DDL, arXiv:1708.02188).
+Each byte passes a host's link once. The devices of a host first add their arrays there, in parts;
+only the sums of these parts go to other hosts (Cho et al., PowerAI DDL, arXiv:1708.02188).
 """
 
 import math
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from memplan.hardware.collectives import Phase, cheapest
 from memplan.hardware.machine import Groups, Machine
-from memplan.xla.collectives.cost import REDUCE
-from memplan.xla.collectives.groups import replica_groups
+from memplan.xla.collectives.cost import GATHER, REDUCE, SCATTER
 from memplan.xla.collectives.wire import Wire
-from memplan.xla.collectives.writing import Lines, Writer, adds_by, adds_up, is_row_major, ordered, replaced, waits_for
+from memplan.xla.collectives.writing import Builder, CollectiveEdit, adds_up, ordered, waits_for
 from memplan.xla.kernel_cost import matrix_flops
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
-# Of an MLP with 128 MiB of gradients on 2 x 4 A100: 5.74 ms with 16 MiB, 5.70 with 25, 5.52 with 32, 5.91 with 64.
+# Buckets end at 32 MiB. An MLP with 128 MiB of gradients on 2 x 4 A100 took 5.74 ms with 16 MiB,
+# 5.70 with 25, 5.52 with 32, 5.91 with 64.
 _BUCKET_NBYTES = 32 << 20
-_HEAVY = frozenset({"custom-call", "while", "conditional", "call", "sort", "cholesky", "triangular-solve", "fft"})
+# What waits for these instructions waits long.
+_HEAVY = frozenset(
+    {
+        "call",
+        "cholesky",
+        "conditional",
+        "custom-call",
+        "fft",
+        "sort",
+        "triangular-solve",
+        "while",
+    }
+)
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """An array that is summed over groups of partitions.
+    """An array that is summed over groups of partitions."""
 
-    Attributes:
-      op: gives the sum: an all-reduce, or an element of one of several arrays.
-      ready: FLOPs of the longest way to what is added.
-      depth: sums on the longest way to it; -1 if no other sum needs it, and it may wait.
-    """
-
-    op: Instruction
-    operand: str
+    op: Instruction  # gives the sum: the collective, or an element of its result
+    collective: Instruction  # the all-reduce
+    operand: Instruction
     groups: Groups
-    ready: float
-    depth: int
+    ready: float  # FLOPs of the longest path to the operand
+    depth: int  # sums on the longest path to it; -1 if no other sum needs it, and it may wait
 
     @property
     def array(self) -> Array:
         return self.op.result[0]
 
 
-def sums_in_phases(module: Module, machine: Machine, on_gpu: bool, wire: str | None = None) -> Module:
+def sums_in_phases(
+    module: Module,
+    machine: Machine,
+    on_gpu: bool,
+    wire: str | None = None,
+) -> Module:
     """The module with all-reduces over hosts in phases.
 
     Args:
-      wire: the type in which sums of float32 travel between hosts, "bfloat16" or "float16"; None is their own.
+      wire: the type in which sums of float32 are sent between hosts, "bfloat16" or "float16"; None
+        is their own.
     """
-    writer = Writer(module, lays_out=not on_gpu)
-    for name in module:
-        body = module[name]
-        new: dict[str, Sequence[str]] = {}
-        taken: set[str] = set()
+    edit = CollectiveEdit(module, has_layouts=not on_gpu)
+    for body in module.values():
+        replacements: dict[str, Sequence[Instruction]] = {}
+        split: set[str] = set()  # all-reduces of several arrays that are taken apart
         for bucket in _buckets(module, body, machine):
-            lines = _written(writer, machine, bucket, on_gpu, wire)
-            if lines:
-                new |= {one.op.name: () for one in bucket}
-                new[bucket[0].op.name] = lines
-                taken |= {one.op.operands[0] for one in bucket if one.op.opcode == "get-tuple-element"}
-        if new:
-            module = replaced(module, body, new | _left_over(writer, body, taken, new), taken)
-    return module
+            phases = _phases(edit, machine, bucket, on_gpu, wire)
+            if phases:
+                replacements |= {member.op.name: () for member in bucket}
+                replacements[bucket[0].op.name] = phases
+                elements = (member for member in bucket if member.op is not member.collective)
+                split |= {member.collective.name for member in elements}
+        if replacements:
+            separate = _separate(edit, body, split, replacements)
+            edit.splice(body, replacements | separate, split)
+    return edit.module
 
 
-def _left_over(
-    writer: Writer, body: Computation, taken: Collection[str], new: Collection[str]
-) -> dict[str, Sequence[str]]:
-    """Of all-reduces of several arrays that are taken apart: sums that stay as they are, each by itself."""
-    found: dict[str, Sequence[str]] = {}
-    for op in (op for op in body.ops.values() if op.name in taken):  # channels in the same order on every host
+def _separate(
+    edit: CollectiveEdit,
+    body: Computation,
+    split: Collection[str],
+    replaced: Collection[str],
+) -> dict[str, Sequence[Instruction]]:
+    """The sums that stay as they are, of all-reduces that are taken apart: each by itself."""
+    sums: dict[str, Sequence[Instruction]] = {}
+    for op in body.ops.values():  # in order, so that every host draws the same channels
+        if op.name not in split:
+            continue
         for user, _ in body.uses[op.name]:
-            if user.name not in new:
-                lines = Lines(writer, op)
-                lines.end(user, REDUCE, op.operands[user.index], more=f", {writer.once_more(op.attributes)}")
-                found[user.name] = lines.made
-    return found
+            if user.name not in replaced:
+                builder = Builder(edit, op, op)
+                builder.end_by_sum(user, op, body.ops[op.operands[user.index]])
+                sums[user.name] = builder.ops
+    return sums
 
 
 def _buckets(module: Module, body: Computation, machine: Machine) -> Iterator[list[_Sum]]:
-    """Sums that travel together: none of them needs another.
+    """Sums that are sent together: none of them needs another.
 
-    Sums that nothing heavy waits for go with those that are ready about then; sums that are waited for, such as batch
-    statistics, with those that are ready at the same time.
+    Sums that nothing heavy waits for go with those that are ready about then. Sums that are waited
+    for, such as batch statistics, go with those that are ready at the same time.
     """
-    waiting: dict[object, list[_Sum]] = defaultdict(list)
-    for one in _sums(module, body, machine):
-        at = one.ready if one.depth >= 0 else None
-        waiting[one.array.dtype, one.groups, one.depth, at].append(one)
-    for found in waiting.values():
-        bucket, nbytes = list[_Sum](), 0
-        for one in sorted(found, key=lambda one: one.ready):
-            if bucket and nbytes + one.array.nbytes > _BUCKET_NBYTES:
+    alike: dict[object, list[_Sum]] = defaultdict(list)
+    for member in _sums(module, body, machine):
+        ready = member.ready if member.depth >= 0 else None
+        alike[member.array.dtype, member.groups, member.depth, ready].append(member)
+    for members in alike.values():
+        bucket: list[_Sum] = []
+        nbytes = 0
+        for member in sorted(members, key=lambda member: member.ready):
+            if bucket and nbytes + member.array.nbytes > _BUCKET_NBYTES:
                 yield bucket
-                bucket, nbytes = [], 0
-            bucket.append(one)
-            nbytes += one.array.nbytes
+                bucket = []
+                nbytes = 0
+            bucket.append(member)
+            nbytes += member.array.nbytes
         yield bucket
 
 
 def _sums(module: Module, body: Computation, machine: Machine) -> Iterator[_Sum]:
     """Arrays that are added over several hosts, and of which no device needs just a part."""
-    added = list(_all_reduces(module, body))
-    if not added:
+    all_reduces = list(_all_reduces(module, body))
+    if not all_reduces:
         return
-    reduces = {name for op, _ in added for name in (op.name, *op.operands[:1] * (op.opcode != REDUCE))}
+    reduces = {name for op, collective, _ in all_reduces for name in (op.name, collective.name)}
     flops = {op.name: matrix_flops(module, body, op) for op in body.ops.values()}
     ready: dict[str, float] = {}
     depth: dict[str, int] = {}
     for op in body.ops.values():
         before = waits_for(op)
-        ready[op.name] = max(map(ready.__getitem__, before), default=0.0) + flops[op.name]
-        depth[op.name] = max(map(depth.__getitem__, before), default=0) + (op.opcode == REDUCE)
+        ready[op.name] = max((ready[name] for name in before), default=0.0) + flops[op.name]
+        depth[op.name] = max((depth[name] for name in before), default=0) + (op.opcode == REDUCE)
     needed: set[str] = set()  # by something heavy, or another sum
     for op in reversed(list(body.ops.values())):
         if op.name in needed or op.name in reduces or op.opcode in _HEAVY or flops[op.name]:
             needed.update(waits_for(op))
     hosts = machine.hosts()
-    for op, operand in added:
-        groups = replica_groups(op.attributes, len(machine.devices))
-        over_hosts = any(len({hosts[one] for one in group}) > 1 for group in groups)
+    for op, collective, operand in all_reduces:
+        groups = collective.groups(len(machine.devices))
+        over_hosts = any(len({hosts[member] for member in group}) > 1 for group in groups)
         if over_hosts and not _is_scattered(body, op) and _is_plain(op.result[0]):
-            waits = op.name not in needed and not op.root
-            yield _Sum(op, operand, groups, ready[operand], -1 if waits else depth[operand])
+            may_wait = op.name not in needed and not op.root
+            at_depth = -1 if may_wait else depth[operand.name]
+            yield _Sum(op, collective, operand, groups, ready[operand.name], at_depth)
 
 
-def _all_reduces(module: Module, body: Computation) -> Iterator[tuple[Instruction, str]]:
-    """All-reduces that add, and what they add; one of several arrays by its elements."""
-    kept = ordered(body)
+def _all_reduces(
+    module: Module,
+    body: Computation,
+) -> Iterator[tuple[Instruction, Instruction, Instruction]]:
+    """(sum, all-reduce, operand) of all-reduces that add.
+
+    The sums of an all-reduce of several arrays are the elements of its result.
+    """
+    in_order = ordered(body)
     for op in body.ops.values():
-        if op.opcode != REDUCE or op.name in kept or not adds_up(module, op):
+        if op.opcode != REDUCE or op.name in in_order or not adds_up(module, op):
             continue
+        operands = [body.ops[name] for name in op.operands]
         if isinstance(op.shape, Array):
-            yield op, op.operands[0]
+            yield op, op, operands[0]
             continue
         users = [user for user, _ in body.uses[op.name]]
         indices = {user.index for user in users if user.opcode == "get-tuple-element"}
-        if not op.root and len(indices) == len(users) and kept.isdisjoint(user.name for user in users):
+        if op.root or len(indices) != len(users):
+            continue
+        if in_order.isdisjoint(user.name for user in users):
             for user in users:
-                yield replace(user, attributes=f"{user.attributes}, {op.attributes}"), op.operands[user.index]
+                yield user, op, operands[user.index]
 
 
 def _is_plain(array: Array) -> bool:
-    """Can its elements lie behind those of others, in their order, with zeros behind them?"""
-    return array.size > 0 and array.bits >= 8 and array.dtype[0] in "bfsu" and is_row_major(array)
+    """Can a bucket hold it, as a flat array with others before it and zeros behind it?"""
+    is_number = array.bits >= 8 and array.dtype[0] in "bfsu"
+    return is_number and array.size > 0 and array.is_row_major
 
 
 def _is_scattered(body: Computation, op: Instruction) -> bool:
-    """XLA makes a reduce-scatter of it, as every reader takes its own part."""
+    """Does XLA make a reduce-scatter of it, since every reader takes its own part?"""
     users = [user for user, _ in body.uses[op.name]]
     return bool(users) and all(user.opcode == "dynamic-slice" for user in users)
 
 
 @dataclass(frozen=True)
-class _Step:
+class _SumPhase:
     """A phase, and its groups."""
 
     phase: Phase
@@ -167,68 +199,87 @@ class _Step:
         return len(self.groups[0])
 
 
-def _written(writer: Writer, machine: Machine, bucket: Sequence[_Sum], on_gpu: bool, wire: str | None) -> Sequence[str]:
-    """The lines of a bucket; none where it stays as XLA has it. Only a last phase between hosts is narrow."""
-    groups, grid = bucket[0].groups, machine.grid(bucket[0].groups)
-    links = machine.links(groups)
+def _phases(
+    edit: CollectiveEdit,
+    machine: Machine,
+    bucket: Sequence[_Sum],
+    on_gpu: bool,
+    wire: str | None,
+) -> Sequence[Instruction]:
+    """The phases of a bucket; none where it stays as XLA has it.
+
+    Only a last phase between hosts is narrow.
+    """
+    first = bucket[0]
+    grid = machine.grid(first.groups)
+    links = machine.links(first.groups)
     if grid is None:
         return ()
     levels = {axis.name: level for level, axis in enumerate(links.axes)}
-    phases = _outermost_last(cheapest(links, sum(one.array.nbytes for one in bucket)), levels)
-    steps = [_Step(phase, grid.along({levels[name] for name in phase.axes})) for phase in phases]
-    narrow = Wire.of(wire, bucket[0].array.dtype)
-    inside = links.axes[-1].name in phases[-1].axes
-    if narrow is not None and (inside or not narrow.pays(_size(bucket) // _parts(steps))):
+    nbytes = sum(member.array.nbytes for member in bucket)
+    phases = _outermost_last(cheapest(links, nbytes), levels)
+    crossed = [{levels[name] for name in phase.axes} for phase in phases]
+    along = zip(phases, crossed, strict=True)
+    steps = [_SumPhase(phase, grid.along(phase_levels)) for phase, phase_levels in along]
+    narrow = Wire.of(wire, first.array.dtype)
+    is_inside = links.axes[-1].name in phases[-1].axes
+    if narrow is not None and (is_inside or not narrow.pays(_size(bucket) // _parts(steps))):
         narrow = None
     if len(phases) == 1 and len(bucket) == 1 and narrow is None:
         return ()
-    lines = Lines(writer, bucket[0].op)
-    whole = _together(lines, bucket, _parts(steps) * (steps[-1].size if narrow else 1))
-    summed = _Reduction(lines, bucket[0], on_gpu, narrow).run(steps, *whole)
-    _apart(lines, bucket, summed, whole[1])
-    return lines.made
+    builder = Builder(edit, first.op, first.op if first.op.has_metadata else first.collective)
+    multiple = _parts(steps) * (steps[-1].size if narrow else 1)
+    whole = _concatenated(builder, bucket, multiple)
+    total = _Reduction(builder, first, on_gpu, narrow).run(steps, whole)
+    _split(builder, bucket, total)
+    return builder.ops
 
 
 def _outermost_last(phases: Sequence[Phase], levels: Mapping[str, int]) -> Sequence[Phase]:
-    """Phases that take as long, as all-reduces behind one another do in any order."""
-    return sorted(
-        phases, key=lambda one: (not one.scatters, 0 if one.scatters else -min(map(levels.__getitem__, one.axes)))
-    )
+    """All-reduces with the outermost last: they take as long in any order."""
+
+    def key(phase: Phase) -> tuple[bool, int]:
+        outermost = min(levels[name] for name in phase.axes)
+        return not phase.scatters, 0 if phase.scatters else -outermost
+
+    return sorted(phases, key=key)
 
 
 def _size(bucket: Sequence[_Sum]) -> int:
-    return sum(one.array.size for one in bucket)
+    return sum(member.array.size for member in bucket)
 
 
-def _parts(steps: Sequence[_Step]) -> int:
-    """Into how many parts a sum is cut until the last phase."""
+def _parts(steps: Sequence[_SumPhase]) -> int:
+    """The number of parts into which a sum is cut until the last phase."""
     return math.prod(step.size for step in steps if step.phase.scatters)
 
 
-def _together(lines: Lines, bucket: Sequence[_Sum], multiple: int) -> tuple[str, int]:
-    """The arrays of a bucket one behind the other, and the number of elements, which is a multiple of this one."""
-    writer, dtype = lines.writer, bucket[0].array.dtype
-    flat = [lines.reshape("flat", one.operand, dtype, one.array.size) for one in bucket]
+def _concatenated(builder: Builder, bucket: Sequence[_Sum], multiple: int) -> Instruction:
+    """The arrays of a bucket as one flat array, with zeros up to a multiple of so many elements."""
+    dtype = bucket[0].array.dtype
+    flat = [builder.reshape("flat", member.operand, member.array.size) for member in bucket]
     size = _size(bucket)
-    (whole, *more) = flat
-    if more:
-        whole = lines.add("bucket", writer.array(dtype, size), "concatenate", *flat, more=", dimensions={0}")
-    if rest := -size % multiple:
-        zero = lines.scalar(dtype, 0)
-        size += rest
-        whole = lines.add("padded", writer.array(dtype, size), "pad", whole, zero, more=f", padding=0_{rest}")
-    return whole, size
+    whole = flat[0]
+    if len(flat) > 1:
+        shape = builder.edit.array(dtype, size)
+        whole = builder.add("bucket", "concatenate", shape, *flat, dimensions=[0])
+    if missing := -size % multiple:
+        zero = builder.scalar(dtype, 0)
+        shape = builder.edit.array(dtype, size + missing)
+        whole = builder.add("padded", "pad", shape, whole, zero, padding=[(0, missing, 0)])
+    return whole
 
 
-def _apart(lines: Lines, bucket: Sequence[_Sum], summed: str, size: int) -> None:
+def _split(builder: Builder, bucket: Sequence[_Sum], total: Instruction) -> None:
     """Every sum of the bucket under its name."""
     begin = 0
-    for one in bucket:
-        end, part = begin + one.array.size, summed
-        if (begin, end) != (0, size):
-            flat = lines.writer.array(one.array.dtype, one.array.size)
-            part = lines.add("part", flat, "slice", summed, more=f", slice={{[{begin}:{end}]}}")
-        lines.end(one.op, "reshape", part)
+    for member in bucket:
+        end = begin + member.array.size
+        part = total
+        if (begin, end) != (0, total.result[0].size):
+            shape = builder.edit.array(member.array.dtype, member.array.size)
+            part = builder.add("part", "slice", shape, total, slices=[(begin, end, 1)])
+        builder.end(member.op, "reshape", part)
         begin = end
 
 
@@ -236,42 +287,64 @@ def _apart(lines: Lines, bucket: Sequence[_Sum], summed: str, size: int) -> None
 class _Reduction:
     """Writes the phases of a sum."""
 
-    lines: Lines
+    builder: Builder
     first: _Sum  # of the bucket
     on_gpu: bool
     wire: Wire | None
 
-    def run(self, steps: Sequence[_Step], value: str, size: int) -> str:
+    def run(self, steps: Sequence[_SumPhase], value: Instruction) -> Instruction:
         """The whole sum of a flat array."""
-        gathered: list[_Step] = []
+        scattered: list[_SumPhase] = []
         for step in steps:
             if step.phase.scatters:
-                value, size = self._scatter(step, value, size // step.size), size // step.size
-                gathered.append(step)
+                value = self._scatter(step, value)
+                scattered.append(step)
             elif self.wire is not None and step is steps[-1]:
-                value = self.wire.sum(self.lines, step.groups, value, size, self._adds, tuples=not self.on_gpu)
+                tuples = not self.on_gpu
+                value = self.wire.sum(self.builder, step.groups, value, self._to_apply, tuples)
             else:
-                value = self.lines.collective("sum", REDUCE, self._array(size), step.groups, value, more=self._adds)
-        for step in reversed(gathered):
-            size *= step.size
-            value = self.lines.collective(
-                "gather", "all-gather", self._array(size), step.groups, value, more=", dimensions={0}"
+                value = self.builder.collective(
+                    "sum",
+                    REDUCE,
+                    value.result[0],
+                    value,
+                    groups=step.groups,
+                    to_apply=self._to_apply,
+                )
+        for step in reversed(scattered):
+            value = self.builder.collective(
+                "gather",
+                GATHER,
+                self._array(value.result[0].size * step.size),
+                value,
+                groups=step.groups,
+                dimensions=[0],
             )
         return value
 
-    def _scatter(self, step: _Step, value: str, size: int) -> str:
-        """Each device's part of the sum, of so many elements."""
+    def _scatter(self, step: _SumPhase, value: Instruction) -> Instruction:
+        """Each device's part of the sum."""
+        size = value.result[0].size // step.size
+        shape = self._array(size)
         if self.on_gpu:
-            more = f", dimensions={{0}}{self._adds}"
-            return self.lines.collective("scatter", "reduce-scatter", self._array(size), step.groups, value, more=more)
-        # gloo's reduce-scatter gives wrong sums: every device gets all parts of its own, and adds them
-        cuts = [f", slice={{[{part * size}:{(part + 1) * size}]}}" for part in range(step.size)]
-        parts = [self.lines.add("cut", self._array(size), "slice", value, more=cut) for cut in cuts]
-        return self.lines.exchanged_sum(self._array(size), step.groups, parts)
+            return self.builder.collective(
+                "scatter",
+                SCATTER,
+                shape,
+                value,
+                groups=step.groups,
+                dimensions=[0],
+                to_apply=self._to_apply,
+            )
+        # gloo's reduce-scatter gives wrong sums. Every device gets all parts of its own, and adds
+        # them.
+        bounds = [(part * size, (part + 1) * size, 1) for part in range(step.size)]
+        parts = [self.builder.add("cut", "slice", shape, value, slices=[bound]) for bound in bounds]
+        return self.builder.exchanged_sum(step.groups, parts)
 
     def _array(self, size: int) -> Array:
-        return self.lines.writer.array(self.first.array.dtype, size)
+        return self.builder.edit.array(self.first.array.dtype, size)
 
     @property
-    def _adds(self) -> str:
-        return adds_by(self.first.op)
+    def _to_apply(self) -> str:
+        return self.first.collective.to_apply

@@ -1,7 +1,7 @@
-"""Gathers that XLA's partitioner adds where it cannot divide an operation of the user along a divided dimension."""
+"""Gathers that XLA's partitioner adds where it cannot partition an operation of the user."""
 
+import itertools
 import math
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -10,123 +10,160 @@ from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.shapes import Array
 from memplan.xla.sources import finder
 
-_ADDED = 'is_spmd_generated="true"'  # by the partitioner: a collective of a `shard_map` has no such attribute
-_PRIMITIVE = re.compile(r'\bop_name="(?:[^"\\]|\\.)*?(\w+)"')
-_GROUPED = re.compile(r"\b(?:feature|batch)_group_count=")
+# These instructions move or convert elements of a single operand.
 _MOVES = frozenset({GATHER, "bitcast", "convert", "copy", "reshape", "transpose"})
+# A fusion that slices an argument consists of moves and these.
 _SLICING = frozenset({"constant", "dynamic-slice", "parameter"})
 _Around = dict[str, tuple[Computation, Instruction]]  # computation of a loop -> where that loop is
 
 
 @dataclass(frozen=True)
 class Gather:
-    """What one operation of the user reads from all devices.
+    """What one operation of the user reads from all devices."""
 
-    Attributes:
-      reader: the operation, as jax names it.
-      source: its `file:line`, or ''.
-      array: what is gathered; None for an exchange, after which each device has as much as before.
-      nbytes, piece_nbytes: on each device, gathered and before.
-    """
-
-    reader: str
-    source: str
+    reader: str  # the operation, as jax names it
+    source: str  # its `file:line`, or ''
+    # what is gathered; None for an exchange, after which each device has as much as before
     array: Array | None
-    nbytes: int
-    piece_nbytes: int
+    nbytes: int  # on each device, gathered
+    piece_nbytes: int  # on each device, before
 
 
-def unexpected_gathers(module: Module, asked: Collection[int]) -> tuple[Gather, ...]:
-    """Those of a partitioned module, one for each line of the user, the largest first.
+def unexpected_gathers(module: Module, constrained_sizes: Collection[int]) -> tuple[Gather, ...]:
+    """The unexpected gathers of a partitioned module, one for each source line, largest first.
 
-    The gathers of FSDP and ZeRO are expected: what they gather is an argument that the step returns anew, or no
-    operation reads it that XLA could not divide. So are those that a constraint asks for.
+    The gathers of FSDP and ZeRO are expected: they gather an argument that the step returns anew,
+    or no operation reads the array that XLA could not partition. So are those that a sharding
+    constraint asks for.
 
     Args:
-      asked: elements on one device of arrays that the program says how to divide.
+      constrained_sizes: elements on one device of arrays whose sharding the program states.
     """
-    read = list(_whole_reads(module, asked))
-    source_of = finder(module) if read else lambda op: ""
-    found: dict[tuple[str, str], Gather] = {}
-    for reader, body, op in read:
+    reads = list(_whole_reads(module, constrained_sizes))
+    source_of = finder(module) if reads else lambda op: ""
+    gathers: dict[tuple[str, str], Gather] = {}  # by primitive and source line
+    for reader, body, op in reads:
         array = op.result[0] if op.opcode == GATHER else None
         piece_nbytes = sum(body.ops[name].nbytes for name in op.operands)
         gather = Gather(_primitive(reader), source_of(reader), array, op.nbytes, piece_nbytes)
-        place = gather.reader, gather.source
-        found[place] = max(found.get(place, gather), gather, key=lambda one: one.nbytes)
-    return tuple(sorted(found.values(), key=lambda one: -one.nbytes))
+        key = gather.reader, gather.source
+        if key not in gathers or gather.nbytes > gathers[key].nbytes:
+            gathers[key] = gather
+    return tuple(sorted(gathers.values(), key=lambda gather: -gather.nbytes))
 
 
-def _whole_reads(module: Module, asked: Collection[int]) -> Iterator[tuple[Instruction, Computation, Instruction]]:
-    """Operations that XLA does not divide, each with the collective that it reads and where that is."""
+def _whole_reads(
+    module: Module,
+    constrained_sizes: Collection[int],
+) -> Iterator[tuple[Instruction, Computation, Instruction]]:
+    """(operation that XLA does not partition, body, collective that it reads and that is there)."""
     around: _Around = {}
     state = {(array.dtype, array.dims) for array in module.entry.root.result}
     for body in with_blocks(module, module.entry):
-        around |= {name: (body, op) for op in body.ops.values() if op.opcode == "while" for name in op.called}
-        for op in (one for one in body.ops.values() if one.opcode in (GATHER, EXCHANGE) and _ADDED in one.line):
+        loops = (op for op in body.ops.values() if op.opcode == "while")
+        around |= {name: (body, loop) for loop in loops for name in loop.called}
+        for op in body.ops.values():
+            if not _is_added(op):
+                continue
             if op.opcode == EXCHANGE:
                 if _primitive(op) == "sort":
                     yield op, body, op
-            elif op.result[0].size not in asked and _origin(module, around, body, op) not in state:
-                for reader, position, array in _readers(module, body, op):
-                    if _stays_whole(reader, position, array, op):
-                        yield reader, body, op
+                continue
+            if op.result[0].size in constrained_sizes or _origin(module, around, body, op) in state:
+                continue
+            for reader, position, array in _readers(module, body, op):
+                if _stays_whole(reader, position, array, op):
+                    yield reader, body, op
+
+
+def _is_added(op: Instruction) -> bool:
+    """Is it a gather or exchange that the partitioner added? `shard_map` does not mark its own."""
+    if op.opcode not in (GATHER, EXCHANGE):
+        return False
+    return op.frontend_attributes.get("is_spmd_generated") == "true"
 
 
 def _primitive(op: Instruction) -> str:
-    named = _PRIMITIVE.search(op.line)
-    return named[1] if named else ""
+    """The last word of jax's name of an operation."""
+    backward = reversed(op.op_name)
+    letters = itertools.takewhile(lambda letter: letter.isalnum() or letter == "_", backward)
+    return "".join(letters)[::-1]
 
 
 def _stays_whole(reader: Instruction, position: int, array: Array, gather: Instruction) -> bool:
-    """Is it an operation that XLA does not divide along the gathered dimension?"""
+    """Is it an operation that XLA does not partition along the gathered dimension?"""
     if reader.opcode == "convolution":
-        return position == 0 and _GROUPED.search(reader.attributes) is not None
+        is_grouped = reader.feature_groups > 1 or reader.batch_groups > 1
+        return position == 0 and is_grouped
     if reader.opcode == "dynamic-slice" and _primitive(reader) == "dynamic_slice":
-        before = math.prod(gather.result[0].dims[: int(gather.attribute("dimensions").strip("{}"))])
-        dim = next((n for n in range(len(array.dims)) if math.prod(array.dims[:n]) == before), None)
-        return position == 0 and dim is not None and reader.result[0].dims[dim] < array.dims[dim]
-    return _primitive(reader) in ("sort", "top_k") and _primitive(gather) != _primitive(reader)  # not of parts of it
+        before = math.prod(gather.result[0].dims[: gather.dimensions[0]])
+        dims = range(len(array.dims))
+        dim = next((dim for dim in dims if math.prod(array.dims[:dim]) == before), None)
+        if position != 0 or dim is None:
+            return False
+        return reader.result[0].dims[dim] < array.dims[dim]
+    # An operation reads gathers of parts of itself, too.
+    is_other = _primitive(gather) != _primitive(reader)
+    return is_other and _primitive(reader) in ("sort", "top_k")
 
 
-def _readers(module: Module, body: Computation, op: Instruction) -> Iterator[tuple[Instruction, int, Array]]:
-    """What reads it, behind moves, in fusions and in loops; at which position; and the operand."""
+def _readers(
+    module: Module,
+    body: Computation,
+    op: Instruction,
+) -> Iterator[tuple[Instruction, int, Array]]:
+    """(reader, position, operand) of an instruction, behind moves, in fusions and in loops."""
     for reader, position in body.uses[op.name]:
         if reader.opcode in _MOVES or _only_moves(module, reader):
             yield from _readers(module, body, reader)
         elif reader.opcode in ("call", "fusion"):
-            inside = module[reader.called[0]]
-            yield from _readers(module, inside, inside.parameters[position])
+            callee = module[reader.called[0]]
+            yield from _readers(module, callee, callee.parameters[position])
         elif reader.opcode == "tuple":
             loops = (loop for loop, _ in body.uses[reader.name] if loop.opcode == "while")
-            for inside in (module[name] for loop in loops for name in loop.called):
-                for element, _ in inside.uses[inside.parameters[0].name]:
+            for callee in (module[name] for loop in loops for name in loop.called):
+                for element, _ in callee.uses[callee.parameters[0].name]:
                     if element.opcode == "get-tuple-element" and element.index == position:
-                        yield from _readers(module, inside, element)
+                        yield from _readers(module, callee, element)
         else:
             yield reader, position, op.result[0]
 
 
-def _only_moves(module: Module, op: Instruction, others: Collection[str] = ("parameter",)) -> bool:
+def _only_moves(
+    module: Module,
+    op: Instruction,
+    allowed: Collection[str] = ("parameter",),
+) -> bool:
+    """Is it a fusion of moves and instructions with the allowed opcodes?"""
     if op.opcode != "fusion":
         return False
-    return all(one.opcode in _MOVES or one.opcode in others for one in module[op.called[0]].ops.values())
+    inner_ops = module[op.called[0]].ops.values()
+    return all(inner.opcode in _MOVES or inner.opcode in allowed for inner in inner_ops)
 
 
-def _origin(module: Module, around: _Around, body: Computation, op: Instruction) -> tuple[str, tuple[int, ...]] | None:
+def _origin(
+    module: Module,
+    around: _Around,
+    body: Computation,
+    op: Instruction,
+) -> tuple[str, tuple[int, ...]] | None:
     """Type and dimensions of the argument that it moves or slices; None if it is computed."""
     while op.opcode != "parameter":
-        if op.operands and (op.opcode in _MOVES or op.opcode == "dynamic-slice" or _only_moves(module, op, _SLICING)):
-            op = max((body.ops[name] for name in op.operands), key=lambda one: one.nbytes)
-        elif (
-            op.opcode == "get-tuple-element" and body.name in around and body.ops[op.operands[0]].opcode == "parameter"
-        ):
+        slices = op.opcode == "dynamic-slice" or _only_moves(module, op, _SLICING)
+        if op.operands and (op.opcode in _MOVES or slices):
+            op = max((body.ops[name] for name in op.operands), key=lambda operand: operand.nbytes)
+        elif op.opcode == "get-tuple-element" and _is_state(around, body, op):
             index = op.index
             body, loop = around[body.name]
-            given = body.ops[loop.operands[0]]
-            if given.opcode != "tuple":
+            initial = body.ops[loop.operands[0]]
+            if initial.opcode != "tuple":
                 return None
-            op = body.ops[given.operands[index]]
+            op = body.ops[initial.operands[index]]
         else:
             return None
     return op.result[0].dtype, op.result[0].dims
+
+
+def _is_state(around: _Around, body: Computation, element: Instruction) -> bool:
+    """Is it an element of the state of the loop whose body or condition this is?"""
+    return body.name in around and body.ops[element.operands[0]].opcode == "parameter"

@@ -1,7 +1,7 @@
 """Sums between hosts in a narrower type: half as many bytes on the slowest links.
 
-Bits travel, which nothing widens on the way: each device gets the hosts' parts of its piece, adds them in float32, and
-sends the sum back.
+Values are sent bit-cast to u16, so that XLA does not widen them. Each device gets the hosts' parts
+of its piece, adds them in float32, and sends the sum back.
 """
 
 from __future__ import annotations
@@ -10,10 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from memplan.hardware.machine import Groups
-from memplan.xla.collectives.writing import Lines
+from memplan.xla.collectives.cost import EXCHANGE, GATHER
+from memplan.xla.collectives.writing import Builder
+from memplan.xla.module import Instruction
 
-_NAMES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "f16"}
-_LEAST_NBYTES = 16 << 10  # of a piece: below, the latency of two collectives is more than the bytes are worth
+_DTYPES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "f16"}
+# Narrow pieces of at least 16 KiB: below, the latency of two collectives costs more than the bytes.
+_MIN_NBYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -24,45 +27,73 @@ class Wire:
 
     @classmethod
     def of(cls, name: str | None, dtype: str) -> Wire | None:
-        """The type called so, for sums of this one; None where they travel as they are."""
-        return cls(_NAMES[name]) if name is not None and dtype == "f32" else None
+        """The narrower type with this numpy name, for sums of `dtype`; None if they stay wide."""
+        return cls(_DTYPES[name]) if name is not None and dtype == "f32" else None
 
     def pays(self, size: int) -> bool:
-        """Is it worth while for a piece of so many elements?"""
-        return 4 * size >= _LEAST_NBYTES
+        """Is it worthwhile for a piece of so many elements?"""
+        return 4 * size >= _MIN_NBYTES
 
-    def sum(self, lines: Lines, groups: Groups, value: str, size: int, adds: str, tuples: bool) -> str:
+    def sum(
+        self,
+        builder: Builder,
+        groups: Groups,
+        piece: Instruction,
+        to_apply: str,
+        tuples: bool,
+    ) -> Instruction:
         """The sum of a flat piece over the groups.
 
         Args:
-          adds: the attribute that names the computation which adds.
+          to_apply: the computation that adds two elements.
           tuples: an all-to-all takes as many operands as a group has devices, as XLA:CPU wants it.
         """
-        hosts, array = len(groups[0]), lines.writer.array
-        part = size // hosts
-        rows = lines.reshape("rows", value, "f32", hosts, part)
-        bits = self._bits(lines, rows, hosts, part)
-        if tuples:
-            cuts = [f", slice={{[{row}:{row + 1}], [0:{part}]}}" for row in range(hosts)]
-            given = [lines.add("row", array("u16", 1, part), "slice", bits, more=cut) for cut in cuts]
-            got = lines.exchanged(array("u16", 1, part), groups, given)
-            bits = lines.add("rows", array("u16", hosts, part), "concatenate", *got, more=", dimensions={0}")
-        else:
-            more = ", dimensions={0}"
-            bits = lines.collective("exchange", "all-to-all", array("u16", hosts, part), groups, bits, more=more)
-        wide = self._wide(lines, bits, hosts, part)
-        zero = lines.scalar("f32", 0)
-        summed = lines.add("sum", array("f32", part), "reduce", wide, zero, more=f", dimensions={{0}}{adds}")
-        bits = self._bits(lines, summed, part)
-        more = ", dimensions={0}"
-        return self._wide(
-            lines, lines.collective("collect", "all-gather", array("u16", size), groups, bits, more=more), size
+        (size,) = piece.result[0].dims
+        hosts = len(groups[0])
+        rows = builder.reshape("rows", piece, hosts, size // hosts)
+        bits = _exchanged(builder, groups, self._bits(builder, rows), tuples)
+        wide = self._wide(builder, bits)
+        zero = builder.scalar("f32", 0)
+        summed = builder.add(
+            "sum",
+            "reduce",
+            builder.edit.array("f32", size // hosts),
+            wide,
+            zero,
+            dimensions=[0],
+            to_apply=to_apply,
         )
+        bits = self._bits(builder, summed)
+        shape = builder.edit.array("u16", size)
+        bits = builder.collective("collect", GATHER, shape, bits, groups=groups, dimensions=[0])
+        return self._wide(builder, bits)
 
-    def _bits(self, lines: Lines, value: str, *dims: int) -> str:
-        narrow = lines.add("narrow", lines.writer.array(self.dtype, *dims), "convert", value)
-        return lines.add("bits", lines.writer.array("u16", *dims), "bitcast-convert", narrow)
+    def _bits(self, builder: Builder, value: Instruction) -> Instruction:
+        dims = value.result[0].dims
+        shape = builder.edit.array(self.dtype, *dims)
+        narrow = builder.add("narrow", "convert", shape, value)
+        return builder.add("bits", "bitcast-convert", builder.edit.array("u16", *dims), narrow)
 
-    def _wide(self, lines: Lines, bits: str, *dims: int) -> str:
-        narrow = lines.add("narrow", lines.writer.array(self.dtype, *dims), "bitcast-convert", bits)
-        return lines.add("wide", lines.writer.array("f32", *dims), "convert", narrow)
+    def _wide(self, builder: Builder, bits: Instruction) -> Instruction:
+        dims = bits.result[0].dims
+        shape = builder.edit.array(self.dtype, *dims)
+        narrow = builder.add("narrow", "bitcast-convert", shape, bits)
+        return builder.add("wide", "convert", builder.edit.array("f32", *dims), narrow)
+
+
+def _exchanged(
+    builder: Builder,
+    groups: Groups,
+    bits: Instruction,
+    tuples: bool,
+) -> Instruction:
+    """Row n of every device of a group on its n-th device; `tuples` as `Wire.sum` has it."""
+    shape = bits.shape
+    if not tuples:
+        return builder.collective("exchange", EXCHANGE, shape, bits, groups=groups, dimensions=[0])
+    hosts, part = bits.result[0].dims
+    row_shape = builder.edit.array("u16", 1, part)
+    bounds = [[(row, row + 1, 1), (0, part, 1)] for row in range(hosts)]
+    sent = [builder.add("row", "slice", row_shape, bits, slices=box) for box in bounds]
+    received = builder.exchanged(groups, sent)
+    return builder.add("rows", "concatenate", shape, *received, dimensions=[0])

@@ -1,186 +1,189 @@
 """New instructions of a module that XLA has partitioned and not yet scheduled."""
 
 import itertools
-import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Unpack
 
 from memplan.hardware.machine import Groups
-from memplan.xla.collectives.groups import written
-from memplan.xla.module import (
-    METADATA,
-    Computation,
-    Instruction,
-    Module,
-    Names,
-    predecessors,
-    read_instruction,
-    without_metadata,
-)
-from memplan.xla.shapes import Array
-
-_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-
-
-def is_row_major(array: Array) -> bool:
-    """Do its elements lie in the order of its indices, untiled and in the device's memory? Before XLA assigns layouts,
-    every array's do.
-    """
-    order = [int(dim) for dim in re.findall(r"\d+", array.layout)]
-    return ":" not in array.layout and order == sorted(order, reverse=True)
+from memplan.xla.collectives.cost import EXCHANGE
+from memplan.xla.module import Computation, Edit, Facts, Instruction, Module, instruction
+from memplan.xla.shapes import Array, Shape
 
 
 def counts_partitions(op: Instruction) -> bool:
     """Are the numbers in its groups those of partitions, and does nothing demand an order of it?"""
-    return "use_global_device_ids=true" in op.attributes and not predecessors(op)
+    return op.counts_devices and not op.predecessors
 
 
-@dataclass
-class Writer:
-    """Makes instructions, with names and channels that the module does not have.
+class CollectiveEdit(Edit):
+    """Changes a module's collectives, with channels that the module does not have."""
 
-    Attributes:
-      lays_out: XLA has assigned layouts already, and wants one of every array.
-    """
-
-    module: Module
-    lays_out: bool
-    _names: Names = field(init=False)
-    _channels: Iterator[int] = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._names = Names(self.module)
-        used = (int(channel) for text in self.module.texts.values() for channel in _CHANNEL.findall(text))
-        self._channels = itertools.count(1 + max(used, default=0))
+    def __init__(self, module: Module, has_layouts: bool) -> None:
+        """`has_layouts`: XLA has assigned layouts already, so every new array needs one."""
+        super().__init__(module)
+        self._has_layouts = has_layouts
+        ops = itertools.chain.from_iterable(body.ops.values() for body in module.values())
+        channels = (op.channel for op in ops if op.channel is not None)
+        self._channels = itertools.count(1 + max(channels, default=0))
 
     def array(self, dtype: str, *dims: int) -> Array:
-        layout = "{" + ",".join(map(str, reversed(range(len(dims))))) + "}" if self.lays_out and dims else ""
-        return Array(dtype, tuple(dims), layout)
+        return Array.row_major(dtype, dims) if self._has_layouts else Array(dtype, dims)
 
     def channel(self) -> int:
         return next(self._channels)
 
-    def fresh(self, name: str, mark: str) -> str:
-        return self._names.fresh(name, mark)
+    def splice(
+        self,
+        body: Computation,
+        replacements: Mapping[str, Sequence[Instruction]],
+        dropped: Collection[str] = (),
+    ) -> None:
+        """Replace instructions of a computation.
 
-    def once_more(self, attributes: str) -> str:
-        """Attributes of a collective for another one like it, on a channel of its own; `Lines` adds the metadata."""
-        return _CHANNEL.sub(lambda _: f"channel_id={self.channel()}", without_metadata(attributes))
+        Args:
+          replacements: name of an instruction -> the instructions that take its place.
+          dropped: instructions that nobody reads any more.
+        """
+        ops: list[Instruction] = []
+        for op in body.ops.values():
+            if op.name not in dropped:
+                ops += replacements.get(op.name, (op,))
+        self.replace(body.with_ops(_operands_first(ops)))
 
 
 @dataclass
-class Lines:
-    """The instructions that take the place of a collective, or of several."""
+class Builder:
+    """Makes the instructions that take the place of a collective, or of several."""
 
-    writer: Writer
-    origin: Instruction  # whose name, in part, and metadata they have
-    made: list[str] = field(default_factory=list)
+    edit: CollectiveEdit
+    origin: Instruction  # new names begin with its name
+    source: Instruction  # new instructions have its metadata
+    ops: list[Instruction] = field(default_factory=list)
 
-    def add(self, mark: str, shape: Array | Sequence[Array], call: str, *operands: str, more: str = "") -> str:
-        """An instruction: its name."""
-        name = self.writer.fresh(self.origin.name, mark)
-        self._put(name, shape, call, f"({_listed(operands)})", more)
-        return name
+    def add(
+        self,
+        mark: str,
+        opcode: str,
+        shape: Shape,
+        *operands: Instruction,
+        **facts: Unpack[Facts],
+    ) -> Instruction:
+        name = self.edit.fresh(self.origin.name, mark)
+        names = [operand.name for operand in operands]
+        op = instruction(name, opcode, shape, names, like=self.source, **facts)
+        self.ops.append(op)
+        return op
 
-    def end(self, op: Instruction, call: str, *operands: str, more: str = "") -> None:
-        """The instruction that gives the value of one that is replaced, under its name."""
-        assert isinstance(op.shape, Array)
-        self._put(op.name, op.shape, call, f"({_listed(operands)})", more, "ROOT " if op.root else "")
+    def end(self, replaced: Instruction, opcode: str, operand: Instruction) -> None:
+        """Add the instruction that gives the value of a replaced one, under its name."""
+        op = instruction(
+            replaced.name,
+            opcode,
+            replaced.shape,
+            [operand.name],
+            like=self.source,
+            root=replaced.root,
+        )
+        self.ops.append(op)
+
+    def end_by_sum(
+        self,
+        replaced: Instruction,
+        collective: Instruction,
+        operand: Instruction,
+    ) -> None:
+        """End by a copy of an all-reduce, with another operand and a channel of its own."""
+        op = collective.changed(
+            name=replaced.name,
+            operands=[operand.name],
+            shape=replaced.shape,
+            root=replaced.root,
+            channel=None if collective.channel is None else self.edit.channel(),
+        )
+        self.ops.append(op)
 
     def collective(
-        self, mark: str, kind: str, shape: Array | Sequence[Array], groups: Groups, *operands: str, more: str = ""
-    ) -> str:
-        flag = "" if kind == "all-to-all" else ", use_global_device_ids=true"
-        where = f", channel_id={self.writer.channel()}, replica_groups={written(groups)}{flag}"
-        return self.add(mark, shape, kind, *operands, more=where + more)
+        self,
+        mark: str,
+        kind: str,
+        shape: Shape,
+        *operands: Instruction,
+        **facts: Unpack[Facts],
+    ) -> Instruction:
+        """Add a collective over groups of partitions, on a channel of its own."""
+        facts["channel"] = self.edit.channel()
+        if kind != EXCHANGE:
+            facts["counts_devices"] = True
+        return self.add(mark, kind, shape, *operands, **facts)
 
-    def exchanged(self, part: Array, groups: Groups, parts: Sequence[str]) -> list[str]:
-        """The part for this device from every device of its group, by an all-to-all of as many operands."""
-        sent = self.collective("exchange", "all-to-all", [part] * len(parts), groups, *parts)
+    def exchanged(
+        self,
+        groups: Groups,
+        parts: Sequence[Instruction],
+    ) -> list[Instruction]:
+        """The part for this device from every device of its group.
+
+        An all-to-all of as many operands exchanges them.
+        """
+        shapes = [part.shape for part in parts]
+        exchange = self.collective("exchange", EXCHANGE, tuple(shapes), *parts, groups=groups)
         return [
-            self.add("received", part, "get-tuple-element", sent, more=f", index={index}")
-            for index in range(len(parts))
+            self.add("received", "get-tuple-element", shape, exchange, index=index)
+            for index, shape in enumerate(shapes)
         ]
 
-    def exchanged_sum(self, part: Array, groups: Groups, parts: Sequence[str]) -> str:
-        """The sum of those, in the order of the group."""
-        value, *others = self.exchanged(part, groups, parts)
-        for other in others:
-            value = self.add("added", part, "add", value, other)
-        return value
+    def exchanged_sum(self, groups: Groups, parts: Sequence[Instruction]) -> Instruction:
+        """The sum of the parts for this device, in the order of the group."""
+        total, *terms = self.exchanged(groups, parts)
+        for term in terms:
+            total = self.add("added", "add", term.shape, total, term)
+        return total
 
-    def reshape(self, mark: str, operand: str, dtype: str, *dims: int) -> str:
-        return self.add(mark, self.writer.array(dtype, *dims), "reshape", operand)
+    def reshape(self, mark: str, operand: Instruction, *dims: int) -> Instruction:
+        shape = self.edit.array(operand.result[0].dtype, *dims)
+        return self.add(mark, "reshape", shape, operand)
 
-    def transpose(self, mark: str, operand: str, dtype: str, dims: Sequence[int], order: Sequence[int]) -> str:
-        turned = self.writer.array(dtype, *(dims[one] for one in order))
-        return self.add(mark, turned, "transpose", operand, more=f", dimensions={{{','.join(map(str, order))}}}")
+    def transpose(self, mark: str, operand: Instruction, order: Sequence[int]) -> Instruction:
+        array = operand.result[0]
+        shape = self.edit.array(array.dtype, *(array.dims[dim] for dim in order))
+        return self.add(mark, "transpose", shape, operand, dimensions=order)
 
-    def scalar(self, dtype: str, value: int) -> str:
-        name = self.writer.fresh(self.origin.name, "scalar")
-        self._put(name, Array(dtype, ()), "constant", f"({value})", "")
-        return name
-
-    def _put(self, name: str, shape: Array | Sequence[Array], call: str, given: str, more: str, root: str = "") -> None:
-        text = str(shape) if isinstance(shape, Array) else f"({', '.join(map(str, shape))})"
-        told = METADATA.search(self.origin.attributes)
-        self.made.append(f"  {root}%{name} = {text} {call}{given}{more}{f', {told[0]}' if told else ''}")
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"%{name}" for name in names)
+    def scalar(self, dtype: str, value: int) -> Instruction:
+        return self.add("scalar", "constant", Array(dtype, ()), literal=value)
 
 
 def waits_for(op: Instruction) -> tuple[str, ...]:
     """Names of the instructions that have to stand before it."""
-    return *op.operands, *predecessors(op)
+    return *op.operands, *op.predecessors
 
 
 def ordered(body: Computation) -> set[str]:
-    """Instructions that have to stand before or behind others which they do not read, and those others."""
-    pairs = ((op.name, predecessors(op)) for op in body.ops.values() if "control-predecessors=" in op.attributes)
-    return {name for after, before in pairs for name in (after, *before)}
-
-
-def adds_by(op: Instruction) -> str:
-    """The attribute of a sum that names the computation which adds, for others of its kind."""
-    return f", to_apply={op.attribute('to_apply')}"
+    """Instructions with an order among them beyond what they read."""
+    later = [op for op in body.ops.values() if op.predecessors]
+    return {name for op in later for name in (op.name, *op.predecessors)}
 
 
 def adds_up(module: Module, op: Instruction) -> bool:
     """Does an all-reduce or reduce-scatter add, over groups of partitions?"""
-    reducer = module[op.attribute("to_apply").lstrip("%")]
-    parameters = {one.name for one in reducer.parameters.values()}
+    reducer = module[op.to_apply]
+    parameters = {parameter.name for parameter in reducer.parameters.values()}
     adds = reducer.root.opcode == "add" and set(reducer.root.operands) == parameters
     return adds and counts_partitions(op)
 
 
-def replaced(module: Module, body: Computation, new: Mapping[str, Sequence[str]], dropped: set[str]) -> Module:
-    """The module with other instructions in one of its computations.
-
-    Args:
-      new: instruction -> the lines that take its place.
-      dropped: instructions that nobody reads any more.
-    """
-    lines: list[str] = []
-    for op in body.ops.values():
-        if op.name not in dropped:
-            lines += new.get(op.name, (op.line,))
-    return module.with_texts({**module.texts, body.name: body.text_with(_operands_first(lines))})
-
-
-def _operands_first(lines: Sequence[str]) -> list[str]:
-    """The lines with each behind what it reads, in their order otherwise."""
-    ops = {op.name: op for op in map(read_instruction, lines)}
-    done: dict[str, str] = {}
-    for first in ops:
-        todo = [first]
-        while todo:
-            op = ops[todo[-1]]
-            before = [name for name in waits_for(op) if name not in done]
-            if op.name in done or not before:
-                done.setdefault(op.name, op.line)
-                todo.pop()
+def _operands_first(ops: Iterable[Instruction]) -> list[Instruction]:
+    """The instructions with each behind what it reads, in their order otherwise."""
+    by_name = {op.name: op for op in ops}
+    placed: dict[str, Instruction] = {}
+    for name in by_name:
+        stack = [name]
+        while stack:
+            op = by_name[stack[-1]]
+            missing = [operand for operand in waits_for(op) if operand not in placed]
+            if op.name in placed or not missing:
+                placed.setdefault(op.name, op)
+                stack.pop()
             else:
-                todo += before
-    return list(done.values())
+                stack += missing
+    return list(placed.values())

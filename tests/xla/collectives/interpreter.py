@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from memplan.xla.collectives.groups import replica_groups
 from memplan.xla.module import Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -95,7 +94,7 @@ class _Call:
 
     def in_groups(self, communicate: Callable[[list[Values]], list[Values]]) -> Values:
         found: dict[int, Values] = {}
-        for group in replica_groups(self.op.attributes, self.partitions):
+        for group in self.op.groups(self.partitions):
             found |= dict(zip(group, communicate([self.given[0][one] for one in group]), strict=True))
         return np.stack([found[one] for one in range(self.partitions)])
 

@@ -36,7 +36,7 @@ def collectives(module: Module, machine: Machine) -> list[Collective]:
     """What the collectives of the entry take, in their order."""
     body = module.entry
     return [
-        collective(machine, op.opcode, op.attributes, sum(body.ops[name].nbytes for name in op.operands), op.nbytes)
+        collective(machine, op, sum(body.ops[name].nbytes for name in op.operands))
         for op in body.ops.values()
         if is_collective(op.opcode)
     ]

@@ -6,6 +6,7 @@ from memplan.hardware.collectives import LAUNCH_S, all_reduce_seconds, reduce_sc
 from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.xla.collectives.cost import Collective, collective, is_collective
+from memplan.xla.module import read_instruction
 from tests.hardware.machines import on
 
 DDL = topology_named("ddl@2x4")
@@ -27,7 +28,7 @@ AXES = {
 
 
 def of(opcode: str, attributes: str, nbytes: int = NBYTES, machine: Machine = MACHINE) -> Collective:
-    return collective(machine, opcode, attributes, nbytes, nbytes)
+    return collective(machine, read_instruction(f"  %c = u8[{nbytes}] {opcode}(%a), {attributes}"), nbytes)
 
 
 @pytest.mark.parametrize(("attributes", "axes"), AXES.items())
@@ -58,7 +59,8 @@ def test_a_collective_takes_what_the_links_of_its_group_take(attributes: str) ->
         )
     )
     assert reduce.seconds == all_reduce_seconds(links, reduce.axes, NBYTES)
-    gather = collective(MACHINE, "all-gather-start", attributes, NBYTES // 8, NBYTES)
+    start = read_instruction(f"  %g = u8[{NBYTES}] all-gather-start(%a), {attributes}")
+    gather = collective(MACHINE, start, NBYTES // 8)
     assert (gather.kind, gather.nbytes) == ("all-gather", NBYTES)
     assert gather.seconds == reduce_scatter_seconds(links, reduce.axes, NBYTES)
 

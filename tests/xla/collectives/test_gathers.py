@@ -14,8 +14,8 @@ from hypothesis import given
 
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.gathers import gathers_in_phases
-from memplan.xla.collectives.groups import written
 from memplan.xla.module import Module
+from memplan.xla.replica_groups import groups_text
 from tests.hlo import read_module
 from tests.xla.collectives.interpreter import run
 from tests.xla.collectives.machines import Case, cases, collectives, groups_along, slow_outside
@@ -34,7 +34,7 @@ def gather(piece: Sequence[int], whole: Sequence[int], dim: int, groups: Groups,
 
 ENTRY %main (p: {sides[0]}) -> {sides[1]} {{
   %p = {sides[0]}{layout} parameter(0)
-  ROOT %whole = {sides[1]}{layout} all-gather(%p), channel_id=1, replica_groups={written(groups)}, dimensions={{{dim}}}, use_global_device_ids=true, {ORIGIN}
+  ROOT %whole = {sides[1]}{layout} all-gather(%p), channel_id=1, replica_groups={groups_text(groups)}, dimensions={{{dim}}}, use_global_device_ids=true, {ORIGIN}
 }}
 """  # noqa: E501
     return read_module(text, scheduled=False)

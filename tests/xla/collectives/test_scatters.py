@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.hardware.machine import Groups, Machine
-from memplan.xla.collectives.groups import written
 from memplan.xla.collectives.scatters import scatters_in_phases
 from memplan.xla.module import Module
+from memplan.xla.replica_groups import groups_text
 from tests.hlo import read_module
 from tests.xla.collectives.interpreter import run
 from tests.xla.collectives.machines import Case, cases, collectives, groups_along, slow_outside
@@ -36,7 +36,7 @@ def shape(dims: Sequence[int], dtype: str = "f32") -> str:
 
 
 def attributes(groups: Groups) -> str:
-    return f"channel_id=1, replica_groups={written(groups)}, use_global_device_ids=true, to_apply=%add"
+    return f"channel_id=1, replica_groups={groups_text(groups)}, use_global_device_ids=true, to_apply=%add"
 
 
 def cut_sum(whole: Sequence[int], piece: Sequence[int], dim: int, groups: Groups, offset: Sequence[str]) -> Module:

@@ -77,7 +77,7 @@ def facts(module: Module) -> tuple[dict[tuple[str, tuple[str, ...]], int], float
         for op in body.ops.values():
             if is_collective(op.opcode):
                 given = sum(body.ops[name].nbytes for name in op.operands)
-                found = collective(MACHINE, op.opcode, op.attributes, given, op.result[-1].nbytes)
+                found = collective(MACHINE, op.changed(shape=op.result[-1]), given)
                 counts[found.kind, found.axes] += 1
                 outside += found.outside_nbytes
     return dict(counts), outside

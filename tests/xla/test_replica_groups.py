@@ -3,11 +3,13 @@
 import pytest
 
 from memplan.errors import UnsupportedProgramError
-from memplan.xla.collectives.groups import replica_groups, source_target_pairs, written
+from memplan.hardware.machine import Groups
+from memplan.xla.module import read_instruction
+from memplan.xla.replica_groups import groups_text
 
 ALL = (tuple(range(8)),)
 ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))
-EACH = tuple((one,) for one in range(8))
+EACH = tuple((device,) for device in range(8))
 LISTED = {
     "replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum": ROWS,
     "replica_groups={{0,4},{1,5},{2,6},{3,7}}": COLUMNS,
@@ -40,19 +42,26 @@ MESHED = {  # as jax 0.11 has it
 }
 
 
+def groups_of(attributes: str) -> Groups:
+    return read_instruction(f"  %s = f32[8] all-reduce(%a), {attributes}").groups(8)
+
+
+def pairs_of(attributes: str) -> tuple[tuple[int, int], ...]:
+    return read_instruction(f"  %s = f32[8] collective-permute(%a), {attributes}").source_target_pairs
+
+
 @pytest.mark.parametrize(("attributes", "groups"), [*LISTED.items(), *COUNTED.items(), *MESHED.items()])
 def test_all_groups(attributes: str, groups: tuple[tuple[int, ...], ...]) -> None:
-    found = replica_groups(attributes, 8)
-    assert found == groups
-    assert replica_groups(f"replica_groups={written(found)}", 8) == found
+    assert groups_of(attributes) == groups
+    assert groups_of(f"replica_groups={groups_text(groups)}") == groups
 
 
 def test_a_notation_that_is_not_known_is_an_error() -> None:
     with pytest.raises(UnsupportedProgramError, match="version of jax"):
-        replica_groups("replica_groups=<0,4>, to_apply=%sum", 8)
+        groups_of("replica_groups=<0,4>, to_apply=%sum")
 
 
 def test_pairs_of_a_permute() -> None:
     attributes = "channel_id=3, source_target_pairs={{0,1},{1,2},{7,0}}, metadata={}"
-    assert source_target_pairs(attributes) == ((0, 1), (1, 2), (7, 0))
-    assert source_target_pairs("source_target_pairs={}") == source_target_pairs("channel_id=3") == ()
+    assert pairs_of(attributes) == ((0, 1), (1, 2), (7, 0))
+    assert pairs_of("source_target_pairs={}") == pairs_of("channel_id=3") == ()
