@@ -1,15 +1,16 @@
-"""Hardware specifications: what a device holds, how fast it computes, how fast it talks to its host.
+"""Hardware specifications: the memory of devices, their rates, and their links to the host.
 
-Peak figures are the vendor's, without sparsity; each device names where they are written. A figure of the form
-`cores x units x clock` is checked against the published peak by the tests. Memory is what a real card reports where
-that is known, since a planner that trusts the number on the box plans for bytes that are not there.
+Peak figures are the vendor's, without sparsity; each device names its sources. The tests check
+figures of the form `cores x units x clock` against the published peak. Memory is that of a real
+card if that is known, since a planner that trusts the number on the box plans for bytes that do not
+exist.
 
-What a link achieves is below what it is sold for, and the step feels the former: see `LINKS`. Latencies are
-assumptions, named as such; calibrate where it matters.
+A link achieves less than its nominal bandwidth: see `LINKS`. Latencies are assumptions, named as
+such; calibrate if they matter.
 """
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
@@ -20,13 +21,15 @@ from memplan.hardware.device import Device, GpuTarget, HostLink
 _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
 
 
-# One allowance for packet headers, flow control and acknowledgements, below what is measured on good hosts: nvbandwidth
-# on PCIe 5.0 x16 prints 55.6 GB/s, 0.88 of the encoded rate; NVLink 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC
-# Ready Solutions for AI, table 3).
+# The share of a link's encoded rate that copies achieve, less packet headers, flow control and
+# acknowledgements. Good hosts measure more: nvbandwidth on PCIe 5.0 x16 prints 55.6 GB/s, 0.88 of
+# the encoded rate; NVLink 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for
+# AI, table 3).
 _LINK_EFFICIENCY = 0.8
 
-# Assumed: a CUDA copy costs several microseconds to issue and complete, whatever the wire. A coherent link has shorter
-# wires and the same driver.
+# Seconds of a copy from its issue to its first byte. Assumed: a CUDA copy costs several
+# microseconds to issue and complete, whatever the wire. A coherent link has shorter wires and the
+# same driver.
 _COPY_LATENCY_S = 10e-6
 
 
@@ -277,7 +280,7 @@ DEVICES: Mapping[str, Device] = MappingProxyType(
 
 
 def names() -> tuple[str, ...]:
-    """The devices that `named` knows; each also combines with every link, as in `v100@nvlink-c2c`."""
+    """Names of devices for `named`; each combines with every link, as in `v100@nvlink-c2c`."""
     return tuple(DEVICES)
 
 
@@ -285,7 +288,8 @@ def named(name: str) -> Device:
     """The device called `name`, in any case; `device@link` puts it behind another host link.
 
     Raises:
-      UnknownDeviceError: no such device or link; says which come close and which there are.
+      UnknownDeviceError: there is no such device or link. The error lists similar names and all
+        names.
     """
     device_name, at, link_name = name.strip().lower().partition("@")
     if device_name not in DEVICES:
@@ -298,19 +302,21 @@ def named(name: str) -> Device:
     return replace(device, name=f"{device_name}@{link_name}", link=LINKS[link_name])
 
 
-def _unknown(kind: str, part: str, whole: str, known: Mapping[str, object]) -> UnknownDeviceError:
-    close = difflib.get_close_matches(part, known, n=3, cutoff=0.5)
+def _unknown(kind: str, part: str, whole: str, names: Iterable[str]) -> UnknownDeviceError:
+    names = list(names)
+    close = difflib.get_close_matches(part, names, n=3, cutoff=0.5)
     hint = f" Did you mean {' or '.join(close)}?" if close else ""
     inside = "" if part == whole.strip().lower() else f" (in {whole!r})"
     return UnknownDeviceError(
-        f"Unknown {kind} {part!r}{inside}.{hint} Known: {', '.join(known)}. "
-        "Write a device as 'v100', as 'v100@pcie4x16' for another host link, or as the path of a .json file from "
-        "`memplan calibrate --out`."
+        f"Unknown {kind} {part!r}{inside}.{hint} Known: {', '.join(names)}. "
+        "Write a device as 'v100', as 'v100@pcie4x16' for another host link, or as the path of a "
+        ".json file from `memplan calibrate --out`."
     )
 
 
-# A core that may be half of one (two threads share its units), on a busy machine that does not reach its boost clock.
-# Zen 2 and Haswell and later start two 256-bit multiply-adds a cycle (AMD 56305; Intel 248966): one is taken.
+# The rates of one logical core, which may be half of a core, on a busy machine below its boost
+# clock. Zen 2 and Haswell and later start two 256-bit multiply-adds a cycle (AMD 56305; Intel
+# 248966): one is counted.
 _CPU_CLOCK_HZ = 2.0e9
 _CPU_FLOAT32_LANES = 8
 _CPU_CORES_PER_CHANNEL = 8  # AMD EPYC 7763: 64 cores, 8 channels of DDR4-3200.
@@ -324,12 +330,13 @@ def local_cpu(cores: int, memory_bytes: int) -> Device:
       memory_bytes: bytes that the program may use.
 
     Raises:
-      ValueError: either is not positive.
+      ValueError: one of them is not positive.
     """
     if cores < 1 or memory_bytes < 1:
         raise ValueError(f"a CPU has at least one core and one byte of memory, not {cores} and {memory_bytes}")
     vector_flops = 2.0 * _CPU_FLOAT32_LANES * _CPU_CLOCK_HZ * cores
-    narrow = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), vector_flops)  # narrow types are widened
+    # narrow types are widened to float32
+    narrow = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), vector_flops)
     return Device(
         name="cpu",
         description=f"local CPU, {cores} logical cores",

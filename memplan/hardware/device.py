@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-# Narrow floats are widened before the product; a complex product is float products, which the caller counts.
+# Narrow floats are widened before the product. A complex product consists of float products, which
+# the caller counts.
 _COMPUTED_IN: Mapping[str, str] = MappingProxyType(
     {"float8": "float16", "float4": "float16", "complex64": "float32", "complex128": "float64"}
 )
@@ -40,18 +41,19 @@ class Device:
     """A device and the link to its host.
 
     Attributes:
-      name: what `named` answers to, for example `v100` or `v100@power9-nvlink2`; a measured one has its base's name
-        with `-measured` behind it, and is known by its file alone (`memplan.hardware.measured`).
+      name: for `named`, for example `v100` or `v100@power9-nvlink2`. A measured device has the name
+        of its base with `-measured` behind it, and is known by its file alone
+        (`memplan.hardware.measured`).
       description: the exact product.
-      memory_bytes: what the card has.
+      memory_bytes: of the card.
       memory_bandwidth: peak bytes/s of the device's own memory.
-      flops: peak FLOP/s of matrix products and convolutions by operand dtype, in the way XLA runs them by default:
-        float32 as TF32 where the chip has it, float16 with float32 accumulation, and a type without units of its own
-        at the rate of the type it is widened to.
-      vector_flops: peak float32 FLOP/s outside the matrix units, a fused multiply-add counted as two.
+      flops: peak FLOP/s of matrix products and convolutions by operand dtype, as XLA runs them by
+        default: float32 as TF32 if the chip has it, float16 with float32 accumulation, and a type
+        without units of its own at the rate of the type that it is widened to.
+      vector_flops: peak float32 FLOP/s outside the matrix units; a fused multiply-add is two.
       link: the path to host memory.
-      sources: where the figures come from, one document each.
-      target: what to compile for; None for a CPU.
+      sources: of the figures, one document each.
+      target: for XLA, to compile for an absent device; None for a CPU.
     """
 
     name: str
@@ -68,7 +70,7 @@ class Device:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
 
     def times(self, parts: int) -> Device:
-        """So many of them that work side by side as one."""
+        """This many devices that work as one."""
         return replace(
             self,
             memory_bytes=parts * self.memory_bytes,
@@ -81,10 +83,10 @@ class Device:
     def rate(self, dtype: str) -> float:
         """Peak FLOP/s for operands of `dtype`.
 
-        Types without an entry run at the rate of the type they are computed in; what has no such type either ('' for
-        work outside the matrix units, bool, wide integers) at `vector_flops`.
+        Types without an entry run at the rate of the type that they are computed in, or at
+        `vector_flops` if there is none: '' for work outside the matrix units, bool, wide integers.
         """
         if dtype in self.flops:
             return self.flops[dtype]
-        computed_in = next((wide for prefix, wide in _COMPUTED_IN.items() if dtype.startswith(prefix)), "")
-        return self.flops.get(computed_in, self.vector_flops)
+        wide = [wide for prefix, wide in _COMPUTED_IN.items() if dtype.startswith(prefix)]
+        return self.flops.get(wide[0] if wide else "", self.vector_flops)

@@ -1,4 +1,4 @@
-"""A program's partitions on a machine: which of them stand on one host, and the links that a group of them has."""
+"""A program's partitions on a machine: their hosts, and the links that a group of them has."""
 
 import math
 from collections import Counter, defaultdict
@@ -9,16 +9,18 @@ from functools import cached_property
 from memplan.errors import TopologyError
 from memplan.hardware.topology import Topology
 
-_MOST_PER_HOST = 8  # devices: as the servers of today have
-Groups = tuple[tuple[int, ...], ...]  # partitions that take part in one collective together, group by group
+_MAX_PER_HOST = 8  # devices: as the servers of today have
+Groups = tuple[tuple[int, ...], ...]
+"""Partitions that take part in one collective together, group by group."""
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Groups that have as many partitions in every node that they reach, at each level of the machine.
+    """Groups that have as many partitions in every node that they reach, at each level.
 
     Attributes:
-      sizes: nodes of each level in one node of the level around it, outermost first, as far as one group reaches.
+      sizes: nodes of each level in one node of the level around it, outermost first, as far as one
+        group reaches.
       rows: the groups, the partitions of each in the machine's order, host by host.
     """
 
@@ -26,23 +28,28 @@ class Grid:
     rows: Groups
 
     def in_order(self, levels: Sequence[int]) -> Groups:
-        """The groups with partitions in the order of their places at these levels, the last varying fastest."""
+        """The groups, with partitions ordered by these coordinates, the last varying fastest."""
         strides = strides_of(self.sizes)
-        order = numbers_at([self.sizes[level] for level in levels], [strides[level] for level in levels])
+        sizes = [self.sizes[level] for level in levels]
+        order = numbers_at(sizes, [strides[level] for level in levels])
         return tuple(tuple(row[number] for number in order) for row in self.rows)
 
     def along(self, levels: Collection[int]) -> Groups:
-        """Groups of the partitions that differ in their places at these levels alone, in the machine's order."""
+        """Groups of partitions that differ in these coordinates alone, in the machine's order."""
         strides = strides_of(self.sizes)
         inside = [size if level in levels else 1 for level, size in enumerate(self.sizes)]
-        starts = [1 if level in levels else size for level, size in enumerate(self.sizes)]
-        begins, offsets = numbers_at(starts, strides), numbers_at(inside, strides)
-        return tuple(tuple(row[start + offset] for offset in offsets) for row in self.rows for start in begins)
+        outside = [1 if level in levels else size for level, size in enumerate(self.sizes)]
+        offsets = numbers_at(inside, strides)
+        groups = []
+        for row in self.rows:
+            for start in numbers_at(outside, strides):
+                groups.append(tuple(row[start + offset] for offset in offsets))
+        return tuple(groups)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """A topology, and which of its devices runs which partition of a program.
+    """A topology, and the partition of a program that each of its devices runs.
 
     Attributes:
       devices: for each partition, its device, counted from 0 through the topology, host by host.
@@ -58,91 +65,107 @@ class Machine:
         count = len(self.devices)
         if sorted(self.devices) != list(range(self.topology.devices)):
             raise TopologyError(
-                f"the topology {self.topology.name!r} has {self.topology.devices} devices; the program runs on "
-                f"{count}. Give it as many, such as '{count // per_host(count)}x{per_host(count)}'."
+                f"the topology {self.topology.name!r} has {self.topology.devices} devices; the "
+                f"program runs on {count}. "
+                f"Give it as many, such as '{count // per_host(count)}x{per_host(count)}'."
             )
 
     @cached_property
-    def places(self) -> tuple[tuple[int, ...], ...]:
-        """For each partition, the number of its node at every level within the node around it, outermost first."""
+    def coordinates(self) -> tuple[tuple[int, ...], ...]:
+        """For each partition, the number of its node at every level, outermost first.
+
+        Nodes are numbered within the node around them.
+        """
         sizes = [axis.size for axis in self.topology.axes]
         levels = list(zip(strides_of(sizes), sizes, strict=True))
-        return tuple(tuple(device // stride % size for stride, size in levels) for device in self.devices)
+        rows = ([device // stride % size for stride, size in levels] for device in self.devices)
+        return tuple(map(tuple, rows))
 
     def hosts(self) -> tuple[tuple[int, ...], ...]:
         """For each partition, the node around it at the level before the innermost."""
-        return tuple(place[:-1] for place in self.places)
+        return tuple(coordinates[:-1] for coordinates in self.coordinates)
 
     @property
     def is_one_host(self) -> bool:
         return len(set(self.hosts())) == 1
 
     def grid(self, groups: Groups) -> Grid | None:
-        """The grid of the groups; None where one reaches nodes unevenly, or two have other sizes."""
-        rows = tuple(tuple(sorted(group, key=self.places.__getitem__)) for group in groups)
-        sizes = {self._even_sizes([self.places[one] for one in row]) for row in rows}
+        """The grid of the groups.
+
+        None if a group reaches nodes unevenly, or if two groups have different sizes.
+        """
+        rows = tuple(tuple(sorted(group, key=self.coordinates.__getitem__)) for group in groups)
+        coordinates = self.coordinates
+        sizes = {self._even_sizes([coordinates[partition] for partition in row]) for row in rows}
         if len(sizes) != 1 or None in sizes:
             return None
-        (found,) = sizes
-        assert found is not None
-        return Grid(found, rows)
+        (common,) = sizes
+        assert common is not None
+        return Grid(common, rows)
 
-    def _even_sizes(self, places: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
-        """Sizes of the levels that these places make; None where their nodes hold unequal numbers."""
-        found, before = [], 1
+    def _even_sizes(self, coordinates: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+        """Sizes of the levels that these coordinates span.
+
+        None if their nodes hold unequal numbers.
+        """
+        sizes = []
+        outer_nodes = 1
         for level in range(1, len(self.topology.axes) + 1):
-            inside = Counter(place[:level] for place in places)
-            if len(set(inside.values())) != 1 or len(inside) % before:
+            counts = Counter(node[:level] for node in coordinates)
+            if len(set(counts.values())) != 1 or len(counts) % outer_nodes:
                 return None
-            found.append(len(inside) // before)
-            before = len(inside)
-        return tuple(found)
+            sizes.append(len(counts) // outer_nodes)
+            outer_nodes = len(counts)
+        return tuple(sizes)
 
     def links(self, groups: Groups) -> Topology:
         """The links that one of the groups has for itself while all of them communicate.
 
-        Its axes have the sizes of the group, and of a link that several groups share each has its part. Of groups that
-        reach nodes unevenly the largest numbers count.
+        Its axes have the sizes of the group. A link that several groups share gives each its part.
+        If groups reach nodes unevenly, the largest numbers count.
         """
         axes = []
         for level, axis in enumerate(self.topology.axes):
-            size = max(self._nodes(group, level) for group in groups)
-            beside = max(self._leaving(groups, level).values(), default=1) if axis.shared else 1
-            axes.append(replace(axis, size=size, bandwidth=axis.bandwidth / beside))
+            size = max(self._children(group, level) for group in groups)
+            sharing = 1
+            if axis.shared:
+                sharing = max(self._groups_leaving(groups, level).values(), default=1)
+            axes.append(replace(axis, size=size, bandwidth=axis.bandwidth / sharing))
         return replace(self.topology, axes=tuple(axes))
 
-    def _nodes(self, group: Sequence[int], level: int) -> int:
-        """The most nodes of a level that a group reaches in one node of the level around it."""
-        nodes = {self.places[one][: level + 1] for one in group}
+    def _children(self, group: Sequence[int], level: int) -> int:
+        """Most children of one parent node that a group spans."""
+        nodes = {self.coordinates[partition][: level + 1] for partition in group}
         return max(Counter(node[:-1] for node in nodes).values())
 
-    def _leaving(self, groups: Groups, level: int) -> Counter[tuple[int, ...]]:
-        """For each node of a level: the groups that reach it and others in the same node of the level around it."""
-        found: Counter[tuple[int, ...]] = Counter()
+    def _groups_leaving(self, groups: Groups, level: int) -> Counter[tuple[int, ...]]:
+        """For each node of a level: the groups that reach it and other nodes of its parent."""
+        counts: Counter[tuple[int, ...]] = Counter()
         for group in groups:
-            around: dict[tuple[int, ...], set[tuple[int, ...]]] = defaultdict(set)
-            for one in group:
-                node = self.places[one][: level + 1]
-                around[node[:-1]].add(node)
-            for nodes in around.values():
+            children: dict[tuple[int, ...], set[tuple[int, ...]]] = defaultdict(set)
+            for partition in group:
+                node = self.coordinates[partition][: level + 1]
+                children[node[:-1]].add(node)
+            for nodes in children.values():
                 if len(nodes) > 1:
-                    found.update(nodes)
-        return found
+                    counts.update(nodes)
+        return counts
 
 
 def per_host(devices: int) -> int:
-    """Devices of each host, where nobody says how many hosts there are."""
-    return next(size for size in range(min(_MOST_PER_HOST, devices), 0, -1) if devices % size == 0)
+    """Devices of each host, if the number of hosts is not known."""
+    sizes = range(min(_MAX_PER_HOST, devices), 0, -1)
+    return next(size for size in sizes if devices % size == 0)
 
 
 def strides_of(sizes: Sequence[int]) -> list[int]:
-    """How far apart neighbours along each dimension are, the last varying fastest."""
+    """Distances of neighbours along each dimension, the last varying fastest."""
     return [math.prod(sizes[dim + 1 :]) for dim in range(len(sizes))]
 
 
 def numbers_at(sizes: Sequence[int], strides: Sequence[int]) -> list[int]:
-    """The numbers of all places in these sizes, which are so far apart, the last varying fastest."""
-    found = [0]
+    """The numbers of all coordinates of these sizes and strides, the last varying fastest."""
+    numbers = [0]
     for size, stride in zip(sizes, strides, strict=True):
-        found = [number + at * stride for number in found for at in range(size)]
-    return found
+        numbers = [number + index * stride for number in numbers for index in range(size)]
+    return numbers

@@ -1,4 +1,7 @@
-"""A device whose rates were measured, and its file: JSON with the fields of `Device` and where it was measured."""
+"""A device whose rates were measured, and its file.
+
+The file is JSON with the fields of `Device` and of `MeasuredDevice`.
+"""
 
 import json
 import os
@@ -22,12 +25,16 @@ class MeasuredDevice:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write JSON to `path`; the file appears whole or not at all (OSError)."""
-        where = {"platform": self.platform, "device_kind": self.device_kind}
-        write_atomic(path, json.dumps({"format": FORMAT, **where, **io.encode(self.device)}, indent=1) + "\n")
+        origin = {"platform": self.platform, "device_kind": self.device_kind}
+        document = {"format": FORMAT, **origin, **io.encode(self.device)}
+        write_atomic(path, json.dumps(document, indent=1) + "\n")
 
 
 def is_path(device: str) -> bool:
-    """True where a device is given as a file: it ends in `.json` or names a folder. No device's name does."""
+    """Is a device named by its file?
+
+    Such a name ends in `.json` or contains a folder. No name of a device does.
+    """
     return device.lower().endswith(".json") or "/" in device or os.sep in device
 
 
@@ -35,18 +42,19 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
     """Read a saved device.
 
     Raises:
-      UnknownDeviceError: there is no such file, or it does not hold a whole device; says what is wrong with it.
+      UnknownDeviceError: there is no such file, or it does not hold a complete device. The error
+        says what is wrong.
     """
     try:
         document = read_json(path, FORMAT)
-        where = {name: document.pop(name, None) for name in ("platform", "device_kind")}
-        for name, value in where.items():
+        origin = {name: document.pop(name, None) for name in ("platform", "device_kind")}
+        for name, value in origin.items():
             if not isinstance(value, str):
                 raise ValueError(f"its {name!r} is {value!r:.40}, not text")
         device = io.decode(Device, document, complete=True)
         if "float32" not in device.flops:
             raise ValueError("its 'flops' have no entry 'float32'")
-        if device.target is None and where["platform"] != "cpu":
+        if device.target is None and origin["platform"] != "cpu":
             raise ValueError("its 'target' is null, but XLA needs one to compile for")
         for name, value in io.scalars(io.encode(device)):
             may_be_zero = name.startswith("target.compute_capability")
@@ -55,11 +63,13 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
     except OSError as error:
         raise UnknownDeviceError(
             f"the device file {os.fspath(path)!r} cannot be read: {error.strerror or error}. "
-            "`memplan calibrate --out PATH` writes one; `memplan devices` lists the devices known by name."
+            "`memplan calibrate --out PATH` writes one; `memplan devices` lists the devices known "
+            "by name."
         ) from error
     except ValueError as error:
         raise UnknownDeviceError(
-            f"{os.fspath(path)!r} is not a complete device file ({error!s:.300}). It may be truncated, or from another "
-            "program or release; write it again with `memplan calibrate --out PATH`."
+            f"{os.fspath(path)!r} is not a complete device file ({error!s:.300}). It may be "
+            "truncated, or from another program or release; write it again with "
+            "`memplan calibrate --out PATH`."
         ) from error
-    return MeasuredDevice(device, where["platform"], where["device_kind"])
+    return MeasuredDevice(device, origin["platform"], origin["device_kind"])

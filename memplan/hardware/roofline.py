@@ -2,17 +2,24 @@
 
 from memplan.hardware.device import Device
 
-_TRITON = (8, 0)  # the least compute capability
+_TRITON = (8, 0)  # the lowest compute capability
 
 
 def kernel_seconds(flops: float, flops_dtype: str, nbytes: float, device: Device) -> float:
-    """Seconds of one kernel that moves `nbytes` of device memory; matrix work where `flops_dtype` names a type."""
+    """Seconds of one kernel that moves `nbytes` of device memory.
+
+    Args:
+      flops_dtype: operand type of matrix work; '' for work outside the matrix units.
+    """
     rate = device.rate(flops_dtype) if flops_dtype else device.vector_flops
     return max(flops / rate, nbytes / device.memory_bandwidth)
 
 
 def has_triton(device: Device) -> bool:
-    """XLA:GPU compiles matrix products, and what normalizes rows, with Triton from Ampere on."""
+    """Does XLA:GPU compile matrix products and normalizations of rows with Triton?
+
+    It does from Ampere on.
+    """
     return device.target is not None and device.target.compute_capability >= _TRITON
 
 

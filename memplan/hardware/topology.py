@@ -1,7 +1,8 @@
 """The levels of a machine of many devices: how many nodes each has, and the links between them.
 
-Bandwidths follow from the vendors' figures and one allowance for what a link achieves. Latencies are assumptions, named
-as such; write your own figures to a file (`Topology.save`) where it matters.
+Bandwidths follow from the vendors' figures and one allowance for the efficiency of a link.
+Latencies are assumptions, named as such; write your own figures to a file (`Topology.save`) if they
+matter.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
@@ -23,7 +24,7 @@ from memplan.io import read_json, write_atomic
 
 FORMAT = 1
 
-_ENDLESS = 1e300  # no figure of a machine comes near
+_ENDLESS = 1e300  # larger figures are refused: no machine's figure comes near
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +32,15 @@ class Axis:
     """One level of a machine: nodes of a kind, and the links between them.
 
     Raises:
-      TopologyError: one of them is not what it should be.
+      TopologyError: a field has a wrong type or value.
     """
 
     name: str  # of the mesh axis, for example `host` or `device`
     size: int  # nodes of this level in one node of the level around it
     latency_s: float  # seconds from one node to the next, whatever is sent
     bandwidth: float  # bytes/s in each direction that one link achieves
-    # all devices of a node have one link at this level together, as a host has a network card; False: each device has
-    # its own, as GPUs have NVLink
+    # True: all devices of a node share one link at this level, as those of a host share its network
+    # card; False: each device has its own, as GPUs have NVLink
     shared: bool = True
 
     def __post_init__(self) -> None:
@@ -88,7 +89,7 @@ class Topology:
 
     @property
     def devices(self) -> int:
-        """All of them."""
+        """Number of devices."""
         return math.prod(axis.size for axis in self.axes)
 
     @property
@@ -98,13 +99,13 @@ class Topology:
 
     def axis(self, name: str) -> Axis:
         """The axis called `name` (TopologyError: there is none)."""
-        return self.axes[self._place(name)]
+        return self.axes[self._level(name)]
 
     def inside(self, name: str) -> tuple[Axis, ...]:
         """The axes of one node of `name`, outermost first."""
-        return self.axes[self._place(name) + 1 :]
+        return self.axes[self._level(name) + 1 :]
 
-    def _place(self, name: str) -> int:
+    def _level(self, name: str) -> int:
         names = list(self.sizes)
         if name not in names:
             raise TopologyError(
@@ -138,27 +139,31 @@ def load(path: str | os.PathLike[str]) -> Topology:
     """Read a saved topology.
 
     Raises:
-      TopologyError: there is no such file, or it is not a whole topology; says what is wrong with it.
+      TopologyError: there is no such file, or it is not a complete topology. The error says what is
+        wrong.
     """
     try:
         return io.decode(Topology, read_json(path, FORMAT), complete=True, exact=True)
     except OSError as error:
         raise TopologyError(
-            f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. A topology is the path of a "
-            f"file that `Topology.save` wrote, or one of {', '.join(TOPOLOGIES)}."
+            f"the topology {os.fspath(path)!r} cannot be read: {error.strerror or error}. "
+            "A topology is the path of a file that `Topology.save` wrote, or one of "
+            f"{', '.join(TOPOLOGIES)}."
         ) from error
     except ValueError as error:
         raise TopologyError(
-            f"{os.fspath(path)!r} is not a complete topology file ({error!s:.300}). It may be truncated or from "
-            "another program; save the topology again."
+            f"{os.fspath(path)!r} is not a complete topology file ({error!s:.300}). It may be "
+            "truncated or from another program; save the topology again."
         ) from error
 
 
-# The allowance of `memplan.hardware.catalog` for headers and flow control, here for links between devices. NCCL's own
-# model takes the same 0.8 of NVLink 4: 360 of 450 GB/s (nvlinkBws in its tuner).
+# The share of a link's nominal bandwidth that it achieves, as in `memplan.hardware.catalog`, here
+# for links between devices. NCCL's own model takes the same 0.8 of NVLink 4: 360 of 450 GB/s
+# (nvlinkBws in its tuner).
 _LINK_EFFICIENCY = 0.8
 
-# Assumed: what NCCL's tuner assumes for a step of a ring (hwLatencies, ring, protocol Simple), on any generation.
+# Seconds of a step between two nodes. Assumed, on any generation, as NCCL's tuner assumes them for
+# a step of a ring (hwLatencies, ring, protocol Simple).
 _NVLINK_LATENCY_S = 3.4e-6
 _NETWORK_LATENCY_S = 14e-6
 _LATENCIES = (
@@ -220,14 +225,18 @@ _LOCAL = Topology(
     ),
 )
 
-TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({known.name: known for known in (_DDL, _TODAY, _LOCAL)})
+_TOPOLOGIES = (_DDL, _TODAY, _LOCAL)
+TOPOLOGIES: Mapping[str, Topology] = MappingProxyType({topo.name: topo for topo in _TOPOLOGIES})
 
 
 def topology_named(name_or_path: str) -> Topology:
-    """The topology of this name, in any case, or in the file at this path; `name@16x4` has other sizes.
+    """The topology of this name, in any case, or in the file at this path.
+
+    `name@16x4` has other sizes.
 
     Raises:
-      TopologyError: no such topology, sizes that do not fit it, or a file that is not one; lists the known ones.
+      TopologyError: there is no such topology, the sizes do not fit it, or the file is not one. The
+        error lists the known topologies.
     """
     if is_path(name_or_path):
         return load(name_or_path)
@@ -235,23 +244,24 @@ def topology_named(name_or_path: str) -> Topology:
     if name not in TOPOLOGIES:
         raise TopologyError(
             f"Unknown topology {name_or_path!r}.{_hint(name, TOPOLOGIES)} Known: {', '.join(TOPOLOGIES)}. "
-            "Write a topology as 'ddl', as 'ddl@16x4' for 16 hosts of 4 devices, or as the path of a .json file from "
-            "`Topology.save`."
+            "Write a topology as 'ddl', as 'ddl@16x4' for 16 hosts of 4 devices, or as the path of "
+            "a .json file from `Topology.save`."
         )
     topology = TOPOLOGIES[name]
     return topology.resized(_shape(topology, shape, name_or_path)) if at else topology
 
 
 def _shape(topology: Topology, shape: str, whole: str) -> dict[str, int]:
-    if not re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape) or shape.count("x") + 1 != len(topology.axes):
+    is_shape = re.fullmatch(r"[0-9]{1,9}(x[0-9]{1,9})*", shape)
+    if not is_shape or shape.count("x") + 1 != len(topology.axes):
         example = "x".join(str(axis.size) for axis in topology.axes)
         raise TopologyError(
-            f"{shape!r} (in {whole!r}) is not a shape of {topology.name!r}. Write a size for each of its axes "
-            f"({', '.join(topology.sizes)}), as in '{topology.name}@{example}'."
+            f"{shape!r} (in {whole!r}) is not a shape of {topology.name!r}. Write a size for "
+            f"each of its axes ({', '.join(topology.sizes)}), as in '{topology.name}@{example}'."
         )
     return dict(zip(topology.sizes, map(int, shape.split("x")), strict=True))
 
 
-def _hint(name: str, known: Mapping[str, object] | list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
+def _hint(name: str, names: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, [*names], n=3, cutoff=0.5)
     return f" Did you mean {' or '.join(close)}?" if close else ""

@@ -10,10 +10,10 @@ kernel overwrites, since it is an element of a tuple.
 import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.planning.problem import Kernel, Problem
-from memplan.planning.schedule import Kind, Schedule
+from memplan.planning.schedule import Action, Kind, Schedule
 
 _TOKEN_NBYTES = 4  # the `u32[]` that every copy also returns
 
@@ -65,6 +65,15 @@ def eliminate_dead(problem: Problem, schedule: Schedule) -> Schedule:
             needed.add(action.number)
         live.append(action)
     return tuple(live[::-1])
+
+
+@dataclass
+class _Copies:
+    """Copies during a replay, by buffer."""
+
+    offloading: dict[int, int] = field(default_factory=dict)  # the version that is copied out
+    prefetching: dict[int, list[int]] = field(default_factory=dict)  # those that are copied in
+    host_numbers: dict[int, int] = field(default_factory=dict)  # its latest version on the host
 
 
 class Liveness:
@@ -156,19 +165,11 @@ class Liveness:
             if buffer.maker is None:
                 current[number] = len(self.versions)
                 self.versions.append(Version(number, -1, -1, buffer.nbytes))
-        # by buffer, while it is copied: the version that is offloaded, those that are prefetched
-        offloading = dict[int, int]()
-        prefetching = dict[int, list[int]]()
-        # by buffer: its latest version on the host, and the number of that version
-        host_versions = dict[int, Version]()
-        host_numbers = dict[int, int]()
+        copies = _Copies()
         blocks = {kernel.block for kernel in problem.kernels}
         # alias set -> the buffer that was written last
         latest = {problem.buffers[number].alias_set: number for number in reversed(current)}
         for time, action in enumerate(self._schedule):
-            reads = list[int]()
-            writes = list[int]()
-            ended = list[int]()
             number = action.number
             if action.kind is Kind.RUN:
                 kernel = problem.kernels[number]
@@ -178,27 +179,8 @@ class Liveness:
                 latest |= {problem.buffers[written].alias_set: written for written in kernel.writes}
                 writes = [self._begin_version(written, time) for written in kernel.writes]
                 current.update(zip(kernel.writes, writes, strict=True))
-            elif action.kind is Kind.OFFLOAD:
-                reads = [offloading.setdefault(number, current[number])]
-                nbytes = problem.buffers[number].nbytes
-                host_versions[number] = Version(number, time, time, nbytes)
-                self.on_host.append(host_versions[number])
-                host_numbers[number] = len(self.offload_tokens)
-                writes = [self._begin_version(number, time, _TOKEN_NBYTES)]
-                self.offload_tokens += writes
-            elif action.kind is Kind.OFFLOADED:
-                reads = [offloading.pop(number), self.offload_tokens[host_numbers[number]]]
-            elif action.kind is Kind.PREFETCH:
-                value = self._begin_version(number, time)
-                token = self._begin_version(number, time, _TOKEN_NBYTES)
-                writes = [value, token]
-                prefetching[number] = writes
-                self.prefetched_from[value] = host_numbers[number]
             else:
-                reads = prefetching.pop(number)
-                current[number] = reads[0]
-            if action.kind is not Kind.RUN:
-                host_versions[number].end = time
+                reads, writes = self._replay_copy(action, time, current, copies)
                 ended = reads
             for version in ended:
                 self.versions[version].end = time
@@ -207,6 +189,34 @@ class Liveness:
         self.outputs = [current[number] for number in problem.outputs]
         for number in self.outputs:
             self.versions[number].end = len(self._schedule)
+
+    def _replay_copy(
+        self, action: Action, time: int, current: dict[int, int], copies: _Copies
+    ) -> tuple[list[int], list[int]]:
+        """The versions that the start or the end of a copy reads, and those that it writes."""
+        number = action.number
+        reads = list[int]()
+        writes = list[int]()
+        if action.kind is Kind.OFFLOAD:
+            reads = [copies.offloading.setdefault(number, current[number])]
+            nbytes = self._problem.buffers[number].nbytes
+            copies.host_numbers[number] = len(self.on_host)
+            self.on_host.append(Version(number, time, time, nbytes))
+            writes = [self._begin_version(number, time, _TOKEN_NBYTES)]
+            self.offload_tokens += writes
+        elif action.kind is Kind.OFFLOADED:
+            token = self.offload_tokens[copies.host_numbers[number]]
+            reads = [copies.offloading.pop(number), token]
+        elif action.kind is Kind.PREFETCH:
+            value = self._begin_version(number, time)
+            writes = [value, self._begin_version(number, time, _TOKEN_NBYTES)]
+            copies.prefetching[number] = writes
+            self.prefetched_from[value] = copies.host_numbers[number]
+        else:
+            reads = copies.prefetching.pop(number)
+            current[number] = reads[0]
+        self.on_host[copies.host_numbers[number]].end = time
+        return reads, writes
 
     def _ended(self, number: int, latest: Mapping[int, int], is_loop: bool) -> Iterator[int]:
         """The buffers whose values are live until a kernel runs.

@@ -169,20 +169,15 @@ class _Layout:
             members[key] = {self._versions[number].buffer for number in group}
             roles[key] = {problem.buffers[buffer].role for buffer in members[key]}
             returned[key] = not members[key].isdisjoint(problem.returned)
-        # XLA numbers instructions of the entry first; those of other computations have no position
-        position = {}
-        for key, group in groups.items():
-            positions = (self._position[number] for number in group)
-            in_entry = (number for number in positions if number >= 0)
-            position[key] = min(in_entry, default=len(self._versions))
         allocations = _CallerAllocations(self._versions, self._live.interfere)
         remaining = []
         reused_nbytes = 0
-        order = sorted(
-            groups,
-            key=lambda key: (-self._nbytes(groups[key]), not returned[key], position[key], key),
-        )
-        for key in order:
+
+        def order(key: int) -> tuple[int, ...]:
+            nbytes = self._nbytes(groups[key])
+            return -nbytes, not returned[key], self._entry_position(groups[key]), key
+
+        for key in sorted(groups, key=order):
             group = groups[key]
             nbytes = self._nbytes(group)
             if Role.ARGUMENT in roles[key]:
@@ -198,6 +193,15 @@ class _Layout:
             else:
                 remaining.append(sorted(group))
         return reused_nbytes, remaining
+
+    def _entry_position(self, group: Iterable[int]) -> int:
+        """The first position of a group's versions.
+
+        XLA numbers instructions of the entry first; those of other computations have no position.
+        """
+        positions = (self._position[number] for number in group)
+        in_entry = (position for position in positions if position >= 0)
+        return min(in_entry, default=len(self._versions))
 
     def _reuse_operands(self, remaining: list[list[int]]) -> HeapGroups:
         """Visit versions in time, counted in events: kernels overwrite operands that end there."""

@@ -83,8 +83,8 @@ def _predecessors(
         kernels = [problem.kernels[number] for number in (*contents.get(unit, ()), unit)]
         reads = {read for kernel in kernels for read in kernel.reads}
         writes = {written for kernel in kernels for written in kernel.writes}
-        predecessors.update(maker_of[read] for read in reads if read in maker_of)
-        predecessors.update(end_of[read] for read in reads if read in end_of)
+        for sources in (maker_of, end_of):
+            predecessors.update(sources[read] for read in reads if read in sources)
         for buffer in reads | writes:
             alias_set = problem.buffers[buffer].alias_set
             if len(problem.alias_sets[alias_set]) > 1:

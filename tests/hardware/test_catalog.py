@@ -94,8 +94,8 @@ def test_an_unknown_name_says_what_comes_close(wrong: str, close: str) -> None:
         catalog.named(wrong)
     message = str(caught.value)
     assert close in message[message.index("Did you mean") : message.index("Known")]
-    known = catalog.LINKS if "@" in wrong else catalog.names()
-    assert all(name in message[message.index("Known") :] for name in known)
+    names = catalog.LINKS if "@" in wrong else catalog.names()
+    assert all(name in message[message.index("Known") :] for name in names)
     assert isinstance(caught.value, MemplanError) and isinstance(caught.value, ValueError)
 
 

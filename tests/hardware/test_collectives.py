@@ -27,15 +27,15 @@ def hosts(count: int, devices: int) -> Topology:
 
 
 TWO_BY_FOUR = hosts(2, 4)
-Way = tuple[Phase, ...]
+Phases = tuple[Phase, ...]
 LEVELS = Phase(("device",), True), Phase(("host",), False)
 FLAT = (Phase(("host", "device"), False),)
 APART = Phase(("host",), False), Phase(("device",), False)
 
 
-def seconds(topology: Topology, way: Way, nbytes: float, launch_s: float = 0.0) -> float:
+def seconds(topology: Topology, phases: Phases, nbytes: float, launch_s: float = 0.0) -> float:
     total = 0.0
-    for phase in way:
+    for phase in phases:
         if phase.scatters:
             total += 2 * collectives.reduce_scatter_seconds(topology, phase.axes, nbytes, launch_s=launch_s)
             nbytes /= math.prod(topology.axis(name).size for name in phase.axes)
@@ -80,15 +80,15 @@ def test_axes_of_one_node_are_left_out() -> None:
 def test_within_one_host_a_collective_over_all_axes_never_sees_the_network(
     name: str, devices: int, nbytes: float, launch_s: float
 ) -> None:
-    one = topology_named(name).resized({"host": 1, "device": devices})
-    link = one.axis("device")
+    host = topology_named(name).resized({"host": 1, "device": devices})
+    link = host.axis("device")
     steps = 2 * math.ceil(math.log2(devices))  # along a tree; around a ring of two as many
     by_hand = launch_s + steps * link.latency_s + 2 * (devices - 1) / devices * nbytes / link.bandwidth
-    assert seconds(one, FLAT, nbytes, launch_s) == pytest.approx(by_hand if devices > 1 else 0.0)
-    across = one.resized({"host": devices, "device": 1})
+    assert seconds(host, FLAT, nbytes, launch_s) == pytest.approx(by_hand if devices > 1 else 0.0)
+    across = host.resized({"host": devices, "device": 1})
     for take in (collectives.all_reduce_seconds, collectives.reduce_scatter_seconds):
-        assert take(one, ("host", "device"), nbytes) <= take(across, ("host", "device"), nbytes)
-        assert take(one, ("host", "device"), nbytes) == take(one, ("device",), nbytes)
+        assert take(host, ("host", "device"), nbytes) <= take(across, ("host", "device"), nbytes)
+        assert take(host, ("host", "device"), nbytes) == take(host, ("device",), nbytes)
 
 
 def test_an_axis_of_another_machine_is_refused() -> None:
@@ -109,18 +109,20 @@ def test_a_slow_shared_link_is_passed_with_pieces() -> None:
 
 
 # The oracle: axes get the number of their phase, a phase a digit; exact fractions all the way.
-def all_ways(names: Sequence[str]) -> Iterator[tuple[Phase, ...]]:
-    for places in itertools.product(range(len(names)), repeat=len(names)):
-        count = max(places, default=-1) + 1
-        if set(places) != set(range(count)):
+def all_phases(names: Sequence[str]) -> Iterator[tuple[Phase, ...]]:
+    for phase_numbers in itertools.product(range(len(names)), repeat=len(names)):
+        count = max(phase_numbers, default=-1) + 1
+        if set(phase_numbers) != set(range(count)):
             continue
-        groups = [tuple(name for name, at in zip(names, places, strict=True) if at == place) for place in range(count)]
+        groups = [
+            tuple(name for name, at in zip(names, phase_numbers, strict=True) if at == place) for place in range(count)
+        ]
         for digits in range(1 << max(0, count - 1)):
             yield tuple(Phase(group, bool(digits >> place & 1)) for place, group in enumerate(groups))
 
 
 def oracle_seconds(topology: Topology, phases: Sequence[Phase], nbytes: int, launch_s: float) -> Fraction:
-    axes, left, total = topology.axes, Fraction(nbytes), Fraction(0)
+    axes, piece, total = topology.axes, Fraction(nbytes), Fraction(0)
     for phase in phases:
         group = [axis for axis in axes if axis.name in phase.axes]
         n = math.prod(axis.size for axis in group)
@@ -128,14 +130,14 @@ def oracle_seconds(topology: Topology, phases: Sequence[Phase], nbytes: int, lau
         per_byte = Fraction(0)
         for axis in group:
             below = axes[axes.index(axis) + 1 :]
-            in_node = math.prod(one.size for one in below)
-            of_one_ring = math.prod(one.size for one in below if one in group)
+            in_node = math.prod(axis.size for axis in below)
+            of_one_ring = math.prod(axis.size for axis in below if axis in group)
             rings = in_node // of_one_ring if axis.shared else 1
             per_byte = max(per_byte, rings / Fraction(axis.bandwidth))
-        wire = 2 * left * (n - 1) * per_byte / n  # there and back
+        wire = 2 * piece * (n - 1) * per_byte / n  # there and back
         if phase.scatters:
             total += 2 * Fraction(launch_s) + 2 * (n - 1) * latency + wire
-            left /= n
+            piece /= n
         else:
             levels = sum(axis.size > 1 for axis in group)
             steps = 2 * (n - 1) if levels > 1 else 2 * math.ceil(math.log2(n))
@@ -163,29 +165,29 @@ def machines(draw: st.DrawFn) -> Topology:
 def test_the_cheapest_is_the_cheapest_of_all(topology: Topology, nbytes: int) -> None:
     launch_s = collectives.LAUNCH_S
     names = [axis.name for axis in topology.axes if axis.size > 1]
-    costs = [oracle_seconds(topology, phases, nbytes, launch_s) for phases in all_ways(names)]
-    found = collectives.cheapest(topology, nbytes)
-    told = seconds(topology, found, nbytes, launch_s)
-    assert told == pytest.approx(float(min(costs)), rel=1e-9)
-    assert told == pytest.approx(float(oracle_seconds(topology, found, nbytes, launch_s)), rel=1e-9)
-    assert sorted(name for phase in found for name in phase.axes) == sorted(names)
-    assert found == collectives.cheapest(topology, nbytes)
+    costs = [oracle_seconds(topology, phases, nbytes, launch_s) for phases in all_phases(names)]
+    phases = collectives.cheapest(topology, nbytes)
+    phases_s = seconds(topology, phases, nbytes, launch_s)
+    assert phases_s == pytest.approx(float(min(costs)), rel=1e-9)
+    assert phases_s == pytest.approx(float(oracle_seconds(topology, phases, nbytes, launch_s)), rel=1e-9)
+    assert sorted(name for phase in phases for name in phase.axes) == sorted(names)
+    assert phases == collectives.cheapest(topology, nbytes)
 
 
 @settings(max_examples=40, deadline=None)
 @given(machines(), st.integers(0, 10**9))
 def test_every_decomposition_costs_what_the_oracle_says(topology: Topology, nbytes: int) -> None:
-    for phases in all_ways([axis.name for axis in topology.axes if axis.size > 1]):
-        told = seconds(topology, phases, nbytes, 1e-5)
-        assert told == pytest.approx(float(oracle_seconds(topology, phases, nbytes, 1e-5)), rel=1e-9)
+    for phases in all_phases([axis.name for axis in topology.axes if axis.size > 1]):
+        phases_s = seconds(topology, phases, nbytes, 1e-5)
+        assert phases_s == pytest.approx(float(oracle_seconds(topology, phases, nbytes, 1e-5)), rel=1e-9)
 
 
-def counted(topology: Topology, way: Way, nbytes: float) -> dict[str, float]:
+def counted(topology: Topology, phases: Phases, nbytes: float) -> dict[str, float]:
     """Each device sends to the next of its ring; what leaves the first node of each axis is added up."""
     names = list(topology.sizes)
     devices = list(itertools.product(*(range(size) for size in topology.sizes.values())))
     sent = dict.fromkeys(names, 0.0)
-    for phase in way:
+    for phase in phases:
         inside = [names.index(name) for name in phase.axes]
         rings: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for device in devices:

@@ -32,10 +32,10 @@ def test_a_topology_of_another_size_is_refused_with_one_that_fits() -> None:
 
 
 def test_places_count_every_level_from_0() -> None:
-    assert DEEP.places[0] == (0, 0, 0) and DEEP.places[5] == (0, 1, 1) and DEEP.places[15] == (1, 1, 3)
+    assert DEEP.coordinates[0] == (0, 0, 0) and DEEP.coordinates[5] == (0, 1, 1) and DEEP.coordinates[15] == (1, 1, 3)
     assert DEEP.hosts()[4:9] == ((0, 1),) * 4 + ((1, 0),)
     turned = Machine(RACKS, tuple(reversed(range(16))))
-    assert turned.places == tuple(reversed(DEEP.places))
+    assert turned.coordinates == tuple(reversed(DEEP.coordinates))
 
 
 @pytest.mark.parametrize(
@@ -69,9 +69,9 @@ def test_groups_of_three_levels() -> None:
     grid = DEEP.grid(whole)
     assert grid is not None and grid.sizes == (2, 2, 4)
     assert grid.along((2,)) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
-    assert grid.along((0,)) == tuple((one, one + 8) for one in range(8))
-    assert grid.along((0, 1)) == tuple((one, one + 4, one + 8, one + 12) for one in range(4))
-    assert grid.along(()) == tuple((one,) for one in range(16))
+    assert grid.along((0,)) == tuple((number, number + 8) for number in range(8))
+    assert grid.along((0, 1)) == tuple((number, number + 4, number + 8, number + 12) for number in range(4))
+    assert grid.along(()) == tuple((number,) for number in range(16))
     assert grid.along((0, 1, 2)) == whole
 
 
@@ -80,7 +80,8 @@ def machines(draw: st.DrawFn) -> Machine:
     sizes = draw(st.lists(st.integers(1, 3), min_size=1, max_size=3))
     shared = draw(st.lists(st.booleans(), min_size=len(sizes), max_size=len(sizes)))
     axes = tuple(
-        Axis(f"level{at}", size, 10.0**-at, 8e9, one) for at, (size, one) in enumerate(zip(sizes, shared, strict=True))
+        Axis(f"level{at}", size, 10.0**-at, 8e9, is_shared)
+        for at, (size, is_shared) in enumerate(zip(sizes, shared, strict=True))
     )
     return Machine(Topology("drawn", "", axes, ()), tuple(draw(st.permutations(range(math.prod(sizes))))))
 
@@ -89,65 +90,73 @@ def machines(draw: st.DrawFn) -> Machine:
 def machines_and_groups(draw: st.DrawFn) -> tuple[Machine, Groups]:
     machine = draw(machines())
     order = draw(st.permutations(range(len(machine.devices))))
-    size = draw(st.sampled_from([one for one in range(1, len(order) + 1) if len(order) % one == 0]))
+    size = draw(st.sampled_from([divisor for divisor in range(1, len(order) + 1) if len(order) % divisor == 0]))
     return machine, tuple(tuple(order[at : at + size]) for at in range(0, len(order), size))
 
 
 @given(machines_and_groups())
-def test_groups_along_levels_are_those_that_differ_there_alone(given: tuple[Machine, Groups]) -> None:
-    machine, groups = given
+def test_groups_along_levels_are_those_that_differ_there_alone(drawn: tuple[Machine, Groups]) -> None:
+    machine, groups = drawn
     grid = machine.grid(groups)
     if grid is None:
         return
     assert {frozenset(row) for row in grid.rows} == set(map(frozenset, groups))
     levels = range(len(grid.sizes))
-    for chosen in itertools.chain.from_iterable(itertools.combinations(levels, count) for count in range(4)):
-        found = grid.along(chosen)
-        assert sorted(itertools.chain(*found)) == sorted(itertools.chain(*grid.rows)), "each partition is in one"
-        for group in found:
+    for subset in itertools.chain.from_iterable(itertools.combinations(levels, count) for count in range(4)):
+        along = grid.along(subset)
+        assert sorted(itertools.chain(*along)) == sorted(itertools.chain(*grid.rows)), "each partition is in one"
+        for group in along:
             (row,) = (row for row in grid.rows if set(group) <= set(row))
-            at = [_digits(row.index(one), grid.sizes) for one in group]
-            assert {level for level in levels if len({place[level] for place in at}) > 1} <= set(chosen)
-            assert len(group) == math.prod(grid.sizes[level] for level in chosen)
-            assert list(group) == sorted(group, key=lambda one: machine.devices[one])
+            coordinates = [_digits(row.index(partition), grid.sizes) for partition in group]
+            assert {level for level in levels if len({node[level] for node in coordinates}) > 1} <= set(subset)
+            assert len(group) == math.prod(grid.sizes[level] for level in subset)
+            assert list(group) == sorted(group, key=lambda partition: machine.devices[partition])
 
 
 def _digits(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
-    found = []
+    digits = []
     for size in reversed(sizes):
-        found.append(number % size)
+        digits.append(number % size)
         number //= size
-    return tuple(reversed(found))
+    return tuple(reversed(digits))
 
 
 @given(machines_and_groups())
-def test_a_grid_is_found_exactly_where_groups_are_even(given: tuple[Machine, Groups]) -> None:
-    machine, groups = given
+def test_a_grid_is_found_exactly_where_groups_are_even(drawn: tuple[Machine, Groups]) -> None:
+    machine, groups = drawn
     levels = range(len(machine.topology.axes) + 1)
     counts = [
-        tuple(Counter(Counter(machine.places[one][:level] for one in group).values()) for level in levels)
+        tuple(
+            Counter(Counter(machine.coordinates[partition][:level] for partition in group).values()) for level in levels
+        )
         for group in groups
     ]
-    even = all(len(found) == 1 for level in counts for found in level) and all(one == counts[0] for one in counts)
-    nodes = [len({machine.places[one][:level] for one in groups[0]}) for level in levels]
+    even = all(len(sizes) == 1 for level in counts for sizes in level) and all(
+        group_counts == counts[0] for group_counts in counts
+    )
+    nodes = [len({machine.coordinates[partition][:level] for partition in groups[0]}) for level in levels]
     even = even and all(inner % outer == 0 for outer, inner in itertools.pairwise(nodes))
     assert (machine.grid(groups) is not None) == even
 
 
 @given(machines_and_groups())
-def test_links_of_groups(given: tuple[Machine, Groups]) -> None:
-    machine, groups = given
+def test_links_of_groups(drawn: tuple[Machine, Groups]) -> None:
+    machine, groups = drawn
     for level, axis in enumerate(machine.links(groups).axes):
-        most, beside = 1, Counter[tuple[int, ...]]()
+        children, sharing = 1, Counter[tuple[int, ...]]()
         for group in groups:
-            for around in {machine.places[one][:level] for one in group}:
-                nodes = {machine.places[one][: level + 1] for one in group if machine.places[one][:level] == around}
-                most = max(most, len(nodes))
-                beside.update(nodes if len(nodes) > 1 else ())
-        known = machine.topology.axes[level]
-        assert axis.size == most
-        assert axis.bandwidth == known.bandwidth / (max(beside.values(), default=1) if known.shared else 1)
-        assert (axis.name, axis.latency_s) == (known.name, known.latency_s)
+            for around in {machine.coordinates[partition][:level] for partition in group}:
+                nodes = {
+                    machine.coordinates[partition][: level + 1]
+                    for partition in group
+                    if machine.coordinates[partition][:level] == around
+                }
+                children = max(children, len(nodes))
+                sharing.update(nodes if len(nodes) > 1 else ())
+        full = machine.topology.axes[level]
+        assert axis.size == children
+        assert axis.bandwidth == full.bandwidth / (max(sharing.values(), default=1) if full.shared else 1)
+        assert (axis.name, axis.latency_s) == (full.name, full.latency_s)
 
 
 def test_groups_share_the_link_of_their_host_and_not_those_of_devices() -> None:
@@ -167,11 +176,11 @@ def test_of_uneven_groups_the_largest_numbers_count() -> None:
 
 def test_three_levels_share_level_by_level() -> None:
     rack, host, device = RACKS.axes
-    groups = tuple((one, one + 4) for one in (0, 1, 2, 3, 8, 9, 10, 11))
+    groups = tuple((number, number + 4) for number in (0, 1, 2, 3, 8, 9, 10, 11))
     links = DEEP.links(groups).axes
     assert [axis.size for axis in links] == [1, 2, 1]
     assert [axis.bandwidth for axis in links] == [rack.bandwidth, host.bandwidth / 4, device.bandwidth]
-    far = DEEP.links(tuple((one, one + 8) for one in range(8))).axes
+    far = DEEP.links(tuple((number, number + 8) for number in range(8))).axes
     assert [(axis.size, axis.bandwidth) for axis in far] == [
         (2, rack.bandwidth / 8), (1, host.bandwidth), (1, device.bandwidth)
     ]  # fmt: skip

@@ -18,18 +18,18 @@ CPU = MeasuredDevice(catalog.local_cpu(4, 8 * 2**30), "cpu", "cpu")
 GPU = MeasuredDevice(catalog.named("h200"), "gpu", "NVIDIA H200")
 
 
-@pytest.mark.parametrize("found", [CPU, GPU], ids=["cpu", "gpu"])
-def test_saved_and_loaded_it_is_the_same(found: MeasuredDevice, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [CPU, GPU], ids=["cpu", "gpu"])
+def test_saved_and_loaded_it_is_the_same(saved: MeasuredDevice, tmp_path: Path) -> None:
     path = tmp_path / "device.json"
-    found.save(path)
-    again = measured.load(path)
-    assert again == found and again.device.flops == found.device.flops
-    assert hash(again.device) == hash(found.device)
+    saved.save(path)
+    loaded = measured.load(path)
+    assert loaded == saved and loaded.device.flops == saved.device.flops
+    assert hash(loaded.device) == hash(saved.device)
     assert [entry.name for entry in tmp_path.iterdir()] == ["device.json"]
 
 
-def text_of(found: MeasuredDevice, folder: Path) -> str:
-    found.save(folder / "device.json")
+def text_of(device: MeasuredDevice, folder: Path) -> str:
+    device.save(folder / "device.json")
     return (folder / "device.json").read_text()
 
 
@@ -56,7 +56,7 @@ def test_what_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "value", "told"),
+    ("where", "value", "message"),
     [
         ("format", 1, "its format is 1"),
         ("memory_bandwidth", None, "no entry 'memory_bandwidth'"),
@@ -76,10 +76,10 @@ def test_what_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
         ("flops.float32", -1.0, "its 'flops.float32' is -1.0"),
     ],
 )
-def test_a_damaged_file_is_refused_and_says_where(where: str, value: Any, told: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_and_says_where(where: str, value: Any, message: str, tmp_path: Path) -> None:
     path = tmp_path / "device.json"
     path.write_text(edited(text_of(CPU, tmp_path), where, value))
-    with pytest.raises(UnknownDeviceError, match=told) as caught:
+    with pytest.raises(UnknownDeviceError, match=message) as caught:
         measured.load(path)
     assert "memplan calibrate --out" in str(caught.value)
 

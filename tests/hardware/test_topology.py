@@ -24,11 +24,11 @@ THREE = Topology(
 
 @pytest.mark.parametrize("name", TOPOLOGIES)
 def test_every_preset_is_complete(name: str) -> None:
-    known = topology_named(name)
-    assert known.name == name and known.description and known.sources and all(known.sources)
-    assert any("ssumed" in source for source in known.sources), "latencies are assumptions"
-    assert list(known.sizes) == ["host", "device"]
-    host, device = known.axes
+    preset = topology_named(name)
+    assert preset.name == name and preset.description and preset.sources and all(preset.sources)
+    assert any("ssumed" in source for source in preset.sources), "latencies are assumptions"
+    assert list(preset.sizes) == ["host", "device"]
+    host, device = preset.axes
     assert host.shared and not device.shared
     assert host.bandwidth < device.bandwidth and host.latency_s > device.latency_s > 0
 
@@ -98,7 +98,7 @@ def test_a_shape_that_does_not_fit_says_which_axes_there_are(shape: str) -> None
 
 
 @pytest.mark.parametrize(
-    ("entries", "told"),
+    ("entries", "message"),
     [
         ({"name": ""}, "not the name of an axis"),
         ({"name": 3}, "not the name of an axis"),
@@ -114,8 +114,8 @@ def test_a_shape_that_does_not_fit_says_which_axes_there_are(shape: str) -> None
         ({"shared": 1}, "'shared' of the axis 'host' is 1"),
     ],
 )
-def test_an_axis_that_is_none_is_refused(entries: dict[str, Any], told: str) -> None:
-    with pytest.raises(TopologyError, match=told):
+def test_an_axis_that_is_none_is_refused(entries: dict[str, Any], message: str) -> None:
+    with pytest.raises(TopologyError, match=message):
         Axis(**{"name": "host", "size": 2, "latency_s": 0.0, "bandwidth": 1e9, **entries})
 
 
@@ -127,12 +127,12 @@ def test_a_topology_has_axes_of_different_names() -> None:
         Topology("nothing", "", (), ())
 
 
-@pytest.mark.parametrize("known", [*topology.TOPOLOGIES.values(), THREE], ids=lambda known: known.name)
-def test_saved_and_loaded_it_is_the_same(known: Topology, tmp_path: Path) -> None:
+@pytest.mark.parametrize("saved", [*topology.TOPOLOGIES.values(), THREE], ids=lambda saved: saved.name)
+def test_saved_and_loaded_it_is_the_same(saved: Topology, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
-    known.save(path)
-    again = topology_named(str(path))
-    assert again == known and hash(again) == hash(known)
+    saved.save(path)
+    loaded = topology_named(str(path))
+    assert loaded == saved and hash(loaded) == hash(saved)
     assert [entry.name for entry in tmp_path.iterdir()] == ["topology.json"]
 
 
@@ -149,7 +149,7 @@ def changed(where: str, value: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "message"),
     [
         ("[]", "no entry 'format'"),
         ("null", "no entry 'format'"),
@@ -174,10 +174,10 @@ def changed(where: str, value: Any) -> str:
         (changed("sources", [1]), r"its 'sources\[0\]' is 1, not text"),
     ],
 )
-def test_a_damaged_file_is_refused_and_says_where(text: str, told: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_and_says_where(text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     path.write_text(text)
-    with pytest.raises(TopologyError, match=told) as caught:
+    with pytest.raises(TopologyError, match=message) as caught:
         topology.load(path)
     assert "topology.json" in str(caught.value) and "save the topology again" in str(caught.value)
 

@@ -19,7 +19,7 @@ SOLVABLE = replace(UNIT, memory_bandwidth=1e12)
 
 
 @dataclass(frozen=True)
-class Made:
+class NamedOp:
     """An op with one result, of its name.
 
     Attributes:
@@ -47,7 +47,7 @@ class Made:
 
 
 @dataclass(frozen=True)
-class Written:
+class NamedGraph:
     """A graph, and numbers by name."""
 
     graph: SlabGraph
@@ -56,8 +56,9 @@ class Written:
 
     def slabs(self, rows: int, ops: Sequence[str] | None = None, stored: Sequence[str] = ()) -> Slabs:
         """In loops: ops by name, or all that may be; nothing on the host."""
-        chosen = self.graph.along if ops is None else map(self.ops.__getitem__, ops)
-        return Slabs(0, 0, rows, frozenset(chosen), frozenset(map(self.values.__getitem__, stored)), frozenset())
+        numbers = self.graph.along if ops is None else map(self.ops.__getitem__, ops)
+        values = map(self.values.__getitem__, stored)
+        return Slabs(0, 0, rows, frozenset(numbers), frozenset(values), frozenset())
 
     def on_host(self, slabs: Slabs, *names: str) -> Slabs:
         return replace(slabs, on_host=frozenset(map(self.values.__getitem__, names)))
@@ -67,9 +68,8 @@ class Written:
 
     def arranged(self, slabs: Slabs) -> list[str | tuple[Any, ...]]:
         """Ops by name; loops as (ops, reads, writes, sums, spans) by name."""
-        return [
-            self._loop(one) if isinstance(one, LoopOverSlabs) else self._op(one) for one in arrange(self.graph, slabs)
-        ]  # fmt: skip
+        parts = arrange(self.graph, slabs)
+        return [self._loop(p) if isinstance(p, LoopOverSlabs) else self._op(p) for p in parts]
 
     def _op(self, number: int) -> str:
         return next(name for name, op in self.ops.items() if op == number)
@@ -80,22 +80,24 @@ class Written:
         return ops, self.named(loop.reads), self.named(loop.writes), sums, spans
 
 
-def written(given: Mapping[str, int], ops: Mapping[str, Made], outputs: Sequence[str]) -> Written:
+def named_graph(
+    inputs: Mapping[str, int],
+    ops: Mapping[str, NamedOp],
+    outputs: Sequence[str],
+) -> NamedGraph:
     """A graph whose inputs, on the axis, have so many rows."""
-    values = {name: number for number, name in enumerate([*given, *ops])}
-    made = [
-        Op(name, tuple(values[one] for one in (*op.reads, *op.whole)), (values[name],), flops=op.seconds,
-           fusion=op.fusion)
-        for name, op in ops.items()
-    ]  # fmt: skip
-    graph = Graph(
-        (*(Value(name, 8, (8,)) for name in given), *(Value(name, op.nbytes, op.dims) for name, op in ops.items())),
-        tuple(made),
-    )
+    values = {name: number for number, name in enumerate([*inputs, *ops])}
+    graph_values = [Value(name, 8, (8,)) for name in inputs]
+    graph_ops = []
+    for name, op in ops.items():
+        graph_values.append(Value(name, op.nbytes, op.dims))
+        sources = tuple(values[source] for source in (*op.reads, *op.whole))
+        graph_ops.append(Op(name, sources, (values[name],), flops=op.seconds, fusion=op.fusion))
+    graph = Graph(tuple(graph_values), tuple(graph_ops))
     on_axis = {name: op for name, op in ops.items() if op.on_axis and not op.reduces}
     along = {
         number: AlongOp(
-            tuple((values[one], rows) for one, rows in op.reads.items()),
+            tuple((values[source], rows) for source, rows in op.reads.items()),
             values[[*op.reads][-1] if op.reduces else name],
             op.reduces,
             op.carries,
@@ -103,71 +105,72 @@ def written(given: Mapping[str, int], ops: Mapping[str, Made], outputs: Sequence
         for number, (name, op) in enumerate(ops.items())
         if op.on_axis
     }
-    slab_graph = SlabGraph(
-        graph,
-        frozenset(values[name] for name in outputs),
-        {values[name]: Fraction(1) for name in given} | {values[name]: op.scale for name, op in on_axis.items()},
-        {values[name]: rows for name, rows in given.items()} | {values[name]: op.rows for name, op in on_axis.items()},
-        along,
-    )
-    return Written(slab_graph, values, {name: number for number, name in enumerate(ops)})
+    scales = {values[name]: Fraction(1) for name in inputs}
+    scales |= {values[name]: op.scale for name, op in on_axis.items()}
+    sizes = {values[name]: rows for name, rows in inputs.items()}
+    sizes |= {values[name]: op.rows for name, op in on_axis.items()}
+    results = frozenset(values[name] for name in outputs)
+    slab_graph = SlabGraph(graph, results, scales, sizes, along)
+    return NamedGraph(slab_graph, values, {name: number for number, name in enumerate(ops)})
 
 
-def norm(nbytes: int = 8, seconds: float = 40.0) -> Written:
+def norm(nbytes: int = 8, seconds: float = 40.0) -> NamedGraph:
     """A convolution, its results less their sum, and the sum of that."""
-    return written(
+    return named_graph(
         {"x": 8},
         {
-            "a": Made({"x": HALO}, nbytes=nbytes, seconds=seconds),
-            "mean": Made({"a": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
-            "b": Made({"a": ALIGNED}, ["mean"], nbytes=nbytes, fusion="elementwise"),
-            "loss": Made({"b": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
+            "a": NamedOp({"x": HALO}, nbytes=nbytes, seconds=seconds),
+            "mean": NamedOp({"a": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
+            "b": NamedOp({"a": ALIGNED}, ["mean"], nbytes=nbytes, fusion="elementwise"),
+            "loss": NamedOp({"b": ALIGNED}, reduces=True, nbytes=1, fusion="reduction"),
         },
         ["loss"],
     )
 
 
 @st.composite
-def slab_graphs(draw: st.DrawFn, most: int = 9, halves: bool = True) -> Written:
+def slab_graphs(draw: st.DrawFn, max_ops: int = 9, halves: bool = True) -> NamedGraph:
     """Ops of 12 rows, or of half as many: by slabs, whole, added up, and such as run outside of loops.
 
     None takes as long as four copies of any value, so that all may be made again.
     """
     sides: dict[str, Fraction] = {"x": Fraction(1), "y": Fraction(1)}  # what may be read by slabs, and its scale
     sums: list[str] = []
-    ops: dict[str, Made] = {}
-    for number in range(draw(st.integers(1, most))):
+    ops: dict[str, NamedOp] = {}
+    for number in range(draw(st.integers(1, max_ops))):
         name, source = f"op{number}", draw(st.sampled_from([*sides]))
         scale = sides[source]
         whole = (
-            draw(st.lists(st.sampled_from([*sums, *(one for one in sides if one in ops)]), max_size=1)) if ops else []
+            draw(st.lists(st.sampled_from([*sums, *(value for value in sides if value in ops)]), max_size=1))
+            if ops
+            else []
         )
         costs = {"nbytes": draw(st.integers(16, 60)), "seconds": float(draw(st.integers(0, 7)))}
         match draw(st.sampled_from(["aligned", "halo", "two", "scaled", "sum", "sum", "outside"])):
             case "scaled" if halves:
                 rows, scale = (POOL, Fraction(1, 2)) if scale == 1 else (UPSAMPLE, Fraction(1))
-                ops[name] = Made({source: rows}, whole, **costs)
+                ops[name] = NamedOp({source: rows}, whole, **costs)
             case "two":
-                other = draw(st.sampled_from([one for one, its in sides.items() if its == scale]))
-                ops[name] = Made({source: HALO, other: ALIGNED}, whole, **costs)
+                second = draw(st.sampled_from([value for value, value_scale in sides.items() if value_scale == scale]))
+                ops[name] = NamedOp({source: HALO, second: ALIGNED}, whole, **costs)
             case "sum":
-                ops[name] = Made({source: ALIGNED}, whole, reduces=True, fusion="reduction", **costs)
+                ops[name] = NamedOp({source: ALIGNED}, whole, reduces=True, fusion="reduction", **costs)
             case "outside":
-                ops[name] = Made({}, [source, *whole], on_axis=False, **costs)
+                ops[name] = NamedOp({}, [source, *whole], on_axis=False, **costs)
             case kind:
-                ops[name] = Made({source: HALO if kind == "halo" else ALIGNED}, whole, **costs)
+                ops[name] = NamedOp({source: HALO if kind == "halo" else ALIGNED}, whole, **costs)
         if ops[name].reduces or not ops[name].on_axis:
             sums.append(name)
         else:
             ops[name] = replace(ops[name], rows=int(12 * scale), scale=scale)
             sides[name] = scale
     outputs = draw(st.sets(st.sampled_from([*ops]), min_size=1))
-    return written({"x": 12, "y": 12}, ops, sorted(outputs | {name}))
+    return named_graph({"x": 12, "y": 12}, ops, sorted(outputs | {name}))
 
 
 @st.composite
-def slabs_of(draw: st.DrawFn, one: Written) -> Slabs:
+def slabs_of(draw: st.DrawFn, program: NamedGraph) -> Slabs:
     """Some ops, some values stored."""
-    names = [name for name, op in one.ops.items() if op in one.graph.along]
+    names = [name for name, op in program.ops.items() if op in program.graph.along]
     ops = [name for name in names if draw(st.integers(0, 5))]
-    return one.slabs(draw(st.sampled_from([2, 4, 6])), ops, [name for name in ops if draw(st.booleans())])
+    return program.slabs(draw(st.sampled_from([2, 4, 6])), ops, [name for name in ops if draw(st.booleans())])

@@ -39,17 +39,19 @@ class Builder:
         started_by: int | None = None,
     ) -> tuple[int, ...]:
         sizes = (nbytes,) if isinstance(nbytes, int) else nbytes
-        made = tuple(range(len(self.buffers), len(self.buffers) + len(sizes)))
+        written = tuple(range(len(self.buffers), len(self.buffers) + len(sizes)))
         role = Role.OUTPUT if output else Role.TEMPORARY
-        for number, size in zip(made, sizes, strict=True):
+        for number, size in zip(written, sizes, strict=True):
             alias_set = number if aliases is None else self.buffers[aliases].alias_set
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), alias_set))
-        sources = {made[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and made else {}
+        sources = (
+            {written[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and written else {}
+        )
         name = f"kernel{len(self.kernels)}"
-        kernel = Kernel(name, reads, made, sources, {}, seconds, block, recomputable)
+        kernel = Kernel(name, reads, written, sources, {}, seconds, block, recomputable)
         self.kernels.append(replace(kernel, started_by=started_by))
-        self.outputs.update(made if output else ())
-        return made
+        self.outputs.update(written if output else ())
+        return written
 
     def end(self, started: int) -> None:
         """The end of the asynchronous pair whose start makes this."""
@@ -74,20 +76,20 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     def took() -> float:
         return random.uniform(1, 3)
 
-    (last,) = b.kernel((weights[0],), size(), took())
-    made = [last]
+    (value,) = b.kernel((weights[0],), size(), took())
+    values = [value]
     for weight in weights[1:]:
         scratch = (size(),) if random.random() < 0.3 else ()
-        last, *_ = b.kernel((weight, last), (size(), *scratch), took())
-        made.append(last)
+        value, *_ = b.kernel((weight, value), (size(), *scratch), took())
+        values.append(value)
         if random.random() < 0.5:
-            (last,) = b.kernel((last,), b.buffers[last].nbytes, took(), over=sharing)
-    (gradient,) = b.kernel((last,), MIB, took())
+            (value,) = b.kernel((value,), b.buffers[value].nbytes, took(), over=sharing)
+    (gradient,) = b.kernel((value,), MIB, took())
     for layer in reversed(range(layers)):
-        (own,) = b.kernel((made[layer], gradient), MIB, took())
+        (own,) = b.kernel((values[layer], gradient), MIB, took())
         b.kernel((weights[layer], own), MIB, took(), aliases=weights[layer], output=True)
         if layer:
-            (gradient,) = b.kernel((made[layer], gradient), size(), took(), over=sharing and random.random() < 0.5)
+            (gradient,) = b.kernel((values[layer], gradient), size(), took(), over=sharing and random.random() < 0.5)
     return b.problem()
 
 
@@ -95,20 +97,20 @@ def fetching(layers: int, seed: int) -> Problem:
     """A chain forward and back again; each layer's weight comes by an asynchronous pair around the layer before."""
     random, b = Random(seed), Builder()
 
-    def begun() -> int:
+    def fetched() -> int:
         return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, recomputable=False)[0]
 
-    weights, made = [begun()], []
-    (last,) = b.kernel((), MIB)
+    weights, values = [fetched()], []
+    (value,) = b.kernel((), MIB)
     for layer in range(layers):
         b.end(weights[layer])
-        weights.append(begun())
-        (last,) = b.kernel((weights[layer], last), random.randint(1, 8) * MIB, random.uniform(1, 3))
-        made.append(last)
+        weights.append(fetched())
+        (value,) = b.kernel((weights[layer], value), random.randint(1, 8) * MIB, random.uniform(1, 3))
+        values.append(value)
     b.end(weights[layers])
     for layer in reversed(range(layers)):
-        (last,) = b.kernel((weights[layer], made[layer], last), MIB, random.uniform(1, 3))
-    b.kernel((last, weights[layers]), 8, output=True)
+        (value,) = b.kernel((weights[layer], values[layer], value), MIB, random.uniform(1, 3))
+    b.kernel((value, weights[layers]), 8, output=True)
     return b.problem()
 
 
@@ -146,14 +148,14 @@ def in_a_loop(problem: Problem, trips: int) -> Problem:
     last = len(problem.kernels) + 2
     body = [
         replace(
-            one,
-            block=last if one.block is None else one.block + 1,
-            started_by=None if one.started_by is None else one.started_by + 1,
+            kernel,
+            block=last if kernel.block is None else kernel.block + 1,
+            started_by=None if kernel.started_by is None else kernel.started_by + 1,
         )
-        for one in problem.kernels
+        for kernel in problem.kernels
     ]
     begin = Kernel("body:begin", (), (), block=last, recomputable=False, is_boundary=True)
     end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False, is_boundary=True)
     loop = Kernel("loop", (), (), recomputable=False, trips=trips)
-    buffers = (replace(one, maker=None if one.maker is None else one.maker + 1) for one in problem.buffers)
+    buffers = (replace(buffer, maker=None if buffer.maker is None else buffer.maker + 1) for buffer in problem.buffers)
     return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

@@ -23,7 +23,9 @@ def test_views_cost_nothing() -> None:
 
 
 ROWS = st.builds(Rows, st.integers(1, 4), st.integers(1, 4), st.integers(-5, 5), st.integers(1, 6))
-SPANS = st.tuples(st.integers(-6, 6), st.integers(1, 8)).map(lambda one: (one[0], one[0] + one[1]))
+SPANS = st.tuples(st.integers(-6, 6), st.integers(1, 8)).map(
+    lambda start_and_length: (start_and_length[0], start_and_length[0] + start_and_length[1])
+)
 
 
 def read(rows: Rows, low: int, high: int) -> set[int]:
@@ -48,17 +50,17 @@ def test_the_rows_of_a_span(rows: Rows, span: tuple[int, int]) -> None:
 
 
 @given(ROWS, ROWS, SPANS)
-def test_the_rows_of_another_operands_rows(rows: Rows, other: Rows, span: tuple[int, int]) -> None:
-    chained = Rows(rows.stride, rows.dilation, rows.before, rows.reach, via=other)
-    assert chained.of(*span) == rows.of(*other.of(*span))
-    assert chained.scale == rows.scale * other.scale
+def test_the_rows_of_another_operands_rows(rows: Rows, inner: Rows, span: tuple[int, int]) -> None:
+    chained = Rows(rows.stride, rows.dilation, rows.before, rows.reach, via=inner)
+    assert chained.of(*span) == rows.of(*inner.of(*span))
+    assert chained.scale == rows.scale * inner.scale
 
 
 @given(ROWS, st.integers(1, 8), st.integers(1, 8))
-def test_what_leaves_an_operand(rows: Rows, made: int, given: int) -> None:
-    wanted = between(rows, 0, made)
-    if wanted:
-        assert rows.reads_padding(made, given) == (min(wanted) < 0 or max(wanted) >= given)
+def test_what_leaves_an_operand(rows: Rows, result_rows: int, operand_rows: int) -> None:
+    positions = between(rows, 0, result_rows)
+    if positions:
+        assert rows.reads_padding(result_rows, operand_rows) == (min(positions) < 0 or max(positions) >= operand_rows)
 
 
 def test_rows_of_the_operand_per_row_of_the_result() -> None:

@@ -62,7 +62,7 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("run 0, run 1, run 2, offload 2, offloaded 2, prefetch 2, prefetched 2, run 3, run 4, run 5, run 6", None),
         (
@@ -75,9 +75,9 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
         ),
     ],
 )
-def test_a_copy_is_in_the_body_that_makes_what_it_copies(text: str, said: str | None) -> None:
-    found = fault(looping(), actions(text))
-    assert found is None if said is None else said in (found or "")
+def test_a_copy_is_in_the_body_that_makes_what_it_copies(text: str, expected: str | None) -> None:
+    message = fault(looping(), actions(text))
+    assert message is None if expected is None else expected in (message or "")
 
 
 def test_once_in_their_order() -> None:

@@ -18,19 +18,19 @@ KIB = 1024
 
 
 def test_a_version_is_there_from_its_run_to_its_last_read() -> None:
-    one = problem([[], [0], [1, 0], [2]], [KIB, 8, 8, 8], outputs=[3])
-    live = Liveness(one, runs([0, 1, 0, 2, 3]))
+    step = problem([[], [0], [1, 0], [2]], [KIB, 8, 8, 8], outputs=[3])
+    live = Liveness(step, runs([0, 1, 0, 2, 3]))
     assert [(version.buffer, version.start, version.end) for version in live.versions] == [
         (0, 0, 1), (1, 1, 3), (0, 2, 3), (2, 3, 4), (3, 4, 5)]  # fmt: skip
     assert live.outputs == [4]
 
 
 def test_what_is_prefetched_is_a_version_of_its_own() -> None:
-    one = problem([[], [0], [1, 0]], [KIB, 8, 8], outputs=[2])
-    live = Liveness(one, actions("run 0, offload 0, offloaded 0, run 1, prefetch 0, prefetched 0, run 2"))
-    whole = [(one.start, one.end) for one in live.versions if one.nbytes == KIB]
+    step = problem([[], [0], [1, 0]], [KIB, 8, 8], outputs=[2])
+    live = Liveness(step, actions("run 0, offload 0, offloaded 0, run 1, prefetch 0, prefetched 0, run 2"))
+    whole = [(version.start, version.end) for version in live.versions if version.nbytes == KIB]
     assert whole == [(0, 3), (4, 6)]  # what reads it before the prefetch reads the first
-    assert [(one.start, one.end) for one in live.on_host] == [(1, 5)]
+    assert [(version.start, version.end) for version in live.on_host] == [(1, 5)]
 
 
 def test_in_one_place_a_version_ends_when_the_next_begins() -> None:
@@ -40,14 +40,14 @@ def test_in_one_place_a_version_ends_when_the_next_begins() -> None:
 
 def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
     """In one place with its carry, whose old value is free to be written over within the body."""
-    one = looping()
+    step = looping()
     buffers = (
-        replace(buffer, alias_set=0 if number in (1, 3, 4) else number) for number, buffer in enumerate(one.buffers)
+        replace(buffer, alias_set=0 if number in (1, 3, 4) else number) for number, buffer in enumerate(step.buffers)
     )
-    kernels = (*one.kernels[:6], replace(one.kernels[6], reads=(4,)))
-    later = replace(one.kernels[3], reads=(2,))  # the new value is made without the old one
-    live = Liveness(replace(one, buffers=tuple(buffers), kernels=(*kernels[:3], later, *kernels[4:])), runs(range(7)))
-    spans = {one.buffers[version.buffer].name: (version.start, version.end) for version in live.versions}
+    kernels = (*step.kernels[:6], replace(step.kernels[6], reads=(4,)))
+    update = replace(step.kernels[3], reads=(2,))  # the new value is made without the old one
+    live = Liveness(replace(step, buffers=tuple(buffers), kernels=(*kernels[:3], update, *kernels[4:])), runs(range(7)))
+    spans = {step.buffers[version.buffer].name: (version.start, version.end) for version in live.versions}
     assert spans == {
         "before": (0, 1),
         "state": (1, 2),
@@ -59,8 +59,8 @@ def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
 
 
 def test_only_an_operand_that_ends_may_be_written_over() -> None:
-    one = problem([[], [0], [1, 0]], [KIB] * 3, over={1: (0,), 2: (0,)})
-    live = Liveness(one, runs([0, 1, 2]))
+    step = problem([[], [0], [1, 0]], [KIB] * 3, over={1: (0,), 2: (0,)})
+    live = Liveness(step, runs([0, 1, 2]))
     assert live.may_overwrite(2, 0) and not live.interfere(2, 0)
     assert not live.may_overwrite(2, 1)
     assert live.interfere(1, 0)  # that is read once more
@@ -68,35 +68,35 @@ def test_only_an_operand_that_ends_may_be_written_over() -> None:
 
 
 def test_a_run_that_nobody_reads_is_dead() -> None:
-    one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
-    assert eliminate_dead(one, runs([0, 1, 0, 1, 2])) == runs([0, 1, 2])
-    assert eliminate_dead(one, runs([0, 0, 1, 2])) == runs([0, 1, 2])
+    step = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
+    assert eliminate_dead(step, runs([0, 1, 0, 1, 2])) == runs([0, 1, 2])
+    assert eliminate_dead(step, runs([0, 0, 1, 2])) == runs([0, 1, 2])
 
 
 def test_copies_that_nobody_reads_are_dead() -> None:
-    one = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
+    step = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
     idle = ("run 0", "offload 0", "offloaded 0", "prefetch 0", "prefetched 0", "run 1", "prefetch 0", "prefetched 0")
-    assert eliminate_dead(one, actions(*idle, "run 2")) == actions(*idle[:6], "run 2")
-    assert eliminate_dead(one, actions(*idle[:3], "run 1", "run 2")) == runs([0, 1, 2])
+    assert eliminate_dead(step, actions(*idle, "run 2")) == actions(*idle[:6], "run 2")
+    assert eliminate_dead(step, actions(*idle[:3], "run 1", "run 2")) == runs([0, 1, 2])
 
 
 def test_a_value_that_is_read_after_each_prefetch_is_fetched_twice() -> None:
-    one = problem([[], [0], [1, 0], [2, 0]], [KIB, 8, 8, 8], outputs=[3])
+    step = problem([[], [0], [1, 0], [2, 0]], [KIB, 8, 8, 8], outputs=[3])
     twice = actions(
         "run 0, offload 0, run 1, offloaded 0, prefetch 0, prefetched 0, run 2, prefetch 0, prefetched 0, run 3"
     )
-    assert eliminate_dead(one, twice) == twice
+    assert eliminate_dead(step, twice) == twice
 
 
 @given(st.integers(2, 8), st.integers(0, 99), st.randoms(use_true_random=False))
 def test_without_what_is_dead_the_rest_is_legal_and_alive(layers: int, seed: int, draw: Random) -> None:
-    one = training(layers, seed)
-    numbers = list(range(len(one.kernels)))
+    step = training(layers, seed)
+    numbers = list(range(len(step.kernels)))
     for _ in range(draw.randint(0, 5)):
         at = draw.randrange(len(numbers))
         numbers.insert(at + 1, numbers[draw.randint(0, at)])
-    if fault(one, runs(numbers)) is not None:
+    if fault(step, runs(numbers)) is not None:
         return
-    alive = eliminate_dead(one, runs(numbers))
-    assert fault(one, alive) is None
-    assert eliminate_dead(one, alive) == alive
+    alive = eliminate_dead(step, runs(numbers))
+    assert fault(step, alive) is None
+    assert eliminate_dead(step, alive) == alive

@@ -47,8 +47,8 @@ def loops(draw: st.DrawFn) -> Loop:
                recomputable=recomputable)
         )  # fmt: skip
         values.append(Value(f"value{number}", draw(st.integers(1, 64)) * MIB))
-    made = range(2, len(values))
-    needed = draw(st.sets(st.sampled_from(made), min_size=1))
+    results = range(2, len(values))
+    needed = draw(st.sets(st.sampled_from(results), min_size=1))
     body = Graph(tuple(values), tuple(ops))
     trips, runs = draw(st.integers(1, 9)), draw(st.integers(1, 3))
     return Loop(body, trips, runs, frozenset({1}), frozenset(needed), carried=(0,), reverses=draw(st.booleans()))
@@ -57,8 +57,8 @@ def loops(draw: st.DrawFn) -> Loop:
 def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
     """Can all that is needed be computed from what is stacked?"""
     again = [loop.body.ops[op] for op in recomputed_ops(loop, Residuals(tuple(stacked)))]
-    there = loop.available.union(stacked, *(op.outputs for op in again))
-    return loop.needed <= there and all(op.recomputable and there.issuperset(op.inputs) for op in again)
+    available = loop.available.union(stacked, *(op.outputs for op in again))
+    return loop.needed <= available and all(op.recomputable and available.issuperset(op.inputs) for op in again)
 
 
 def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device: Device) -> float:
@@ -77,13 +77,13 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
 @settings(max_examples=300, deadline=None)
 @given(loops(), st.sampled_from(PRICES), st.booleans())
 def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> None:
-    found = cheapest(loop, price, DEVICE, moves)
-    assert is_complete(loop, frozenset(found.stacked))
+    choice = cheapest(loop, price, DEVICE, moves)
+    assert is_complete(loop, frozenset(choice.stacked))
     candidates = set(range(len(loop.body.values))) - loop.available
-    choices = (frozenset(some) for count in range(len(candidates) + 1) for some in combinations(candidates, count))
-    best = min(cost(loop, some, price, moves, DEVICE) for some in choices if is_complete(loop, some))
+    choices = (frozenset(subset) for count in range(len(candidates) + 1) for subset in combinations(candidates, count))
+    best = min(cost(loop, subset, price, moves, DEVICE) for subset in choices if is_complete(loop, subset))
     everything = cost(loop, frozenset(candidates), price, moves, DEVICE)
-    assert cost(loop, frozenset(found.stacked), price, moves, DEVICE) <= best + 1e-6 * everything  # whole ticks
+    assert cost(loop, frozenset(choice.stacked), price, moves, DEVICE) <= best + 1e-6 * everything  # whole ticks
 
 
 @given(loops(), st.booleans())
@@ -125,34 +125,34 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
 @settings(max_examples=40, deadline=None)
 @given(loops(), st.sampled_from([0, 64 * MIB, 1 << 40]))
 def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_bytes: int) -> None:
-    found = options(loop, DEVICE, host_bytes)
-    assert found == sorted(found, key=lambda one: (one.seconds, -one.nbytes))
-    assert [one.nbytes for one in found] == sorted({one.nbytes for one in found}, reverse=True)
-    assert all(host_nbytes(loop, one.residuals) <= host_bytes for one in found)
+    frontier = options(loop, DEVICE, host_bytes)
+    assert frontier == sorted(frontier, key=lambda option: (option.seconds, -option.nbytes))
+    assert [option.nbytes for option in frontier] == sorted({option.nbytes for option in frontier}, reverse=True)
+    assert all(host_nbytes(loop, option.residuals) <= host_bytes for option in frontier)
     segments = list(product(range(2, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
     for price, (count, length, on_host) in product(PRICES[::8], segments):
-        other = replace(
+        segmented = replace(
             cheapest(loop, price, DEVICE), segments=count, segment_trips=length, snapshots_on_host=(on_host,)
         )
-        if can_segment(loop, other) and host_nbytes(loop, other) <= host_bytes and not on_host:
-            nbytes, seconds = stacked_nbytes(loop, other), extra_seconds(loop, other, DEVICE)
-            assert any(one.nbytes <= nbytes and one.seconds <= seconds for one in found)
+        if can_segment(loop, segmented) and host_nbytes(loop, segmented) <= host_bytes and not on_host:
+            nbytes, seconds = stacked_nbytes(loop, segmented), extra_seconds(loop, segmented, DEVICE)
+            assert any(option.nbytes <= nbytes and option.seconds <= seconds for option in frontier)
 
 
 def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
     """100 trips: in 10 segments, 10 snapshots of 1 MiB and 10 trips of 2 x 64 MiB."""
     loop = replace(chain(), trips=100, carried=(0,), reverses=True)
     kept = Residuals((1, 2))
-    found = replace(kept, segments=10, segment_trips=10, snapshots_on_host=(False,))
-    assert stacked_nbytes(loop, found) == 10 * MIB + 10 * 128 * MIB
+    segmented = replace(kept, segments=10, segment_trips=10, snapshots_on_host=(False,))
+    assert stacked_nbytes(loop, segmented) == 10 * MIB + 10 * 128 * MIB
     products = 100 * 2 * op_seconds(loop.body, loop.body.ops[0], DEVICE)
     assert extra_seconds(loop, kept, DEVICE) == 0
-    assert products < extra_seconds(loop, found, DEVICE) < 1.01 * products
-    moved = replace(found, snapshots_on_host=(True,))
+    assert products < extra_seconds(loop, segmented, DEVICE) < 1.01 * products
+    moved = replace(segmented, snapshots_on_host=(True,))
     assert stacked_nbytes(loop, moved) == 2 * MIB + 10 * 128 * MIB and host_nbytes(loop, moved) == 10 * MIB
     # Behind seven segments, thirty trips stay.
-    most = replace(found, segments=7)
-    assert stacked_nbytes(loop, most) == 7 * MIB + 30 * 128 * MIB
+    fewer = replace(segmented, segments=7)
+    assert stacked_nbytes(loop, fewer) == 7 * MIB + 30 * 128 * MIB
 
 
 def test_what_may_run_once_is_in_no_segment() -> None:
@@ -177,8 +177,8 @@ def paid(side: Sequence[bool], costs: Sequence[tuple[int, int, float]]) -> float
 
 
 def sides(bonds: Sequence[tuple[int, int]]) -> Any:
-    for some in product([False, True], repeat=SIZE - 2):
-        side = [*some, True, False]
+    for flags in product([False, True], repeat=SIZE - 2):
+        side = [*flags, True, False]
         if all(side[end] or not side[start] for start, end in bonds):
             yield side
 
@@ -186,13 +186,13 @@ def sides(bonds: Sequence[tuple[int, int]]) -> Any:
 @given(COSTS, BONDS, st.sampled_from([1.0, 1e-6, 1e6]))
 def test_no_set_that_keeps_the_bonds_costs_less(costs: Any, bonds: Any, unit: float) -> None:
     costs = [(start, end, seconds * unit) for start, end, seconds in costs]
-    found = minimum_cut(SIZE, SOURCE, SINK, costs, bonds).tolist()
-    assert found in list(sides(bonds))
-    assert paid(found, costs) == pytest.approx(min(paid(side, costs) for side in sides(bonds)), rel=1e-6)
+    in_source = minimum_cut(SIZE, SOURCE, SINK, costs, bonds).tolist()
+    assert in_source in list(sides(bonds))
+    assert paid(in_source, costs) == pytest.approx(min(paid(side, costs) for side in sides(bonds)), rel=1e-6)
 
 
 def test_bonds_hold_however_often_they_are_given() -> None:
     """They were added up, beyond what an int32 holds, and held no more."""
     for times in (1, 2, 3):
-        found = minimum_cut(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], [(0, 1)] * times + [(1, 2)] * times)
-        assert found.tolist() == [True, True, True, False]
+        in_source = minimum_cut(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], [(0, 1)] * times + [(1, 2)] * times)
+        assert in_source.tolist() == [True, True, True, False]

@@ -49,9 +49,9 @@ def test_a_donated_argument_holds_temporaries_once_it_has_been_read() -> None:
 
 
 def test_an_output_is_no_temporary_and_holds_others_before_it_is_made() -> None:
-    found = pack(problem([[], [0], [1]], [KIB, 8, KIB], outputs=[2]))
-    assert found.nbytes == 8
-    assert found.reused_nbytes == KIB
+    packing = pack(problem([[], [0], [1]], [KIB, 8, KIB], outputs=[2]))
+    assert packing.nbytes == 8
+    assert packing.reused_nbytes == KIB
 
 
 def test_of_two_that_may_lie_under_a_result_the_first_that_it_reads_does() -> None:
@@ -81,8 +81,8 @@ def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:
         buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
         buffers.append(Buffer("made", KIB, Role.OUTPUT if 2 in outputs else Role.TEMPORARY, 1, 2))
         buffers.append(Buffer("last", 8, Role.OUTPUT, 2, 3))
-        made = Kernel("made", (0, 1), (2,), may_alias_elements={2: (0,)})
-        kernels = (Kernel("pair", (), (0, 1)), made, Kernel("last", (2,), (3,)))
+        kernel = Kernel("made", (0, 1), (2,), may_alias_elements={2: (0,)})
+        kernels = (Kernel("pair", (), (0, 1)), kernel, Kernel("last", (2,), (3,)))
         return pack(Problem(tuple(buffers), kernels, outputs, frozenset())).nbytes
 
     assert of(2, 3) == KIB
@@ -90,10 +90,10 @@ def test_what_is_an_element_is_written_over_in_an_outputs_place_alone() -> None:
 
 
 def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
-    one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
-    assert pack(one).nbytes >= 10 * KIB
-    again = pack(one, runs([0, 1, 2, 3, 0, 4]))
-    assert 6 * KIB < again.nbytes < 6 * KIB + 4 * GPU_ALIGNMENT
+    step = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
+    assert pack(step).nbytes >= 10 * KIB
+    longer = pack(step, runs([0, 1, 2, 3, 0, 4]))
+    assert 6 * KIB < longer.nbytes < 6 * KIB + 4 * GPU_ALIGNMENT
 
 
 def test_results_that_nobody_reads_are_written_all_the_same() -> None:
@@ -108,24 +108,24 @@ AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "ru
 
 
 def test_what_is_on_the_host_is_not_on_the_device() -> None:
-    one = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
-    there = live_nbytes(one, actions(*AWAY)).tolist()
-    held = [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
-    copying = [0, 4, 4, 4, 0, 4, 4, 4, 0]  # a number beside each copy, from its begin to its end
-    assert there == [nbytes + number for nbytes, number in zip(held, copying, strict=True)]
-    found = pack(one, actions(*AWAY))
-    assert (found.live_nbytes, found.host_nbytes) == (6144 + 8 + 4096 + 4 + 2 * GPU_ALIGNMENT, 4096)
+    step = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
+    live = live_nbytes(step, actions(*AWAY)).tolist()
+    values = [4096, 4096, 4104, 4104, 8 + 6144, 6144 + 4096, 6144 + 8 + 4096, 8 + 4096, 8 + 4096 + 8]
+    tokens = [0, 4, 4, 4, 0, 4, 4, 4, 0]  # a number beside each copy, from its begin to its end
+    assert live == [nbytes + token for nbytes, token in zip(values, tokens, strict=True)]
+    packing = pack(step, actions(*AWAY))
+    assert (packing.live_nbytes, packing.host_nbytes) == (6144 + 8 + 4096 + 4 + 2 * GPU_ALIGNMENT, 4096)
     late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
-    assert pack(one, actions(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
+    assert pack(step, actions(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
 
 
 def test_the_host_has_a_heap_of_its_own() -> None:
-    one = problem([[], [0], [1, 0], [2], [3, 2]], [4 * KIB, 8, 2 * KIB, 8, 8])
+    step = problem([[], [0], [1, 0], [2], [3, 2]], [4 * KIB, 8, 2 * KIB, 8, 8])
     first = ("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
     later = ("offload 2", "offloaded 2", "run 3", "prefetch 2", "prefetched 2", "run 4")
-    both = pack(one, actions(*first, *later))
+    both = pack(step, actions(*first, *later))
     assert both.host_nbytes == 4 * KIB
-    at_once = pack(one, actions(*first[:-2], *first[-1:], *later[:2], "prefetched 0", *later[2:]))
+    at_once = pack(step, actions(*first[:-2], *first[-1:], *later[:2], "prefetched 0", *later[2:]))
     assert at_once.host_nbytes == 6 * KIB
 
 
@@ -133,33 +133,33 @@ def test_every_table_of_a_tuple_stands_alone() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     buffers += [Buffer(f"last{i}", 8, Role.OUTPUT, i + 1, i + 2) for i in range(2)]
     kernels = (Kernel("pair", (), (0, 1)), Kernel("last0", (0, 1), (2,)), Kernel("last1", (0, 1), (3,)))
-    one = Problem(tuple(buffers), kernels, (2, 3), frozenset(), tables_nbytes=GPU_ALIGNMENT)
-    assert pack(one).nbytes == 2 * KIB + GPU_ALIGNMENT
-    assert pack(one, actions("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
+    step = Problem(tuple(buffers), kernels, (2, 3), frozenset(), tables_nbytes=GPU_ALIGNMENT)
+    assert pack(step).nbytes == 2 * KIB + GPU_ALIGNMENT
+    assert pack(step, actions("run 0", "run 1", "run 0", "run 2")).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
 
 
 def test_a_table_is_aligned_behind_the_last_buffer() -> None:
     buffers = [Buffer(f"pair{{{i}}}", nbytes, Role.TEMPORARY, 0, i) for i, nbytes in enumerate((KIB, 32))]
     buffers.append(Buffer("last", 8, Role.OUTPUT, 1, 2))
     kernels = (Kernel("pair", (), (0, 1)), Kernel("last", (0, 1), (2,)))
-    one = Problem(tuple(buffers), kernels, (2,), frozenset(), tables_nbytes=64, alignment=64)
-    assert pack(one).nbytes == KIB + 64 + 64
+    step = Problem(tuple(buffers), kernels, (2,), frozenset(), tables_nbytes=64, alignment=64)
+    assert pack(step).nbytes == KIB + 64 + 64
 
 
 def test_nothing_is_written_over_what_came_from_the_host() -> None:
-    one = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
-    assert pack(one).live_nbytes == KIB + 8
-    back = actions("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
-    assert pack(one, back).live_nbytes == 2 * KIB + 8 + 2 * GPU_ALIGNMENT
+    step = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
+    assert pack(step).live_nbytes == KIB + 8
+    copied = actions("run 0", "offload 0", "offloaded 0", "run 1", "prefetch 0", "prefetched 0", "run 2")
+    assert pack(step, copied).live_nbytes == 2 * KIB + 8 + 2 * GPU_ALIGNMENT
 
 
 def test_a_value_may_come_back_more_than_once() -> None:
-    one = problem([[], [0], [1, 0], [2, 0]], [KIB, 8, 8, 8], outputs=[3])
+    step = problem([[], [0], [1, 0], [2, 0]], [KIB, 8, 8, 8], outputs=[3])
     twice = actions(
         *("run 0", "offload 0", "run 1", "offloaded 0", "prefetch 0", "prefetched 0", "run 2"),
         *("prefetch 0", "prefetched 0", "run 3"),
     )
-    assert pack(one, twice).host_nbytes == KIB
+    assert pack(step, twice).host_nbytes == KIB
 
 
 @st.composite
@@ -172,41 +172,42 @@ def problems(draw: st.DrawFn) -> Problem:
 
 
 @given(problems())
-def test_the_bytes_that_are_there_at_once(one: Problem) -> None:
+def test_the_bytes_that_are_there_at_once(step: Problem) -> None:
     """Counted moment by moment; the layout takes at least these and at most all."""
     live = []
-    for moment in range(len(one.kernels)):
+    for moment in range(len(step.kernels)):
         ends = [
-            max([i, *(k for k, kernel in enumerate(one.kernels) if i in kernel.reads)]) for i in range(len(one.buffers))
+            max([i, *(k for k, kernel in enumerate(step.kernels) if i in kernel.reads)])
+            for i in range(len(step.buffers))
         ]
-        live.append(sum(b.nbytes for i, b in enumerate(one.buffers) if i <= moment <= ends[i]))
-    found = pack(one)
-    assert found.live_nbytes == max(live)
-    assert found.live_nbytes <= found.nbytes <= sum(buffer.nbytes for buffer in one.buffers)
+        live.append(sum(b.nbytes for i, b in enumerate(step.buffers) if i <= moment <= ends[i]))
+    packing = pack(step)
+    assert packing.live_nbytes == max(live)
+    assert packing.live_nbytes <= packing.nbytes <= sum(buffer.nbytes for buffer in step.buffers)
 
 
 @given(problems(), st.integers(0, 13), st.integers(0, 13))
-def test_a_run_again_takes_nothing_but_what_it_makes_and_keeps(one: Problem, number: int, time: int) -> None:
-    run, at = sorted((number % len(one.kernels), time % len(one.kernels)))
-    sequence = [*range(at), run, *range(at, len(one.kernels))]
-    kernel = one.kernels[run]
-    more = sum(one.buffers[b].nbytes for b in (*kernel.writes, *kernel.reads))
+def test_a_run_again_takes_nothing_but_what_it_makes_and_keeps(step: Problem, number: int, time: int) -> None:
+    run, at = sorted((number % len(step.kernels), time % len(step.kernels)))
+    sequence = [*range(at), run, *range(at, len(step.kernels))]
+    kernel = step.kernels[run]
+    touched_nbytes = sum(step.buffers[b].nbytes for b in (*kernel.writes, *kernel.reads))
     if run < at:
-        assert pack(one, runs(sequence)).live_nbytes <= pack(one).live_nbytes + more
+        assert pack(step, runs(sequence)).live_nbytes <= pack(step).live_nbytes + touched_nbytes
 
 
 Span = tuple[int, int, int]  # first event, last event, bytes
 
 
-def groups(*spans: Span, together: Sequence[int] = ()) -> HeapGroups:
+def groups(*spans: Span, shared: Sequence[int] = ()) -> HeapGroups:
     """Each in a place of its own, but for some that have one together."""
-    place = {number: min(together) if number in together else number for number in range(len(spans))}
+    group_of = {number: min(shared) if number in shared else number for number in range(len(spans))}
     columns = ({number: span[at] for number, span in enumerate(spans)} for at in range(3))
-    return HeapGroups.of(place, *columns)
+    return HeapGroups.of(group_of, *columns)
 
 
-def nbytes(found: HeapGroups, alignment: int = 1) -> int:
-    return heap_nbytes(found, range(len(found.start)), alignment)
+def nbytes(heap_groups: HeapGroups, alignment: int = 1) -> int:
+    return heap_nbytes(heap_groups, range(len(heap_groups.start)), alignment)
 
 
 def test_what_is_there_at_different_times_lies_in_one_place() -> None:
@@ -226,13 +227,13 @@ def test_places_are_aligned() -> None:
 
 def test_a_group_takes_its_largest_from_its_first_to_its_last() -> None:
     spans = (0, 1, 5), (2, 3, 8), (0, 3, 4)
-    assert groups(*spans, together=(0, 1)).members == {0: [0, 1], 2: [2]}
-    assert groups(*spans, together=(0, 1)).live_nbytes() == nbytes(groups(*spans, together=(0, 1))) == 12
+    assert groups(*spans, shared=(0, 1)).members == {0: [0, 1], 2: [2]}
+    assert groups(*spans, shared=(0, 1)).live_nbytes() == nbytes(groups(*spans, shared=(0, 1))) == 12
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=12))
 def test_no_less_than_is_live_and_no_more_than_all(drawn: list[Span]) -> None:
     events = sorted(range(2 * len(drawn)), key=lambda at: (drawn[at // 2][0] + at % 2 * drawn[at // 2][1], at % 2, at))
     clock = {event: time for time, event in enumerate(events)}
-    found = groups(*((clock[2 * n], clock[2 * n + 1], size) for n, (_, _, size) in enumerate(drawn)))
-    assert found.live_nbytes() <= nbytes(found) <= sum(size for *_, size in drawn)
+    heap_groups = groups(*((clock[2 * n], clock[2 * n + 1], size) for n, (_, _, size) in enumerate(drawn)))
+    assert heap_groups.live_nbytes() <= nbytes(heap_groups) <= sum(size for *_, size in drawn)

@@ -133,21 +133,21 @@ def test_names_stand_for_numbers() -> None:
         SMALL.schedule(problem)
 
 
-@pytest.mark.parametrize(("where", "what"), [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")])
+@pytest.mark.parametrize(("where", "function"), [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")])
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_a_failed_write_keeps_the_old_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, what: str, error: BaseException
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, function: str, error: BaseException
 ) -> None:
     path = tmp_path / "plan.json"
     SMALL.save(path)
 
-    def fail(*given: Any, **named: Any) -> None:
-        if what == "write_bytes":
-            given[0].write_text('{"format":')  # half of it is out when it fails
+    def fail(*arguments: Any, **keywords: Any) -> None:
+        if function == "write_bytes":
+            arguments[0].write_text('{"format":')  # half of it is out when it fails
         raise error
 
     with monkeypatch.context() as patched:
-        patched.setattr(where, what, fail)
+        patched.setattr(where, function, fail)
         with pytest.raises(type(error)):
             replace(SMALL, planner="other").save(path)
     assert Plan.load(path) == SMALL

@@ -14,11 +14,11 @@ from tests.planning.steps import MIB, Builder
 
 
 def test_orders_that_keep_it_are_the_legal_ones() -> None:
-    one = updating()
-    before = precedence(one)
-    for order in permutations(range(len(one.kernels))):
+    step = updating()
+    before = precedence(step)
+    for order in permutations(range(len(step.kernels))):
         kept = all(order.index(first) < order.index(unit) for unit, earlier in before.items() for first in earlier)
-        assert kept == (fault(one, runs(order)) is None)
+        assert kept == (fault(step, runs(order)) is None)
 
 
 def test_nothing_crosses_an_asynchronous_pair() -> None:

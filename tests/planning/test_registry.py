@@ -12,9 +12,9 @@ from tests.planning.steps import training
 
 
 def test_names_and_planners() -> None:
-    other = type("Other", (), {"name": "other", "plan": OWN.plan})()
+    custom = type("Other", (), {"name": "other", "plan": OWN.plan})()
     assert planner_named(None) is planner_named("kernels") is OWN
-    assert planner_named(other) is other
+    assert planner_named(custom) is custom
     with pytest.raises(MemplanError, match="no planner 'milp'"):
         planner_named("milp")
 
@@ -23,6 +23,6 @@ def test_it_offloads_where_that_is_cheaper_and_the_host_has_room() -> None:
     problem = training(8, 5)
     kinds = {}
     for host_nbytes in (0, 2**40):
-        found = OWN.plan(problem, int(0.75 * pack(problem).nbytes), host_nbytes, lambda nbytes: nbytes * 1e-12)
-        kinds[host_nbytes] = {action.kind for action in found.schedule}
+        solution = OWN.plan(problem, int(0.75 * pack(problem).nbytes), host_nbytes, lambda nbytes: nbytes * 1e-12)
+        kinds[host_nbytes] = {action.kind for action in solution.schedule}
     assert Kind.OFFLOAD in kinds[2**40] and kinds[0] == {Kind.RUN}

@@ -225,15 +225,12 @@ class CopyScheduler:
         elif ledger.on_host[number] > last_use:
             return
         prefetch = self._last_prefetch(earlier, reader, busy_s)
-        copies_s = busy_s * (1 if start is None else 2)
-        for is_stalling in (False, True):
-            leave = later[end]
-            back = prefetch
-            if is_stalling:
-                leave = later[max(earliest_end, min(end, crowded[0] - 1))]
-                back = earlier[min(reader - 1, max(prefetch, crowded[1]))]
-                if (leave, back) == (end, prefetch):
-                    continue
+        crowded_end = later[max(earliest_end, min(end, crowded[0] - 1))]
+        crowded_prefetch = earlier[min(reader - 1, max(prefetch, crowded[1]))]
+        spans = [(later[end], prefetch)]
+        if (crowded_end, crowded_prefetch) != (end, prefetch):
+            spans.append((crowded_end, crowded_prefetch))
+        for leave, back in spans:
             if back <= leave or back >= reader:
                 continue
             stall_s = 0.0
@@ -241,6 +238,7 @@ class CopyScheduler:
                 stall_s = max(0.0, offloaded_at - float(links.ends[leave]))
             if back != prefetch:
                 stall_s += self._prefetch_stall(back, reader, busy_s)
+            copies_s = busy_s * (1 if start is None else 2)
             yield Placement(Offload(number, start, leave, back), copies_s, stall_s)
 
     def _prefetch_stall(self, prefetch: int, reader: int, busy_s: float) -> float:

@@ -80,21 +80,6 @@ class _UnitOrder:
             before, after = after, before
         max_net = 0 if forward else -1
 
-        def net(unit: int) -> float:
-            """Bytes that a unit makes less those it reads last.
-
-            Backward, bytes that it needs first less those it makes.
-            """
-            if unit in self._late:
-                return 1 if forward else -math.inf
-            made_nbytes = sum(self._nbytes[written] for written in self._writes[unit])
-            reads = self._reads[unit]
-            if forward:
-                last = (read for read in reads if unread_by[read] == {unit})
-                return made_nbytes - sum(self._nbytes[read] for read in last)
-            first = (read for read in reads if unread_by[read] == self._readers[read])
-            return sum(self._nbytes[read] for read in first) - made_nbytes
-
         position = {unit: number for number, unit in enumerate(units)}
         pending = {unit: len(before[unit]) for unit in units}  # predecessors that have not run
         unread_by = {value: set(readers) for value, readers in self._readers.items()}
@@ -106,7 +91,9 @@ class _UnitOrder:
                 ready.append((0, position[next_unit], next_unit))
             while ready:
                 _, _, unit = heapq.heappop(ready)
-                if unit in done or (unit != next_unit and net(unit) > max_net):
+                if unit in done:
+                    continue
+                if unit != next_unit and self._net(unit, forward, unread_by) > max_net:
                     continue
                 done.add(unit)
                 order.append(unit)
@@ -118,9 +105,30 @@ class _UnitOrder:
                     pending[successor] -= 1
                     changed.add(successor)
                 for candidate in changed - done:
-                    if not pending[candidate] and net(candidate) <= max_net:
-                        heapq.heappush(ready, (net(candidate), position[candidate], candidate))
+                    if pending[candidate]:
+                        continue
+                    net = self._net(candidate, forward, unread_by)
+                    if net <= max_net:
+                        heapq.heappush(ready, (net, position[candidate], candidate))
         return order if forward else order[::-1]
+
+    def _net(self, unit: int, forward: bool, unread_by: Mapping[int, set[int]]) -> float:
+        """Bytes that a unit makes less those it reads last.
+
+        Backward, bytes that it needs first less those it makes.
+
+        Args:
+          unread_by: value -> its readers that have not run.
+        """
+        if unit in self._late:
+            return 1 if forward else -math.inf
+        made_nbytes = sum(self._nbytes[written] for written in self._writes[unit])
+        reads = self._reads[unit]
+        if forward:
+            last = (read for read in reads if unread_by[read] == {unit})
+            return made_nbytes - sum(self._nbytes[read] for read in last)
+        first = (read for read in reads if unread_by[read] == self._readers[read])
+        return sum(self._nbytes[read] for read in first) - made_nbytes
 
 
 def _is_state(problem: Problem, buffer: Buffer) -> bool:

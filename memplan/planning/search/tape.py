@@ -213,9 +213,9 @@ class _Recorder:
     def tape(self) -> Tape:
         problem = self._problem
         ends = pair_ends(problem)
+        pair_spans = self._pair_spans(ends)
         reads = self._slot_reads()
         blocks = self._slot_blocks()
-        pair_spans = self._pair_spans(ends)
         operations = list[Operation]()
         slots = list[Slot]()
         values = list[TapeValue]()
@@ -239,20 +239,13 @@ class _Recorder:
                 )
             )
             slots.append(Slot(blocks[slot], reads[slot], writes, may_alias, 0, seconds, slot))
-            for value in writes:
-                buffer = self._buffers[value]
-                values.append(
-                    TapeValue(
-                        problem.buffers[buffer].nbytes,
-                        slot,
-                        slot,
-                        ready,
-                        buffer,
-                        tuple(pair_spans[buffer]),
-                        problem.times[number],
-                        may_offload=not problem.is_pinned(buffer, Where.DEVICE, Where.RECOMPUTE),
-                    )
-                )
+            for buffer in map(self._buffers.__getitem__, writes):
+                nbytes = problem.buffers[buffer].nbytes
+                spans = tuple(pair_spans[buffer])
+                times = problem.times[number]
+                may_offload = not problem.is_pinned(buffer, Where.DEVICE, Where.RECOMPUTE)
+                value = TapeValue(nbytes, slot, slot, ready, buffer, spans, times, may_offload)
+                values.append(value)
         return Tape(tuple(values), tuple(operations), tuple(slots))
 
     def _is_stored(self, kernel: Kernel) -> bool:

@@ -245,11 +245,7 @@ class Walls:
         return loop
 
     def _make(
-        self,
-        level: int,
-        slabs: Slabs,
-        written: frozenset[int],
-        queried: dict[int, bool],
+        self, level: int, slabs: Slabs, written: frozenset[int], queried: dict[int, bool]
     ) -> LoopOverSlabs | None:
         """The loop of a level, or None if it writes nothing.
 
@@ -270,9 +266,12 @@ class Walls:
         if not sums and not writes:
             return None
         spans = {value: (0, self._rows(slabs, value)) for value in writes}
-        writers = (graph.producer[value] for value in writes)
         # ops that the loop needs, the last first; an op may be in the heap several times
-        pending = [-number for number in {*sums, *(op for op in writers if op is not None)}]
+        pending = [-number for number in sums]
+        for value in writes:
+            producer = graph.producer[value]
+            assert producer is not None
+            pending.append(-producer)
         heapq.heapify(pending)
         ops = list[int]()
         reads = set[int]()
@@ -281,9 +280,8 @@ class Walls:
             if ops and ops[-1] == number:
                 continue
             ops.append(number)
-            op = along[number]
             span = self._op_span(number, slabs, spans)
-            for value, rows in op.reads:
+            for value, rows in along[number].reads:
                 needed = rows.of(*span)
                 spans[value] = _union([needed, spans[value]]) if value in spans else needed
                 source = self.graph.maker(value, self.ops)
@@ -291,14 +289,9 @@ class Walls:
                     reads.add(value)
                 else:
                     heapq.heappush(pending, -source)
-        return LoopOverSlabs(
-            level,
-            tuple(reversed(ops)),
-            tuple(sorted(reads)),
-            tuple(writes),
-            tuple(sums),
-            spans,
-        )
+        ops.reverse()
+        inputs = tuple(sorted(reads))
+        return LoopOverSlabs(level, tuple(ops), inputs, tuple(writes), tuple(sums), spans)
 
     def _op_span(self, number: int, slabs: Slabs, spans: dict[int, Span]) -> Span:
         """The rows that an op makes in a trip, which become the spans of its results."""

@@ -110,10 +110,10 @@ def _exchanged_nbytes(machine: Machine, groups: Groups, nbytes: int) -> Sequence
     for level, axis in enumerate(machine.topology.axes):
         sent: dict[object, float] = defaultdict(float)
         for group in groups:
-            in_node = Counter(machine.places[member][: level + 1] for member in group)
-            in_parent = Counter(machine.places[member][:level] for member in group)
+            in_node = Counter(machine.coordinates[member][: level + 1] for member in group)
+            in_parent = Counter(machine.coordinates[member][:level] for member in group)
             for member in group:
-                node = machine.places[member][: level + 1]
+                node = machine.coordinates[member][: level + 1]
                 receivers = in_parent[node[:-1]] - in_node[node]
                 sent[node if axis.shared else member] += nbytes * receivers / len(group)
         busiest.append(max(sent.values(), default=0.0))
@@ -126,8 +126,8 @@ def _permute(machine: Machine, pairs: tuple[tuple[int, int], ...], nbytes: int) 
     hosts = machine.hosts()
     sent: list[Counter[object]] = [Counter() for _ in machine.topology.axes]
     for source, target in pairs:
-        source_nodes = machine.places[source]
-        target_nodes = machine.places[target]
+        source_nodes = machine.coordinates[source]
+        target_nodes = machine.coordinates[target]
         for level, axis in enumerate(machine.topology.axes):
             if source_nodes[level] != target_nodes[level]:
                 sent[level][source_nodes[: level + 1] if axis.shared else source] += nbytes

@@ -14,14 +14,14 @@ from memplan.planning.search.tape import record
 def schedule_of(ledger: Ledger) -> tuple[Schedule, list[int]]:
     """The actions, and the slot of each."""
     copies = [(slot, Action(kind, ledger.tape.values[offload.value].buffer)) for slot, kind, offload in events(ledger)]
-    found: list[tuple[Action, int]] = []
+    entries: list[tuple[Action, int]] = []
     for slot, prelude in enumerate(ledger.preludes):
-        here = [(action, slot) for at, action in copies if at == slot]
-        found += [one for one in here if one[0].kind is Kind.PREFETCHED]
+        slot_copies = [(action, slot) for copy_slot, action in copies if copy_slot == slot]
+        entries += [entry for entry in slot_copies if entry[0].kind is Kind.PREFETCHED]
         work = [op for op in [ledger.tape.slots[slot].operation] if op is not None]
-        found += [(Action(Kind.RUN, ledger.tape.operations[op].kernel), slot) for op in (*prelude, *work)]
-        found += [one for one in here if one[0].kind is not Kind.PREFETCHED]
-    return tuple(action for action, _ in found), [slot for _, slot in found]
+        entries += [(Action(Kind.RUN, ledger.tape.operations[op].kernel), slot) for op in (*prelude, *work)]
+        entries += [entry for entry in slot_copies if entry[0].kind is not Kind.PREFETCHED]
+    return tuple(action for action, _ in entries), [slot for _, slot in entries]
 
 
 def random_plan(problem: Problem, draw: Random, offloads: bool) -> Ledger:
@@ -38,8 +38,8 @@ def random_plan(problem: Problem, draw: Random, offloads: bool) -> Ledger:
         if slots and (slot := draw.choice(slots)) and maker not in ledger.preludes[slot]:
             ledger.recompute(maker, slot)
     for value, needs in enumerate(ledger.needs if offloads else []):
-        room = needs[0] - tape.values[value].first_slot if needs else 0
-        if room > 3 and draw.random() < 0.5:
+        gap = needs[0] - tape.values[value].first_slot if needs else 0
+        if gap > 3 and draw.random() < 0.5:
             start = tape.values[value].first_slot + draw.randint(0, 1)
             end = draw.randint(start, needs[0] - 2)
             ledger.offload(Offload(value, start, end, draw.randint(end + 1, needs[0] - 1)))

@@ -21,13 +21,13 @@ LONGER = [[], [0], [1], [2], [3], [4], [5], [6], [1, 7]]
 
 
 def test_what_is_small_to_read_is_kept_for_it() -> None:
-    found = chains([1, 8, 2, 2, 2, 1], INPUTS, 4).best(1, 5, 10)
-    assert found is not None and (found.operations, found.slot, found.seconds) == ((1,), 5, 1.0)
+    chain = chains([1, 8, 2, 2, 2, 1], INPUTS, 4).best(1, 5, 10)
+    assert chain is not None and (chain.operations, chain.slot, chain.seconds) == ((1,), 5, 1.0)
 
 
 def test_what_is_large_to_read_is_recomputed_with_it() -> None:
-    found = chains([8, 8, 2, 2, 2, 2, 2, 2, 1], LONGER, 9).best(1, 8, 10)
-    assert found is not None and (found.operations, found.seconds) == ((0, 1), 2.0)
+    chain = chains([8, 8, 2, 2, 2, 2, 2, 2, 1], LONGER, 9).best(1, 8, 10)
+    assert chain is not None and (chain.operations, chain.seconds) == ((0, 1), 2.0)
 
 
 def test_no_chain_is_longer_than_it_may_be() -> None:
@@ -40,9 +40,9 @@ def test_what_nobody_needs_there_is_not_recomputed(value: int, slot: int) -> Non
 
 
 def test_it_is_recomputed_once() -> None:
-    found = chains([1, 8, 2, 2, 2, 1], INPUTS, 4)
-    found.ledger.recompute(1, 5)
-    assert found.best(1, 5, 10) is None
+    candidates = chains([1, 8, 2, 2, 2, 1], INPUTS, 4)
+    candidates.ledger.recompute(1, 5)
+    assert candidates.best(1, 5, 10) is None
 
 
 LOAD = np.array([5, 20, 10, 15])
@@ -60,5 +60,5 @@ def test_a_byte_weighs_what_it_takes_off(power: float) -> None:
     below = excess.of_a_byte(load)
     for slot in range(len(load)):
         less = load - (np.arange(len(load)) == slot)
-        taken = (excess.of(load) - excess.of(less)) * 10**6
-        assert below[slot + 1] - below[slot] == pytest.approx(taken, rel=1e-5)
+        removed = (excess.of(load) - excess.of(less)) * 10**6
+        assert below[slot + 1] - below[slot] == pytest.approx(removed, rel=1e-5)

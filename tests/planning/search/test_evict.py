@@ -29,12 +29,12 @@ def test_it_says_whether_the_limit_is_kept(layers: int, seed: int, share: float,
     limit = int(share * ledger.peak_nbytes)
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**23, 2**40) if offloads else None
     eviction = Eviction(ledger, limit, scheduler=scheduler)
-    kept = eviction.run()
-    assert kept == (ledger.peak_nbytes <= limit) == (eviction.excess() == 0)
-    before, made = ledger.peak_nbytes, {*ledger.recomputations(), *ledger.offloads.values()}
+    is_kept = eviction.run()
+    assert is_kept == (ledger.peak_nbytes <= limit) == (eviction.excess() == 0)
+    before, decisions = ledger.peak_nbytes, {*ledger.recomputations(), *ledger.offloads.values()}
     prune(ledger, limit)
     assert ledger.peak_nbytes <= max(limit, before)
-    assert made.issuperset([*ledger.recomputations(), *ledger.offloads.values()])
+    assert decisions.issuperset([*ledger.recomputations(), *ledger.offloads.values()])
 
 
 def test_a_byte_less_takes_one_recomputation() -> None:

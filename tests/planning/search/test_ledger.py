@@ -26,21 +26,23 @@ def test_stages_replayed(count: int, draw: Random) -> None:
     inputs = [[source for source in range(node) if draw.random() < 0.4] for node in range(count)]
     stages = stages_of_nodes([draw.randint(1, 9) for _ in inputs], [draw.randint(1, 9) for _ in inputs], inputs, 0)
     ledger = Ledger(tape_of_stages(stages))
-    chosen: set[tuple[int, int]] = set()
+    recomputed: set[tuple[int, int]] = set()
     for _ in range(12):
         item, stage = sorted(draw.sample(range(count), 2))
-        if (item, stage) in chosen:
+        if (item, stage) in recomputed:
             ledger.undo_recompute(item, stage)
         else:
             ledger.recompute(item, stage)
-        chosen ^= {(item, stage)}
-        played = replay(stages, chosen)
+        recomputed ^= {(item, stage)}
+        replayed = replay(stages, recomputed)
         worst = [0] * count
-        for (at, _), nbytes in zip(played.steps, played.step_nbytes, strict=True):
-            worst[at] = max(worst[at], nbytes)
+        for (step_stage, _), nbytes in zip(replayed.steps, replayed.step_nbytes, strict=True):
+            worst[step_stage] = max(worst[step_stage], nbytes)
         assert ledger.load.tolist() == worst
-        assert sorted(ledger.recomputations()) == sorted(chosen)
-        assert ledger.slot_seconds.sum() == sum(stages.own_ticks) + sum(stages.own_ticks[one] for one, _ in chosen)
+        assert sorted(ledger.recomputations()) == sorted(recomputed)
+        assert ledger.slot_seconds.sum() == sum(stages.own_ticks) + sum(
+            stages.own_ticks[item] for item, _ in recomputed
+        )
 
 
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS, st.booleans())
@@ -50,9 +52,9 @@ def test_the_layout_counts_the_same(layers: int, seed: int, draw: Random, offloa
     ledger = random_plan(problem, draw, offloads)
     schedule, slots = schedule_of(ledger)
     assume(eliminate_dead(problem, schedule) == schedule)
-    there = np.zeros(ledger.tape.count, np.int64)
-    np.maximum.at(there, slots, live_nbytes(problem, schedule))
-    assert (there == ledger.load).all()
+    peaks = np.zeros(ledger.tape.count, np.int64)
+    np.maximum.at(peaks, slots, live_nbytes(problem, schedule))
+    assert (peaks == ledger.load).all()
 
 
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS)
@@ -73,7 +75,10 @@ def test_what_is_needed_cannot_be_undone(layers: int, seed: int, draw: Random, o
     ledger = random_plan(training(layers, seed), draw, offloads)
     for op, slot in ledger.recomputations():
         without = Ledger(ledger.tape)
-        without.restore([one for one in ledger.recomputations() if one != (op, slot)], ledger.offloads.values())
+        without.restore(
+            [recomputation for recomputation in ledger.recomputations() if recomputation != (op, slot)],
+            ledger.offloads.values(),
+        )
         for limit in (without.peak_nbytes, without.peak_nbytes - 1, ledger.peak_nbytes):
             assert without.peak_nbytes > limit or not ledger.is_needed(op, slot, limit)
 
@@ -95,18 +100,18 @@ def test_a_recomputation_that_all_bytes_depend_on_is_needed() -> None:
 def test_what_is_recomputed_writes_over_what_it_reads_last() -> None:
     """In a prelude as in a slot's own work."""
     b = Builder()
-    given_one, other = b.argument(), b.argument(4 * MIB)
-    (first,) = b.kernel((given_one,), 4 * MIB)
+    small_argument, large_argument = b.argument(), b.argument(4 * MIB)
+    (first,) = b.kernel((small_argument,), 4 * MIB)
     (second,) = b.kernel((first,), 4 * MIB, over=True)
     (third,) = b.kernel((second,), MIB)
-    (rest,) = b.kernel((third, other), MIB)
-    b.kernel((second, rest), MIB // 2, output=True)
+    (fourth,) = b.kernel((third, large_argument), MIB)
+    b.kernel((second, fourth), MIB // 2, output=True)
     problem = b.problem()
     ledger = Ledger(reconcile(problem, record(problem)))
     for op in (0, 1):
         ledger.recompute(op, 4)
     schedule, slots = schedule_of(ledger)
-    there = np.zeros(ledger.tape.count, np.int64)
-    np.maximum.at(there, slots, live_nbytes(problem, schedule))
+    peaks = np.zeros(ledger.tape.count, np.int64)
+    np.maximum.at(peaks, slots, live_nbytes(problem, schedule))
     assert first in problem.kernels[1].may_alias[second]
-    assert ledger.load.tolist() == there.tolist() == [4 * MIB, 4 * MIB, 5 * MIB, 2 * MIB, 5 * MIB]
+    assert ledger.load.tolist() == peaks.tolist() == [4 * MIB, 4 * MIB, 5 * MIB, 2 * MIB, 5 * MIB]

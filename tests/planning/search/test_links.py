@@ -1,7 +1,8 @@
-"""The clock of the links, and where another offload goes beside those that there are."""
+"""The timeline of the links, and placements of another offload."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import numpy as np
@@ -12,7 +13,7 @@ from experiments.planners.evict import tape_of_stages
 from experiments.planners.stages import stages_of_nodes
 from memplan.planning.schedule import Kind, seconds
 from memplan.planning.search.ledger import Ledger, Offload
-from memplan.planning.search.links import CopyScheduler, Links, events
+from memplan.planning.search.links import CopyScheduler, Links, Placement, events
 from memplan.planning.search.tape import record
 from tests.planning.search.plans import random_plan, schedule_of
 from tests.planning.small import looping
@@ -37,7 +38,7 @@ def test_the_clock_of_the_links(layers: int, seed: int, draw: Random) -> None:
 def test_what_comes_back_for_nobody_is_not_fetched() -> None:
     stages = stages_of_nodes([1] * 6, [1] * 6, [[], [0], [1], [2], [3], [0, 4]], 0)
     ledger = Ledger(tape_of_stages(stages))
-    away = [(1, Kind.OFFLOAD), (1, Kind.OFFLOADED)]
+    offloaded = [(1, Kind.OFFLOAD), (1, Kind.OFFLOADED)]
     ledger.offload(Offload(0, 1, 1, 2))
     ledger.offload(Offload(0, None, 2, 3))  # comes back again before anybody has read it
     assert [(slot, kind) for slot, kind, _ in events(ledger)] == [
@@ -47,7 +48,7 @@ def test_what_comes_back_for_nobody_is_not_fetched() -> None:
         (5, Kind.PREFETCHED),
     ]
     ledger.recompute(0, 5)
-    assert [(slot, kind) for slot, kind, _ in events(ledger)] == away
+    assert [(slot, kind) for slot, kind, _ in events(ledger)] == offloaded
 
 
 def spanned(between: int) -> Ledger:
@@ -60,7 +61,7 @@ def test_an_offload_goes_where_nobody_stalls() -> None:
     scheduler = CopyScheduler(spanned(8), lambda nbytes: nbytes / 2, 100)  # two seconds each way
     first, *stalling = scheduler.placements(0, 9, (4, 5))
     assert first.offload == Offload(0, 0, 2, 6) and (first.busy_s, first.stall_s) == (4, 0)
-    assert not stalling  # it is away in the crowded slots as it is
+    assert not stalling  # the first is on the host in the crowded slots already
 
 
 def test_where_all_between_is_crowded_the_kernels_stall() -> None:
@@ -73,26 +74,32 @@ def test_where_all_between_is_crowded_the_kernels_stall() -> None:
 @given(st.integers(3, 8), st.integers(0, 99))
 def test_a_body_has_the_copies_of_a_straight_line_in_every_trip(layers: int, seed: int) -> None:
     problem = training(layers, seed)
-    one, other = (Ledger(record(each)) for each in (problem, in_a_loop(problem, 3)))
-    straight, body = (CopyScheduler(ledger, lambda nbytes: nbytes / 2**21, 2**40) for ledger in (one, other))
-    for value in range(len(one.tape.values)):
-        readers = [slot for slot, there in enumerate(one.tape.slots) if value in there.reads]
+    ledger = Ledger(record(problem))
+    straight = CopyScheduler(ledger, lambda nbytes: nbytes / 2**21, 2**40)
+    body_ledger = Ledger(record(in_a_loop(problem, 3)))
+    body = CopyScheduler(body_ledger, lambda nbytes: nbytes / 2**21, 2**40)
+    for value in range(len(ledger.tape.values)):
+        readers = [slot for slot, work in enumerate(ledger.tape.slots) if value in work.reads]
         for reader in readers:
-            crowded = one.tape.values[value].first_slot, reader
+            crowded = ledger.tape.values[value].first_slot, reader
             expected = [*straight.placements(value, reader, crowded)]
-            found = [*body.placements(value, reader + 1, (crowded[0] + 1, reader + 1))]
-            assert [shifted(one.offload) for one in expected] == [one.offload for one in found]
-            seconds = [[(one.busy_s, one.stall_s) for one in placements] for placements in (expected, found)]
-            assert np.allclose(3 * np.array(seconds[0]), np.array(seconds[1]))
+            placements = [*body.placements(value, reader + 1, (crowded[0] + 1, reader + 1))]
+            offloads = [placement.offload for placement in placements]
+            assert offloads == [shifted(placement.offload) for placement in expected]
+            assert np.allclose(3 * seconds_of(expected), seconds_of(placements))
 
 
-def shifted(one: Offload) -> Offload:
+def seconds_of(placements: Sequence[Placement]) -> np.ndarray:
+    return np.array([(placement.busy_s, placement.stall_s) for placement in placements])
+
+
+def shifted(offload: Offload) -> Offload:
     """The same one slot later."""
-    start = None if one.start is None else one.start + 1
-    return Offload(one.value, start, one.end + 1, one.prefetch + 1)
+    start = None if offload.start is None else offload.start + 1
+    return Offload(offload.value, start, offload.end + 1, offload.prefetch + 1)
 
 
-def test_copies_on_a_level_begin_and_end_between_its_kernels() -> None:
+def test_copies_of_a_block_begin_and_end_between_its_kernels() -> None:
     scheduler = CopyScheduler(Ledger(record(looping())), lambda nbytes: 0.0, 2**40)
     assert scheduler.copy_slots(5) == ([1, 1, 2, 3, 7, 7, 7, 7], [-1, 1, 2, 3, 3, 3, 3, -1])
     assert scheduler.copy_slots(-1) == ([0, 5, 5, 5, 5, 5, 6, 7], [0, 0, 0, 0, 0, 5, 6, -1])
@@ -104,9 +111,9 @@ def test_a_host_that_is_full_takes_nothing() -> None:
     assert not list(CopyScheduler(ledger, lambda nbytes: 1.0, 3).placements(0, 9, (4, 5)))
 
 
-def test_a_link_that_is_busy_is_stalls_s() -> None:
+def test_a_link_that_is_busy_is_waited_for() -> None:
     ledger = spanned(8)
     ledger.offload(Offload(0, 0, 2, 6))
     links = Links(ledger, lambda nbytes: 2.0)
     assert (links.offloads, links.prefetches, links.seconds) == ([(1, 3)], [(7, 9)], 10)
-    assert Links(ledger, lambda nbytes: 3.0).seconds == 12  # one second until it is away, one until it is back
+    assert Links(ledger, lambda nbytes: 3.0).seconds == 12  # kernels stall one second for each copy

@@ -28,16 +28,16 @@ def check(problem: Problem, share: float, host_nbytes: int) -> None:
     def copy_s(nbytes: int) -> float:
         return nbytes / 2**23
 
-    found = plan(problem, budget, host_nbytes, copy_s, effort=Effort(evaluations=500))
-    packed = pack(problem, found.schedule)
-    assert fault(problem, found.schedule) is None
-    assert (found.nbytes, found.host_nbytes) == (packed.nbytes, packed.host_nbytes)
-    assert found.host_nbytes <= host_nbytes
-    assert found.seconds == seconds(problem, found.schedule, copy_s)
-    assert found.fits == (found.nbytes <= budget)
-    assert found.bound_s <= found.seconds * (1 + 1e-12)  # sums in another order round differently
+    solution = plan(problem, budget, host_nbytes, copy_s, effort=Effort(evaluations=500))
+    packing = pack(problem, solution.schedule)
+    assert fault(problem, solution.schedule) is None
+    assert (solution.nbytes, solution.host_nbytes) == (packing.nbytes, packing.host_nbytes)
+    assert solution.host_nbytes <= host_nbytes
+    assert solution.seconds == seconds(problem, solution.schedule, copy_s)
+    assert solution.fits == (solution.nbytes <= budget)
+    assert solution.bound_s <= solution.seconds * (1 + 1e-12)  # sums in another order round differently
     if budget < floor(problem)[0]:
-        assert not found.fits
+        assert not solution.fits
 
 
 @settings(max_examples=15)
@@ -60,37 +60,39 @@ def test_what_comes_by_a_pair_leaves_behind_its_end(layers: int, seed: int, shar
 
 def test_an_inner_kernel_runs_again_inside_of_its_body() -> None:
     problem = accumulating(8, 3, 0)
-    found = plan(problem, int(0.8 * pack(problem).nbytes))
-    assert found.fits
-    ran = [action.number for action in found.schedule]
-    again = [number for at, number in enumerate(ran) if number in ran[:at]]
-    assert again and all(problem.kernels[number].block is not None for number in again)
-    assert found.seconds == pytest.approx(found.bound_s + sum(3 * problem.kernels[number].seconds for number in again))
+    solution = plan(problem, int(0.8 * pack(problem).nbytes))
+    assert solution.fits
+    numbers = [action.number for action in solution.schedule]
+    repeated = [number for index, number in enumerate(numbers) if number in numbers[:index]]
+    assert repeated and all(problem.kernels[number].block is not None for number in repeated)
+    assert solution.seconds == pytest.approx(
+        solution.bound_s + sum(3 * problem.kernels[number].seconds for number in repeated)
+    )
 
 
 @given(st.integers(3, 10), st.integers(0, 99))
 def test_nothing_is_repeated_where_an_order_fits(layers: int, seed: int) -> None:
     problem = training(layers, seed)
     for budget in (pack(problem).nbytes, pack(problem, runs(reorder(problem))).nbytes):
-        found = plan(problem, budget)
-        assert found.fits
-        assert sorted(action.number for action in found.schedule) == list(range(len(problem.kernels)))
+        solution = plan(problem, budget)
+        assert solution.fits
+        assert sorted(action.number for action in solution.schedule) == list(range(len(problem.kernels)))
 
 
 def test_the_same_plan_every_time() -> None:
     problem = training(10, 3)
     budget = int(0.7 * pack(problem).nbytes)
     effort = Effort(evaluations=500)
-    found = [plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort) for _ in range(2)]
-    assert found[0] == found[1]
+    solutions = [plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort) for _ in range(2)]
+    assert solutions[0] == solutions[1]
 
 
 def test_copies_that_cost_nothing_leave_no_repetition() -> None:
     problem = training(10, 5)
-    found = plan(problem, int(0.75 * pack(problem).nbytes), 2**40, lambda nbytes: nbytes * 1e-12)
-    assert found.fits
-    assert any(action.kind is Kind.OFFLOAD for action in found.schedule)
-    assert found.seconds < found.bound_s * 1.001
+    solution = plan(problem, int(0.75 * pack(problem).nbytes), 2**40, lambda nbytes: nbytes * 1e-12)
+    assert solution.fits
+    assert any(action.kind is Kind.OFFLOAD for action in solution.schedule)
+    assert solution.seconds < solution.bound_s * 1.001
 
 
 @settings(max_examples=40)
@@ -102,35 +104,35 @@ def test_pins_are_kept(data: st.DataObject, layers: int, seed: int, share: float
     pinned = data.draw(st.lists(st.sampled_from(residuals), max_size=4, unique=True))
     where = {number: data.draw(st.sampled_from(Where)) for number in pinned}
     buffers = (
-        replace(one, pin=Pin(one.name, where[number])) if number in where else one
-        for number, one in enumerate(problem.buffers)
+        replace(buffer, pin=Pin(buffer.name, where[number])) if number in where else buffer
+        for number, buffer in enumerate(problem.buffers)
     )
     problem = replace(problem, buffers=tuple(buffers))
     budget = int(share * pack(problem).nbytes)
-    found = plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**23, Effort(evaluations=300))
-    assert fault(problem, found.schedule) is None
-    assert found.nbytes == pack(problem, found.schedule).nbytes
-    ran = Counter(one.number for one in found.schedule if one.kind is Kind.RUN)
-    copied = Counter(one.number for one in found.schedule if one.kind is Kind.OFFLOAD)
-    for number, wanted in where.items():
+    solution = plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**23, Effort(evaluations=300))
+    assert fault(problem, solution.schedule) is None
+    assert solution.nbytes == pack(problem, solution.schedule).nbytes
+    run_counts = Counter(action.number for action in solution.schedule if action.kind is Kind.RUN)
+    copy_counts = Counter(action.number for action in solution.schedule if action.kind is Kind.OFFLOAD)
+    for number, pinned_to in where.items():
         maker = problem.buffers[number].maker
         assert maker is not None
-        assert bool(copied[number]) == (wanted is Where.HOST)
-        assert (ran[maker] > 1) == (wanted is Where.RECOMPUTE) or _made_together(problem, maker, where)
+        assert bool(copy_counts[number]) == (pinned_to is Where.HOST)
+        assert (run_counts[maker] > 1) == (pinned_to is Where.RECOMPUTE) or _made_together(problem, maker, where)
 
 
 def _residuals(problem: Problem) -> set[int]:
     """Temporaries with a place of their own that are read twice, with kernels of their computation between."""
-    found = set()
+    residuals = set()
     for number, buffer in enumerate(problem.buffers):
-        readers = [at for at, one in enumerate(problem.kernels) if number in one.reads]
+        readers = [index for index, kernel in enumerate(problem.kernels) if number in kernel.reads]
         if buffer.maker is None or must_run_once(problem, buffer.maker) or len(readers) < 2:
             continue
         block = problem.kernels[buffer.maker].block
-        alike = all(problem.kernels[reader].block == block for reader in readers)
-        if alike and readers[-1] - readers[-2] > 3:
-            found.add(number)
-    return found
+        same_block = all(problem.kernels[reader].block == block for reader in readers)
+        if same_block and readers[-1] - readers[-2] > 3:
+            residuals.add(number)
+    return residuals
 
 
 def _made_together(problem: Problem, maker: int, where: Mapping[int, Where]) -> bool:

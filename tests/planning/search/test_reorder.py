@@ -39,10 +39,10 @@ def test_what_frees_runs_early_and_what_fills_runs_late() -> None:
     (x,) = b.kernel((), MIB)
     (wide,) = b.kernel((x,), 8 * MIB)
     (mask,) = b.kernel((x,), 4 * MIB)  # wanted at the end alone
-    (other,) = b.kernel((x,), 8 * MIB)
+    (wide2,) = b.kernel((x,), 8 * MIB)
     (narrow,) = b.kernel((wide,), 8)  # frees eight
-    (one,) = b.kernel((other, narrow), 8)
-    b.kernel((mask, one), 8, output=True)
+    (small,) = b.kernel((wide2, narrow), 8)
+    b.kernel((mask, small), 8, output=True)
     problem = b.problem()
     assert peak(problem) == 21 * MIB
     best = min(peak(problem, order) for order in permutations(range(7)) if fault(problem, runs(order)) is None)

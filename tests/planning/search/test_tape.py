@@ -13,10 +13,15 @@ from tests.planning.steps import in_a_loop, training
 
 def test_temporaries_are_values_and_kernels_are_slots_and_operations() -> None:
     tape = record(updating())
-    assert (tape.order, [one.buffer for one in tape.values]) == ((0, 1, 2, 3), [1, 2])
-    assert [one.first_slot for one in tape.values] == [0, 1]
+    assert (tape.order, [value.buffer for value in tape.values]) == ((0, 1, 2, 3), [1, 2])
+    assert [value.first_slot for value in tape.values] == [0, 1]
     assert [slot.reads for slot in tape.slots] == [(), (0,), (1,), (0, 1)]
-    assert [one.seconds is None for one in tape.operations] == [False, False, True, True]  # outputs are made once
+    assert [operation.seconds is None for operation in tape.operations] == [
+        False,
+        False,
+        True,
+        True,
+    ]  # outputs are made once
 
 
 def test_what_reads_an_argument_is_recomputed_before_its_update_alone() -> None:
@@ -33,8 +38,8 @@ def test_in_another_order_the_slots_are_others() -> None:
 
 def test_what_is_made_outside_of_a_loop_is_recomputed_before_its_body() -> None:
     tape = record(looping())
-    levels = [slot.block for slot in tape.slots]
-    assert levels[:2] == [-1, -1] and levels[2:5] == [5, 5, 5] and levels[6] == -1
+    blocks = [slot.block for slot in tape.slots]
+    assert blocks[:2] == [-1, -1] and blocks[2:5] == [5, 5, 5] and blocks[6] == -1
     assert tape.may_recompute(0, 1) and not tape.may_recompute(0, 3)
 
 
@@ -52,15 +57,15 @@ def test_what_a_call_makes_is_read_behind_it() -> None:
 
 
 def test_what_a_pair_writes_is_whole_behind_its_end() -> None:
-    assert [one.ready_slot for one in record(fetching()).values] == [2, 1]
+    assert [value.ready_slot for value in record(fetching()).values] == [2, 1]
 
 
 @given(st.integers(2, 8), st.integers(0, 99), st.sets(st.integers(0, 20)))
 def test_empty_slots_take_nothing_that_was_not_there(layers: int, seed: int, slots: set[int]) -> None:
     problem = training(layers, seed)
     tape = reconcile(problem, record(problem))
-    more = tape.with_empty_slots({slot for slot in slots if slot < tape.count})
+    longer = tape.with_empty_slots({slot for slot in slots if slot < tape.count})
     load = iter(Ledger(tape).load.tolist())
-    for slot, nbytes, least in zip(more.slots, Ledger(more).load.tolist(), more.floor_nbytes, strict=True):
-        assert least == 0 if slot.operation is None else nbytes == next(load)
-    assert [slot.operation for slot in more.slots if slot.operation is not None] == list(range(tape.count))
+    for slot, nbytes, floor_nbytes in zip(longer.slots, Ledger(longer).load.tolist(), longer.floor_nbytes, strict=True):
+        assert floor_nbytes == 0 if slot.operation is None else nbytes == next(load)
+    assert [slot.operation for slot in longer.slots if slot.operation is not None] == list(range(tape.count))

@@ -14,64 +14,66 @@ from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.cut import SlabCut
 from memplan.planning.slabs.price import Pricer
 from memplan.planning.slabs.slabs import Slabs, Walls
-from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
+from tests.planning.slab_graphs import HALO, SOLVABLE, NamedGraph, NamedOp, named_graph, norm
 
 
 @st.composite
-def pairs_of_loops(draw: st.DrawFn) -> Written:
+def pairs_of_loops(draw: st.DrawFn) -> NamedGraph:
     """Some ops by slabs; a sum of the last; ops that want it and read others; a sum of all of these.
 
     None takes as long as a copy of any value.
     """
-    ops: dict[str, Made] = {}
+    ops: dict[str, NamedOp] = {}
     for number in range(draw(st.integers(1, 4))):
         ops[f"early{number}"] = drawn(draw, ["x", *ops])
-    ops["sum"] = Made({[*ops][-1]: ALIGNED}, reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    ops["sum"] = NamedOp({[*ops][-1]: ALIGNED}, reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
     early = [name for name in ops if name != "sum"]
     late = [f"late{number}" for number in range(draw(st.integers(1, 3)))]
     ops |= {name: replace(drawn(draw, early), whole=["sum"]) for name in late}
-    ops["loss"] = Made(dict.fromkeys(late, ALIGNED), reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    ops["loss"] = NamedOp(dict.fromkeys(late, ALIGNED), reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
     outputs = draw(st.sets(st.sampled_from(early), max_size=1))
-    return written({"x": 8}, ops, sorted({"loss", *outputs}))
+    return named_graph({"x": 8}, ops, sorted({"loss", *outputs}))
 
 
-def drawn(draw: st.DrawFn, names: list[str]) -> Made:
+def drawn(draw: st.DrawFn, names: list[str]) -> NamedOp:
     reads = dict.fromkeys(draw(st.lists(st.sampled_from(names), min_size=1, max_size=2)), HALO)
-    return Made(reads, nbytes=draw(st.integers(20, 60)), seconds=float(draw(st.integers(0, 40))))
+    return NamedOp(reads, nbytes=draw(st.integers(20, 60)), seconds=float(draw(st.integers(0, 40))))
 
 
-def cut(one: Written, bare: Slabs, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
-    return set(SlabCut(Pricer(Walls(one.graph, bare.ops), SOLVABLE), {1: weight}, {}, on_device).run())
+def cut(graph: NamedGraph, bare: Slabs, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
+    return set(SlabCut(Pricer(Walls(graph.graph, bare.ops), SOLVABLE), {1: weight}, {}, on_device).run())
 
 
-def forced_of(one: Written, bare: Slabs) -> set[int]:
-    return {value for loop in Walls(one.graph, bare.ops).loops(bare) for value in loop.writes}
+def forced_of(graph: NamedGraph, bare: Slabs) -> set[int]:
+    return {value for loop in Walls(graph.graph, bare.ops).loops(bare) for value in loop.writes}
 
 
-def seconds(one: Written, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]) -> float:
+def seconds(
+    graph: NamedGraph, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]
+) -> float:
     """Of the second loop: what it makes again, what it reads, and writing that."""
-    walls = Walls(one.graph, bare.ops)
+    walls = Walls(graph.graph, bare.ops)
     pricer = Pricer(walls, SOLVABLE)
     second = walls.loops(replace(bare, stored=frozenset(stored)))[-1]
     again = sum(pricer.op_seconds[op] for op in set(second.ops) if walls.levels[op] == 0)
-    read = [value for value in second.reads if one.graph.graph.producer[value] is not None and value not in on_device]
-    new = [value for value in read if value not in forced_of(one, bare)]
+    read = [value for value in second.reads if graph.graph.graph.producer[value] is not None and value not in on_device]
+    new = [value for value in read if value not in forced_of(graph, bare)]
     return weight * again + sum(pricer.copy_seconds[value] for value in (*read, *new))
 
 
 def subsets(values: Collection[int]) -> Iterator[frozenset[int]]:
-    return (frozenset(some) for size in range(len(values) + 1) for some in combinations(sorted(values), size))
+    return (frozenset(subset) for size in range(len(values) + 1) for subset in combinations(sorted(values), size))
 
 
 @given(pairs_of_loops(), st.sampled_from([0.5, 1.0, 2.0]), st.booleans())
-def test_no_other_values_read_take_less(one: Written, weight: float, free: bool) -> None:
-    bare = one.slabs(2)
-    early = {value for name, value in one.values.items() if name.startswith("early")}
-    on_device = {one.values["early0"]} if free else set()
-    found = cut(one, bare, weight, on_device)
-    best = min(seconds(one, bare, stored, weight, on_device) for stored in subsets(early))
-    assert found <= early
-    assert seconds(one, bare, found, weight, on_device) == pytest.approx(best)
+def test_no_other_values_read_take_less(graph: NamedGraph, weight: float, free: bool) -> None:
+    bare = graph.slabs(2)
+    early = {value for name, value in graph.values.items() if name.startswith("early")}
+    on_device = {graph.values["early0"]} if free else set()
+    values = cut(graph, bare, weight, on_device)
+    best = min(seconds(graph, bare, stored, weight, on_device) for stored in subsets(early))
+    assert values <= early
+    assert seconds(graph, bare, values, weight, on_device) == pytest.approx(best)
 
 
 def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> None:
@@ -84,15 +86,15 @@ def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> No
 
 def test_what_is_written_in_any_case_is_read_where_it_is_wanted() -> None:
     """So loops are arranged. Making `cheap` again takes nothing, but would bring along reading all of `wanted`."""
-    one = written(
+    graph = named_graph(
         {"x": 8},
         {
-            "wanted": Made({"x": ALIGNED}, nbytes=41, seconds=0.0),
-            "cheap": Made({"wanted": ALIGNED}, nbytes=20, seconds=0.0),
-            "sum": Made({"cheap": ALIGNED}, reduces=True, fusion="reduction"),
-            "late": Made({"cheap": ALIGNED}, ["sum"]),
-            "loss": Made({"late": ALIGNED}, reduces=True, fusion="reduction"),
+            "wanted": NamedOp({"x": ALIGNED}, nbytes=41, seconds=0.0),
+            "cheap": NamedOp({"wanted": ALIGNED}, nbytes=20, seconds=0.0),
+            "sum": NamedOp({"cheap": ALIGNED}, reduces=True, fusion="reduction"),
+            "late": NamedOp({"cheap": ALIGNED}, ["sum"]),
+            "loss": NamedOp({"late": ALIGNED}, reduces=True, fusion="reduction"),
         },
         ["loss", "wanted"],
     )
-    assert one.named(cut(one, one.slabs(2))) == {"cheap"}
+    assert graph.named(cut(graph, graph.slabs(2))) == {"cheap"}

@@ -5,22 +5,22 @@ from __future__ import annotations
 from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits, Streams
 from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls
-from tests.planning.slab_graphs import HALO, SOLVABLE, Made, Written, norm, written
+from tests.planning.slab_graphs import HALO, SOLVABLE, NamedGraph, NamedOp, named_graph, norm
 
 LIMITS = SlabLimits(100, 50, 7)
 LAUNCH = 1e-5
 
 
-def loops(one: Written, slabs: Slabs) -> list[LoopOverSlabs]:
-    return Walls(one.graph, slabs.ops).loops(slabs)
+def loops(program: NamedGraph, slabs: Slabs) -> list[LoopOverSlabs]:
+    return Walls(program.graph, slabs.ops).loops(slabs)
 
 
-def price(one: Written, slabs: Slabs) -> Price:
-    return pricer_of(one, slabs).price(slabs, LIMITS)
+def price(program: NamedGraph, slabs: Slabs) -> Price:
+    return pricer_of(program, slabs).price(slabs, LIMITS)
 
 
-def pricer_of(one: Written, slabs: Slabs) -> Pricer:
-    return Pricer(Walls(one.graph, slabs.ops), SOLVABLE)
+def pricer_of(program: NamedGraph, slabs: Slabs) -> Pricer:
+    return Pricer(Walls(program.graph, slabs.ops), SOLVABLE)
 
 
 def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
@@ -34,31 +34,31 @@ def test_streams_of_a_loop_go_on_beside_one_another_but_for_the_first_slab_and_t
 
 def test_a_norm_whose_input_is_written_to_the_host() -> None:
     """40 bytes of 8 rows, of which a slab has 2: 10 bytes; the input has 8 bytes, of which a window of 4 rows has 4."""
-    one = norm(nbytes=40)
-    slabs = one.on_host(one.slabs(2, stored=["a"]), "a")
-    pricer, (first, second) = pricer_of(one, slabs), loops(one, slabs)
+    program = norm(nbytes=40)
+    slabs = program.on_host(program.slabs(2, stored=["a"]), "a")
+    pricer, (first, second) = pricer_of(program, slabs), loops(program, slabs)
     assert pricer.streams(first, slabs) == Streams(0.0, 40.0, 41.0, 3)
     assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
     assert pricer.trip_bytes(first, slabs) == 2 * (4 + 10) + 2 * (4 + 10)  # copies; the convolution
-    assert pricer.relayouts([first, second]) == {one.values["x"]: (0, 1)}
+    assert pricer.relayouts([first, second]) == {program.values["x"]: (0, 1)}
     assert pricer.trip_bytes(second, slabs) == 2 * 10
-    assert pricer.lifetimes([first, second]) == {one.values["a"]: (0, 2)}
+    assert pricer.lifetimes([first, second]) == {program.values["a"]: (0, 2)}
     host = 40 + 2 * 10  # a spare slab at each end
-    assert price(one, slabs) == Price(41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH, 7 + 64, host)
+    assert price(program, slabs) == Price(41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH, 7 + 64, host)
 
 
 def test_the_same_on_the_device() -> None:
-    one = norm(nbytes=40)
-    slabs = one.slabs(2, stored=["a"])
-    assert price(one, slabs) == Price(41.0 + 1.0 + 4 * (3 + 2) * LAUNCH, 7 + 40 + 64, 0)  # behind: 40 + 20
-    assert loops(one, slabs)[1].reads == (one.values["a"],)
+    program = norm(nbytes=40)
+    slabs = program.slabs(2, stored=["a"])
+    assert price(program, slabs) == Price(41.0 + 1.0 + 4 * (3 + 2) * LAUNCH, 7 + 40 + 64, 0)  # behind: 40 + 20
+    assert loops(program, slabs)[1].reads == (program.values["a"],)
 
 
 def test_rows_around_a_slab_are_made_twice() -> None:
     """The first of two convolutions makes four rows in a trip, of which two are its slab."""
-    one = written({"x": 8}, {"a": Made({"x": HALO}), "b": Made({"a": HALO})}, ["b"])
-    (loop,) = loops(one, one.slabs(2))
-    assert pricer_of(one, one.slabs(2)).streams(loop, one.slabs(2)).kernels == 2.0 + 1.0
+    program = named_graph({"x": 8}, {"a": NamedOp({"x": HALO}), "b": NamedOp({"a": HALO})}, ["b"])
+    (loop,) = loops(program, program.slabs(2))
+    assert pricer_of(program, program.slabs(2)).streams(loop, program.slabs(2)).kernels == 2.0 + 1.0
 
 
 def test_beyond_the_limits() -> None:
@@ -72,35 +72,35 @@ def test_what_is_made_outside_of_loops_is_there_until_its_last_reader() -> None:
 
     `twice` is read by the second loop. `zeros` are made where they are read.
     """
-    one = written(
+    program = named_graph(
         {"x": 8},
         {
-            "kept": Made({}, ["x"], on_axis=False, nbytes=5),
-            "view": Made({}, ["kept"], on_axis=False, nbytes=50, fusion="elementwise"),
-            "sum": Made({"x": ALIGNED}, reduces=True, fusion="reduction"),
-            "zeros": Made({}, on_axis=False, nbytes=90, fusion="elementwise"),
-            "twice": Made({}, ["sum", "view", "zeros"], on_axis=False, nbytes=3),
-            "b": Made({"x": ALIGNED}, ["twice"]),
-            "again": Made({"b": ALIGNED}, reduces=True, fusion="reduction"),
-            "loss": Made({}, ["again", "view"], on_axis=False, nbytes=1),
+            "kept": NamedOp({}, ["x"], on_axis=False, nbytes=5),
+            "view": NamedOp({}, ["kept"], on_axis=False, nbytes=50, fusion="elementwise"),
+            "sum": NamedOp({"x": ALIGNED}, reduces=True, fusion="reduction"),
+            "zeros": NamedOp({}, on_axis=False, nbytes=90, fusion="elementwise"),
+            "twice": NamedOp({}, ["sum", "view", "zeros"], on_axis=False, nbytes=3),
+            "b": NamedOp({"x": ALIGNED}, ["twice"]),
+            "again": NamedOp({"b": ALIGNED}, reduces=True, fusion="reduction"),
+            "loss": NamedOp({}, ["again", "view"], on_axis=False, nbytes=1),
         },
         ["loss"],
     )
-    assert pricer_of(one, one.slabs(2)).outside.by_level == [50, 53, 0]
+    assert pricer_of(program, program.slabs(2)).outside.by_level == [50, 53, 0]
 
 
 def test_what_is_read_whole_lives_until_its_last_reader() -> None:
     """`a` by `outside` behind the first loop, `b` by the third loop, `c` by the user."""
-    one = written(
+    program = named_graph(
         {"x": 8},
         {
-            "a": Made({"x": ALIGNED}),
-            "outside": Made({}, ["a"], on_axis=False),
-            "b": Made({"x": ALIGNED}, ["outside"]),
-            "c": Made({"x": ALIGNED}, ["b"]),
+            "a": NamedOp({"x": ALIGNED}),
+            "outside": NamedOp({}, ["a"], on_axis=False),
+            "b": NamedOp({"x": ALIGNED}, ["outside"]),
+            "c": NamedOp({"x": ALIGNED}, ["b"]),
         },
         ["c"],
     )
-    slabs, (a, b, c) = one.slabs(2), (one.values[name] for name in "abc")
-    assert pricer_of(one, slabs).read_whole == {a: 1, b: 2, c: 3}
-    assert pricer_of(one, slabs).lifetimes(loops(one, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}
+    slabs, (a, b, c) = program.slabs(2), (program.values[name] for name in "abc")
+    assert pricer_of(program, slabs).read_whole == {a: 1, b: 2, c: 3}
+    assert pricer_of(program, slabs).lifetimes(loops(program, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}

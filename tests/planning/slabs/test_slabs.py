@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 
 from memplan.planning.graph import ALIGNED, Rows, Span
 from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
-from tests.planning.slab_graphs import HALO, POOL, UPSAMPLE, Made, Written, norm, slab_graphs, slabs_of, written
+from tests.planning.slab_graphs import (
+    HALO,
+    POOL,
+    UPSAMPLE,
+    NamedGraph,
+    NamedOp,
+    named_graph,
+    norm,
+    slab_graphs,
+    slabs_of,
+)
 
 HALF = Fraction(1, 2)
 
@@ -46,140 +56,140 @@ def test_what_runs_whole_stands_between_loops_and_gets_whole_values() -> None:
 
 
 def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
-    one = written(
+    program = named_graph(
         {"x": 8},
-        {"a": Made({"x": HALO}), "b": Made({"a": HALO}), "c": Made({"a": ALIGNED, "b": Rows(before=2)})},
+        {"a": NamedOp({"x": HALO}), "b": NamedOp({"a": HALO}), "c": NamedOp({"a": ALIGNED, "b": Rows(before=2)})},
         ["c"],
     )
     spans = {"x": (-4, 5), "a": (-3, 4), "b": (-2, 2), "c": (0, 4)}
-    assert one.arranged(one.slabs(4)) == [(["a", "b", "c"], {"x"}, {"c"}, set(), spans)]
+    assert program.arranged(program.slabs(4)) == [(["a", "b", "c"], {"x"}, {"c"}, set(), spans)]
 
 
 def test_what_carries_makes_the_rows_of_its_slab_whatever_is_read_of_them() -> None:
     """And of the rows around it those that are read, as anything does."""
     shifted, wide = Rows(before=-3), Rows(before=2, reach=5)
-    one = written(
+    program = named_graph(
         {"x": 8},
         {
-            "a": Made({"x": ALIGNED}, carries=True),
-            "b": Made({"a": shifted}, rows=5),
-            "c": Made({"x": HALO}, carries=True),
-            "d": Made({"c": wide}),
+            "a": NamedOp({"x": ALIGNED}, carries=True),
+            "b": NamedOp({"a": shifted}, rows=5),
+            "c": NamedOp({"x": HALO}, carries=True),
+            "d": NamedOp({"c": wide}),
         },
         ["b", "d"],
     )
     spans = {"x": (-3, 7), "a": (0, 7), "b": (0, 4), "c": (-2, 6), "d": (0, 4)}
-    assert one.arranged(one.slabs(4)) == [(["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans)]
+    assert program.arranged(program.slabs(4)) == [(["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans)]
 
 
 def test_rows_behind_strides() -> None:
     """Five of nine rows, and back."""
-    one = written(
+    program = named_graph(
         {"x": 9},
         {
-            "pooled": Made({"x": POOL}, rows=5, scale=HALF),
-            "a": Made({"pooled": HALO}, rows=5, scale=HALF),
-            "wide": Made({"a": UPSAMPLE}, rows=10),
-            "b": Made({"wide": HALO}, rows=10),
+            "pooled": NamedOp({"x": POOL}, rows=5, scale=HALF),
+            "a": NamedOp({"pooled": HALO}, rows=5, scale=HALF),
+            "wide": NamedOp({"a": UPSAMPLE}, rows=10),
+            "b": NamedOp({"wide": HALO}, rows=10),
         },
         ["b"],
     )
-    slabs = one.slabs(4)
+    slabs = program.slabs(4)
     spans = {"x": (-4, 8), "pooled": (-2, 4), "a": (-1, 3), "wide": (-1, 5), "b": (0, 4)}
-    assert one.arranged(slabs) == [(["pooled", "a", "wide", "b"], {"x"}, {"b"}, set(), spans)]
-    assert [slab_rows(one.graph, slabs, one.values[name]) for name in ("x", "pooled", "wide")] == [4, 2, 4]
-    assert least_rows(one.graph, slabs.ops) == 2 and least_rows(one.graph, [one.ops["b"]]) == 1
-    assert trips_of(one.graph, slabs) == 3 and trips_of(one.graph, one.slabs(10)) == 1
-    assert trips_of(one.graph, one.slabs(2, ["pooled", "a"])) == 5
+    assert program.arranged(slabs) == [(["pooled", "a", "wide", "b"], {"x"}, {"b"}, set(), spans)]
+    assert [slab_rows(program.graph, slabs, program.values[name]) for name in ("x", "pooled", "wide")] == [4, 2, 4]
+    assert least_rows(program.graph, slabs.ops) == 2 and least_rows(program.graph, [program.ops["b"]]) == 1
+    assert trips_of(program.graph, slabs) == 3 and trips_of(program.graph, program.slabs(10)) == 1
+    assert trips_of(program.graph, program.slabs(2, ["pooled", "a"])) == 5
 
 
 @pytest.mark.parametrize(
-    ("scales", "least"), [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)]
+    ("scales", "rows"), [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)]
 )
-def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], least: int) -> None:
-    ops = {f"a{number}": Made({"x": ALIGNED}, scale=scale) for number, scale in enumerate(scales)}
-    one = written({"x": 12}, ops, [*ops])
-    assert least_rows(one.graph, one.slabs(1).ops) == least
+def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], rows: int) -> None:
+    ops = {f"a{number}": NamedOp({"x": ALIGNED}, scale=scale) for number, scale in enumerate(scales)}
+    program = named_graph({"x": 12}, ops, [*ops])
+    assert least_rows(program.graph, program.slabs(1).ops) == rows
 
 
 def test_who_reads_a_value_whole_stands_behind_a_wall_too() -> None:
-    one = written({"x": 8}, {"a": Made({"x": ALIGNED}), "b": Made({"a": ALIGNED}, ["a"])}, ["b"])
-    assert one.arranged(one.slabs(2)) == [
+    program = named_graph({"x": 8}, {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"a": ALIGNED}, ["a"])}, ["b"])
+    assert program.arranged(program.slabs(2)) == [
         (["a"], {"x"}, {"a"}, set(), {"x": (0, 2), "a": (0, 2)}),
         (["b"], {"a"}, {"b"}, set(), {"a": (0, 2), "b": (0, 2)}),
     ]
 
 
 def test_a_sum_that_lies_on_the_axis_elsewhere_is_read_like_any_array() -> None:
-    one = norm()
-    total = one.values["mean"]
-    along = dict(one.graph.along)
-    along[one.ops["b"]] = type(along[0])(((total, ALIGNED),), one.values["b"], False)
-    graph = type(one.graph)(
-        one.graph.graph,
-        one.graph.outputs,
-        {**one.graph.scales, total: Fraction(1)},
-        {**one.graph.sizes, total: 8},
+    program = norm()
+    total = program.values["mean"]
+    along = dict(program.graph.along)
+    along[program.ops["b"]] = type(along[0])(((total, ALIGNED),), program.values["b"], False)
+    graph = type(program.graph)(
+        program.graph.graph,
+        program.graph.outputs,
+        {**program.graph.scales, total: Fraction(1)},
+        {**program.graph.sizes, total: 8},
         along,
     )
-    one = Written(graph, one.values, one.ops)
-    first, second = one.arranged(one.slabs(2, ["a", "mean", "b", "loss"]))
+    program = NamedGraph(graph, program.values, program.ops)
+    first, second = program.arranged(program.slabs(2, ["a", "mean", "b", "loss"]))
     assert first[:4] == (["a", "mean"], {"x"}, {"a"}, {"mean"})  # `b` reads all of `a`
     assert second == (["b", "loss"], {"mean"}, set(), {"loss"}, {"mean": (0, 2), "b": (0, 2)})
 
 
 def test_what_nobody_wants_is_in_no_loop() -> None:
-    one = written({"x": 8}, {"a": Made({"x": ALIGNED}), "b": Made({"x": ALIGNED})}, ["b"])
-    assert [loop[0] for loop in one.arranged(one.slabs(2))] == [["b"]]
+    program = named_graph({"x": 8}, {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"x": ALIGNED})}, ["b"])
+    assert [loop[0] for loop in program.arranged(program.slabs(2))] == [["b"]]
 
 
 @given(st.data())
 def test_every_arrangement_can_run(data: Any) -> None:
     """What an op or a loop reads is there before, whole or by slabs; rows that an op reads are in the window."""
-    one = data.draw(slab_graphs())
-    slabs = data.draw(slabs_of(one))
-    graph, there = one.graph.graph, {one.values["x"], one.values["y"]}
-    for item in arrange(one.graph, slabs):
+    program = data.draw(slab_graphs())
+    slabs = data.draw(slabs_of(program))
+    graph, whole = program.graph.graph, {program.values["x"], program.values["y"]}
+    for item in arrange(program.graph, slabs):
         if isinstance(item, LoopOverSlabs):
-            assert there.issuperset(item.reads) and (item.sums or item.writes)
-            check_loop(one, slabs, item, there)
-            there.update(item.writes, *(graph.ops[op].outputs for op in item.sums))
+            assert whole.issuperset(item.reads) and (item.sums or item.writes)
+            check_loop(program, slabs, item, whole)
+            whole.update(item.writes, *(graph.ops[op].outputs for op in item.sums))
         else:
-            assert item not in slabs.ops and there.issuperset(graph.ops[item].inputs)
-            there.update(graph.ops[item].outputs)
-    assert there >= one.graph.outputs
+            assert item not in slabs.ops and whole.issuperset(graph.ops[item].inputs)
+            whole.update(graph.ops[item].outputs)
+    assert whole >= program.graph.outputs
 
 
 @given(st.data())
 def test_effects_keep_their_order_and_all_else_its_place(data: Any) -> None:
     """Every op outside of loops may have one; without effects nothing is on a higher level than it must be."""
-    one = data.draw(slab_graphs())
-    slabs = data.draw(slabs_of(one))
-    outside = [number for number in range(len(one.graph.graph.ops)) if number not in slabs.ops]
+    program = data.draw(slab_graphs())
+    slabs = data.draw(slabs_of(program))
+    outside = [number for number in range(len(program.graph.graph.ops)) if number not in slabs.ops]
     effects = frozenset(number for number in outside if data.draw(st.booleans()))
-    graph = replace(one.graph, effects=effects)
+    graph = replace(program.graph, effects=effects)
     order = [number for number in arrange(graph, slabs) if number in effects]
     assert order == sorted(effects)
-    plain, levels = Walls(one.graph, slabs.ops).levels, Walls(graph, slabs.ops).levels
+    plain, levels = Walls(program.graph, slabs.ops).levels, Walls(graph, slabs.ops).levels
     assert all(levels[number] >= level for number, level in plain.items())
     if len(effects) <= 1:
         assert levels == plain
 
 
-def check_loop(one: Written, slabs: Slabs, loop: LoopOverSlabs, there: set[int]) -> None:
-    graph, here = one.graph, set(loop.reads)
+def check_loop(program: NamedGraph, slabs: Slabs, loop: LoopOverSlabs, whole: set[int]) -> None:
+    graph, in_slabs = program.graph, set(loop.reads)
     for number in loop.ops:
         along, op = graph.along[number], graph.graph.ops[number]
         by_slabs = [value for value, _ in along.reads]
-        assert number in slabs.ops and here.issuperset(by_slabs)
-        assert there.issuperset(value for value in op.inputs if value not in by_slabs)
+        assert number in slabs.ops and in_slabs.issuperset(by_slabs)
+        assert whole.issuperset(value for value in op.inputs if value not in by_slabs)
         span = loop.spans[along.base]
         if along.reduces:
             assert covers(span, (0, slab_rows(graph, slabs, along.base)))
             span = 0, slab_rows(graph, slabs, along.base)
         assert all(covers(loop.spans[value], rows.of(*span)) for value, rows in along.reads)
-        here.update(() if along.reduces else op.outputs)
-    assert here.issuperset(loop.writes)
+        in_slabs.update(() if along.reduces else op.outputs)
+    assert in_slabs.issuperset(loop.writes)
     assert all(covers(loop.spans[value], (0, slab_rows(graph, slabs, value))) for value in loop.writes)
 
 

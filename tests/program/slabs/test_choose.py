@@ -19,7 +19,7 @@ from memplan.planning.slabs.slabs import least_rows, trips_of
 from memplan.program.slabs import choose
 from memplan.program.slabs.choose import Found, frontier, large_ops, slab_programs
 from memplan.program.trace import Program, trace
-from tests.planning.slab_graphs import Made, Written, written
+from tests.planning.slab_graphs import NamedGraph, NamedOp, named_graph
 
 DEVICE = catalog.named("v100")
 KIB = 1 << 10
@@ -42,20 +42,20 @@ def tokens() -> Program:
     return traced(jax.value_and_grad(token_loss, argnums=(0, 1)), array(256, 4), array(4, 512))
 
 
-def small_between_large() -> Written:
+def small_between_large() -> NamedGraph:
     """Elementwise ops on few bytes between kernels on many, and behind them."""
     light = {"nbytes": 2, "fusion": "elementwise"}
-    return written(
+    return named_graph(
         {"x": 8},
         {
-            "first": Made({"x": ALIGNED}, nbytes=100),
-            "sum": Made({"first": ALIGNED}, nbytes=1, reduces=True, fusion="reduction"),
-            "light": Made({}, ["sum"], **light),
-            "lighter": Made({"light": ALIGNED}, **light),
-            "kernel": Made({"light": ALIGNED}, nbytes=2),
-            "second": Made({"lighter": ALIGNED, "first": ALIGNED}, nbytes=100),
-            "behind": Made({"light": ALIGNED}, **light),
-            "scaled": Made({"x": ALIGNED}, nbytes=60, scale=Fraction(1, 2), rows=4),
+            "first": NamedOp({"x": ALIGNED}, nbytes=100),
+            "sum": NamedOp({"first": ALIGNED}, nbytes=1, reduces=True, fusion="reduction"),
+            "light": NamedOp({}, ["sum"], **light),
+            "lighter": NamedOp({"light": ALIGNED}, **light),
+            "kernel": NamedOp({"light": ALIGNED}, nbytes=2),
+            "second": NamedOp({"lighter": ALIGNED, "first": ALIGNED}, nbytes=100),
+            "behind": NamedOp({"light": ALIGNED}, **light),
+            "scaled": NamedOp({"x": ALIGNED}, nbytes=60, scale=Fraction(1, 2), rows=4),
         },
         ["second", "behind", "kernel", "scaled"],
     )
@@ -77,12 +77,12 @@ def test_large_ops_and_what_is_light_between_them(nbytes: int, names: set[str]) 
 
 def test_arrays_of_one_shape_are_as_large_as_the_widest_of_them() -> None:
     """A product in half precision goes with the loss that reads it in full."""
-    one = written(
+    one = named_graph(
         {"x": 8},
         {
-            "logits": Made({"x": ALIGNED}, nbytes=50, shape=(100,)),
-            "wide": Made({"logits": ALIGNED}, nbytes=100, shape=(100,), fusion="elementwise"),
-            "other": Made({"x": ALIGNED}, nbytes=50),
+            "logits": NamedOp({"x": ALIGNED}, nbytes=50, shape=(100,)),
+            "wide": NamedOp({"logits": ALIGNED}, nbytes=100, shape=(100,), fusion="elementwise"),
+            "other": NamedOp({"x": ALIGNED}, nbytes=50),
         },
         ["wide", "other"],
     )
