@@ -194,7 +194,7 @@ def gate(row: Row, folder: Path, found: Found) -> None:
     outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * device_bytes(start.plain))))
     with card_alone():
         verdict = numbers_gate(outcome, args, {})
-    found.facts |= {"seeds": [0], "way": outcome.way, "passes": verdict.passes, "gate": str(verdict)}
+    found.facts |= {"seeds": [0], "way": outcome.method, "passes": verdict.passes, "gate": str(verdict)}
 
 
 def attempt(row: Row, folder: Path, found: Found) -> None:

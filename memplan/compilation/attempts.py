@@ -1,9 +1,10 @@
-"""Which programs are compiled for a step, in which order, and which of them is taken.
+"""The order in which the programs of a step are compiled, and the choice of an outcome.
 
-One after another until one fits: the program itself; its loops with stacks read by index; with as few residuals as
-needed; parts of it in slabs. Each is compiled by XLA's latency-hiding schedule where it copies, then by the serial one,
-which holds less, and again with the budget lowered by what a prediction missed. A plan that fits but is slow is
-compared with the others.
+memplan compiles one program after another until one fits: the step itself, the step with loops that
+read their stacks by index, with as few residuals fewer as needed, and with parts in slabs. A program
+that copies is compiled by XLA's latency-hiding scheduler first, then by the serial one, which uses
+less memory. Where a compilation exceeds its prediction, the program is compiled again with a budget
+that is lower by the excess. A plan that fits but is slow is compared with the other programs.
 """
 
 import math
@@ -12,206 +13,234 @@ from dataclasses import dataclass, field, replace
 
 from memplan.compilation.compiler import Compiler, Notify, Profile
 from memplan.compilation.limits import Headroom
-from memplan.compilation.outcome import Compiled, Outcome, SlabAttempt
+from memplan.compilation.outcome import CompilationSummary, Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.loops import Residuals
 from memplan.planning.plan import Plan
 from memplan.program.slabs.choose import Candidate
 from memplan.program.trace import Program
 
-MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
-_SLOW = 1.25  # times the bound: a plan that takes longer is compared with fewer residuals in its loops, and with slabs
-_USED = 0.8  # of the budget: where a program leaves more than a fifth, its loops may keep more
-_ALL = 1 << 62  # bytes
-# Of the budget: a hundredth at least is asked for where something is missing, or kernels make up for it slowly. A GRU
-# of 1,000 trips missed half its bytes by 1 MiB, less than a trip stacks; the same was chosen again, and at last all was
-# on the host: 253 ms for 191. On an A100, a value went to the host and back in each trip: 241 ms for 39.
-_STEP = 100
-_WAITS = 0.05  # of a step, for copies: less is no reason to compile a program without them
-# Programs in slabs that are compiled: the estimate orders them, the compiler decides. For a ResNet of 14 layers in
-# a loop the first missed 40 % by 12 %; without a second, copies that nothing hides made a trip 19 times as long.
-_MOST_SLABS = 3
+# Compile one program by one schedule at most this often. Each time corrects the last prediction.
+MOST_TRIES = 3
+# A plan above 1.25 times its bound is slow, and compared with fewer residuals and with slabs.
+_SLOW_RATIO = 1.25
+# If a step uses less than this share of the budget, its loops may keep more residuals.
+_FULL_SHARE = 0.8
+# More bytes than any step has: with this excess, loops keep as few residuals as they can.
+_EXCEEDS_ALL = 1 << 62
+# Raise the excess by at least a hundredth of the budget, so that a near miss or a slow plan does not select
+# the same residuals again. A GRU of 1,000 trips missed half its bytes by 1 MiB, less than a trip
+# stacks; the same residuals were chosen again, and at last all were on the host: 253 ms instead of
+# 191. On an A100, a value went to the host and back in each trip: 241 ms instead of 39.
+_STEP_PARTS = 100
+# Compile a program without host copies if copies stall more than this share of a step.
+_STALL_SHARE = 0.05
+# Compile at most three programs in slabs: the estimate orders them, the compiler decides. For a
+# ResNet of 14 layers in a loop the first missed 40 % by 12 %; without a second, copies that no kernel
+# hides made a trip 19 times as long.
+_MOST_SLAB_PROGRAMS = 3
 
 
 @dataclass
 class _History:
-    """Facts from all compilations of a step."""
+    """All compilations of a step."""
 
-    profiles: int = 0  # compilations for the seconds of collectives alone
-    unmodified: ScheduledModule | None = None  # the first module, if it was the unmodified step's
-    closest_slab_attempt: SlabAttempt | None = None  # of those in slabs, the one that came closest to the limits
-    compiled: list[Compiled] = field(default_factory=list)  # by all others
+    profiles: int = 0  # compilations that only measure collectives
+    unmodified: ScheduledModule | None = None  # the first module, if the first program was unmodified
+    # of all compilations in slabs, the one that exceeds the limits least
+    closest_slab_attempt: SlabAttempt | None = None
+    summaries: list[CompilationSummary] = field(default_factory=list)  # of all but profiles, in order
 
     @property
     def compilations(self) -> int:
-        return self.profiles + len(self.compiled)
+        return self.profiles + len(self.summaries)
 
-    def add(self, found: Outcome) -> None:
-        if not self.compiled:
-            self.unmodified = found.unmodified
-        self.compiled.append(found.summary)
-        if found.program.in_slabs:
-            excess = found.limits.excess(found.device_bytes, found.host_bytes)
-            one = SlabAttempt(found.program.in_slabs, found.device_bytes, found.host_bytes, excess)
-            known = (self.closest_slab_attempt, one)
-            self.closest_slab_attempt = min(filter(None, known), key=lambda attempt: attempt.excess_bytes)
+    def add(self, outcome: Outcome) -> None:
+        if not self.summaries:
+            self.unmodified = outcome.unmodified
+        self.summaries.append(outcome.summary)
+        if outcome.program.in_slabs:
+            sizes = outcome.device_bytes, outcome.host_bytes
+            attempt = SlabAttempt(outcome.program.in_slabs, *sizes, outcome.limits.excess(*sizes))
+            closest = self.closest_slab_attempt
+            if closest is None or attempt.excess_bytes < closest.excess_bytes:
+                self.closest_slab_attempt = attempt
 
 
 @dataclass(frozen=True)
 class Attempts:
-    """Compilations of one step."""
+    """Compiles the programs of one step until one fits."""
 
     compiler: Compiler
-    # the program whose loops read their stacks by index; None if none has large ones
+    # program -> the same with stacks that loops read by index; None if it has no large stacks
     indexed_stacks: Callable[[Program], Program | None]
-    # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes fewer, or else the one
-    # whose loops keep the fewest; None if no choice keeps fewer
+    # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes
+    # fewer, or else the one whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
-    # (program, factor) -> programs in slabs, the fastest first, none estimated to take more than factor times as long
+    # (program, factor) -> programs in slabs, fastest first, each with an estimate of at most factor
+    # times the program's seconds
     in_slabs: Callable[[Program, float], Iterator[Candidate]]
     notify: Notify
-    follow: Plan | None = None  # a plan to carry out; nothing is tried beside it
-    tries: int = MOST_TRIES  # compilations of one program by one schedule, at most
-    copies_overlap: bool = True  # the target copies beside its kernels
-    history: _History = field(default_factory=_History)  # of what `run` has compiled
+    follow: Plan | None = None  # a saved plan to follow; no other program is compiled
+    tries: int = MOST_TRIES  # most compilations of one program by one schedule
+    copies_overlap: bool = True  # the target runs copies and kernels at the same time
+    history: _History = field(default_factory=_History)  # what `run` has compiled
 
     def run(self, program: Program) -> Outcome:
-        """The first that fits, in slabs if they are faster than a slow plan; else the one with the fewest bytes."""
-        found = self._program(program)
+        """The first outcome that fits, or a faster one if its plan is slow; if none fits, the smallest."""
+        best = self._compile_schedules(program)
         if self.follow is None:
-            if (not found.fits or _is_slow(found)) and (other := self.indexed_stacks(program)) is not None:
+            if _needs_better(best) and (indexed := self.indexed_stacks(program)) is not None:
                 self.notify("compiling with its stacks read by index", None)
-                made = self._program(other)
-                if (found := _better(found, made)) is made:
-                    program = other
-            if not found.fits or _is_slow(found):
-                found = self._with_fewer_residuals(program, found)
-            if not found.fits or (_is_slow(found) and not program.pins):  # what is in slabs is nowhere whole
-                found = self._with_slabs(program, found)
-        others = self.history.compiled.copy()
-        others.remove(found.summary)
+                candidate = self._compile_schedules(indexed)
+                best = _better(best, candidate)
+                if best is candidate:
+                    program = indexed
+            if _needs_better(best):
+                best = self._with_fewer_residuals(program, best)
+            # A value in slabs never exists as a whole, so no pin can hold on it.
+            if not best.fits or (_is_slow(best) and not program.pins):
+                best = self._with_slabs(program, best)
+        rejected = self.history.summaries.copy()
+        rejected.remove(best.summary)
         return replace(
-            found,
-            others=tuple(others),
+            best,
+            rejected=tuple(rejected),
             unmodified=self.history.unmodified,
             compilations=self.history.compilations,
             closest_slab_attempt=self.history.closest_slab_attempt,
         )
 
-    def _with_fewer_residuals(self, program: Program, found: Outcome) -> Outcome:
-        """With as few residuals in its loops as needed; where it waits for those on the host, compared without."""
-        missing = (self.history.unmodified or found.planned.plain).device_bytes if found.fits else found.device_bytes
-        missing -= found.limits.device_bytes
-        for moves in (True, False):
-            made = self._as_few_as_needed(program, missing, moves)
-            if made is None:
-                break
-            found = _better(found, made)
-            waits_s = made.planned.result.replay.copy_s - made.planned.result.replay.hidden_copy_s
-            if waits_s < _WAITS * made.step_s:
-                break
-        return found
+    def _with_fewer_residuals(self, program: Program, best: Outcome) -> Outcome:
+        """The best outcome, also with as few residuals fewer in the program's loops as needed.
 
-    def _as_few_as_needed(self, program: Program, missing: int, moves: bool) -> Outcome | None:
-        """Residuals that are `missing` bytes fewer, corrected by what the compiler takes; if none fits, the fewest.
-
-        None if there are no others.
+        If its residuals' host copies stall the step, it is compared with one without host copies.
         """
-        known, best = set[tuple[Residuals | None, ...]](), None
-        while (other := self.fewer_residuals(program, missing, moves)) is not None:
-            is_new = other.residuals not in known
-            if is_new:
-                known.add(other.residuals)
-                self.notify("compiling with fewer residuals in its loops", None)
-                made = self._program(other)
-                best = made if best is None else _better(best, made)
-                is_good = made.fits and not _is_slow(made)
-                if missing == _ALL or (is_good and made.device_bytes > _USED * made.limits.device_bytes):
-                    break
-                beyond = made.device_bytes - made.limits.device_bytes
-                missing += beyond if is_good else max(beyond, made.limits.device_bytes // _STEP)
-            if not is_new or len(known) >= self.tries:
-                if missing == _ALL or best is None or best.fits:
-                    break
-                missing = _ALL
+        baseline = best
+        if best.fits:
+            baseline = self.history.unmodified or best.planned.plain
+        excess = baseline.device_bytes - best.limits.device_bytes
+        for may_use_host in (True, False):
+            candidate = self._fit_residuals(program, excess, may_use_host)
+            if candidate is None:
+                break
+            best = _better(best, candidate)
+            replay = candidate.planned.result.replay
+            if replay.copy_s - replay.hidden_copy_s < _STALL_SHARE * candidate.step_s:
+                break
         return best
 
-    def _with_slabs(self, program: Program, found: Outcome) -> Outcome:
-        """The fastest of some in slabs, if it is faster than what was found or that does not fit.
+    def _fit_residuals(self, program: Program, excess: int, may_use_host: bool) -> Outcome | None:
+        """The best outcome with fewer residuals; None if no choice keeps fewer.
 
-        After one that misses, or that only a slow plan makes fit, the first that are expected to take less by as much,
-        else the smallest. By its share: over a mesh, the bytes that are expected may be those of several devices.
+        The first choice keeps `excess` bytes fewer. Each compilation corrects that figure for the
+        next. If none fits, the choice with the fewest residuals is the last.
         """
-        slower = found.step_s / found.planned.bound_s if found.fits else math.inf
-        left, most = list(self.in_slabs(program, slower)), math.inf
-        for _ in range(min(_MOST_SLABS, len(left))):
-            self.notify("compiling in slabs", None)
-            fewer = (one for one in left if one.expected_bytes <= most)
-            other = next(fewer, None) or min(left, key=lambda one: one.expected_bytes)
-            left.remove(other)
-            made = self._program(other.write())
-            found = _better(found, made)
-            if made.fits and not _is_slow(made):
-                break
-            taken = made.planned.plain.device_bytes if made.fits else made.device_bytes
-            most = other.expected_bytes / max(1.0, taken / made.limits.device_bytes)
-        return found
+        tried = set[tuple[Residuals | None, ...]]()
+        best: Outcome | None = None
+        while (choice := self.fewer_residuals(program, excess, may_use_host)) is not None:
+            is_new = choice.residuals not in tried
+            if is_new:
+                tried.add(choice.residuals)
+                self.notify("compiling with fewer residuals in its loops", None)
+                candidate = self._compile_schedules(choice)
+                best = candidate if best is None else _better(best, candidate)
+                limit = candidate.limits.device_bytes
+                is_good = not _needs_better(candidate)
+                if excess == _EXCEEDS_ALL or (is_good and candidate.device_bytes > _FULL_SHARE * limit):
+                    break
+                overshoot = candidate.device_bytes - limit
+                excess += overshoot if is_good else max(overshoot, limit // _STEP_PARTS)
+            if not is_new or len(tried) >= self.tries:
+                if excess == _EXCEEDS_ALL or best is None or best.fits:
+                    break
+                excess = _EXCEEDS_ALL
+        return best
 
-    def _program(self, program: Program) -> Outcome:
-        """By the latency-hiding schedule if the program copies, then by the serial one; in slabs by the first alone."""
+    def _with_slabs(self, program: Program, best: Outcome) -> Outcome:
+        """The best outcome, also with parts of the program in slabs.
+
+        If a candidate misses the limit by x %, or fits by a slow plan only, the next is the fastest
+        whose estimate is x % lower, else the smallest. It goes by the ratio because on a mesh the
+        estimate may be the bytes of several devices.
+        """
+        slowdown = best.step_s / best.planned.bound_s if best.fits else math.inf
+        candidates = list(self.in_slabs(program, slowdown))
+        estimate_limit = math.inf
+        for _ in range(min(_MOST_SLAB_PROGRAMS, len(candidates))):
+            self.notify("compiling in slabs", None)
+            small_enough = (slabs for slabs in candidates if slabs.expected_bytes <= estimate_limit)
+            smallest = min(candidates, key=lambda slabs: slabs.expected_bytes)
+            candidate = next(small_enough, smallest)
+            candidates.remove(candidate)
+            outcome = self._compile_schedules(candidate.write())
+            best = _better(best, outcome)
+            if not _needs_better(outcome):
+                break
+            size = outcome.planned.plain if outcome.fits else outcome
+            overshoot = size.device_bytes / outcome.limits.device_bytes
+            estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
+        return best
+
+    def _compile_schedules(self, program: Program) -> Outcome:
+        """Compile by the latency-hiding scheduler if the program copies, then by the serial one.
+
+        A program in slabs is compiled by the first alone. A saved plan fits only the schedule that it
+        was made for.
+        """
         profile = self.compiler.profile(program)
         self.history.profiles += profile is not None
-        # Each of the two schedules is a module of its own: a plan fits only the one that it was made for.
-        known = self.follow.hides_latency if self.follow else None
+        planned_for = self.follow.hides_latency if self.follow else None
+        if planned_for is not None:
+            return self._compile_within_limits(program, profile, planned_for)
         copies = copies_by_itself(program)
-        found = self._schedule(program, profile, hides_latency=copies if known is None else known)
-        if known is None and not found.fits and copies and self.copies_overlap and not program.in_slabs:
+        best = self._compile_within_limits(program, profile, hides_latency=copies)
+        if not best.fits and copies and self.copies_overlap and not program.in_slabs:
             self.notify("compiling again, its copies one after another", None)
-            found = min(found, self._schedule(program, profile, hides_latency=False), key=_smallest)
-        return found
+            serial = self._compile_within_limits(program, profile, hides_latency=False)
+            best = _better(best, serial)
+        return best
 
-    def _schedule(self, program: Program, profile: Profile | None, hides_latency: bool) -> Outcome:
-        """By one of XLA's schedules; again where a prediction missed, until it fits or is predicted not to."""
+    def _compile_within_limits(self, program: Program, profile: Profile | None, hides_latency: bool) -> Outcome:
+        """Compile by one of XLA's schedulers, again with more headroom where a prediction was too low.
+
+        It stops when the outcome fits, is predicted not to fit, or has used all tries.
+        """
         self.notify("compiling", None)
         headroom = Headroom()
-        found = self._compile(program, profile, hides_latency, headroom)
+        outcome = self._compile(program, profile, hides_latency, headroom)
         for _ in range(self.tries - 1):
-            if found.fits or not found.planned.fits or self.follow is not None:
+            if outcome.fits or not outcome.planned.fits or self.follow is not None:
                 break
             self.notify("compiling again, within what the first plan missed by", None)
-            headroom = headroom.plus_overshoot(found.limits, found.device_bytes, found.host_bytes)
-            found = self._compile(program, profile, hides_latency, headroom)
-        return found
+            headroom = headroom.plus_overshoot(outcome.limits, outcome.device_bytes, outcome.host_bytes)
+            outcome = self._compile(program, profile, hides_latency, headroom)
+        return outcome
 
     def _compile(self, program: Program, profile: Profile | None, hides_latency: bool, headroom: Headroom) -> Outcome:
-        found = self.compiler.compile(program, profile, hides_latency, headroom)
-        self.history.add(found)
-        return found
+        outcome = self.compiler.compile(program, profile, hides_latency, headroom)
+        self.history.add(outcome)
+        return outcome
 
 
-def _is_slow(found: Outcome) -> bool:
-    return found.step_s > _SLOW * found.planned.bound_s
+def _is_slow(outcome: Outcome) -> bool:
+    return outcome.step_s > _SLOW_RATIO * outcome.planned.bound_s
 
 
-def _better(found: Outcome, made: Outcome) -> Outcome:
-    """The faster one that fits; if none does, the one with fewer bytes."""
-    return min(found, made, key=_fastest if found.fits or made.fits else _smallest)
+def _needs_better(outcome: Outcome) -> bool:
+    """Whether other programs are worth compiling: the outcome does not fit, or is slow."""
+    return not outcome.fits or _is_slow(outcome)
 
 
-def _fastest(found: Outcome) -> tuple[bool, float]:
-    """Outcomes that fit come first, then those that take less time."""
-    return not found.fits, found.step_s
-
-
-def _smallest(found: Outcome) -> tuple[bool, int]:
-    """Outcomes that fit come first, then those with fewer bytes."""
-    return not found.fits, found.device_bytes
+def _better(best: Outcome, candidate: Outcome) -> Outcome:
+    """The better of two outcomes by `Outcome.rank`, the first if they are equal."""
+    return min(best, candidate, key=lambda outcome: outcome.rank)
 
 
 def copies_by_itself(program: Program) -> bool:
-    """Does it copy between host and device without a plan?"""
+    """Whether the program copies between host and device without a plan."""
     return (
         bool(program.on_host)
-        or any(known and known.uses_host for known in program.residuals)
-        or any(one.slabs.on_host for one in program.in_slabs)
+        or any(residuals and residuals.uses_host for residuals in program.residuals)
+        or any(part.slabs.on_host for part in program.in_slabs)
     )

@@ -1,4 +1,4 @@
-"""The compiler's callback between scheduling and code generation: read the module, plan, write, verify."""
+"""XLA's callback between scheduling and code generation: read the module, plan, write, verify."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from memplan.compilation.limits import Headroom, Limits
+from memplan.compilation.limits import Headroom, Limits, rank
 from memplan.compilation.scheduled import Agree, Plans, ScheduledModule
 from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
@@ -27,59 +27,60 @@ from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.early_copies import copy_early
 from memplan.xla.write import as_it_stands, write
 
-# Of the bytes that a plan leaves for temporaries, so much may be live where collectives move: the first that the layout
-# keeps. On an FSDP decoder at 80, 60, 45 and 30 % of its bytes it was 0.9, 0.95, 1 and 0.95.
-_ROOMS = (1.0, 0.95, 0.9, 0.8)
-# Of the bytes that the budget leaves for temporaries: so much less is for an order's second plan, if the first is slow.
-# It leaves room for collectives beside kernels: an FSDP decoder of 8 layers on 2 x 4 A100s took 51, 52 and 55 ms at 78,
-# 59 and 44 % of its bytes with the first, 47, 49 and 50 with the second, as with up to five times as much less.
-_LESS = 0.03
-# Of what an order takes without a budget: a plan that takes more is slow, and compared with a plan for another order. A
-# decoder with FSDP and tensor parallelism at 45 % of its bytes took 156 ms in the order that feeds the links, 146 in
-# XLA's.
-_NEARLY = 1.03
+# Order kernels for these shares of the free memory, and keep the first order whose packing fits. On an
+# FSDP decoder at 80, 60, 45 and 30 % of its bytes the share was 0.9, 0.95, 1 and 0.95.
+_OVERLAP_SHARES = (1.0, 0.95, 0.9, 0.8)
+# If an order's first plan is slow, plan again with 3 % less temporary memory. The margin is for
+# collectives that overlap kernels: an FSDP decoder of 8 layers on 2 x 4 A100s took 51, 52 and 55 ms
+# at 78, 59 and 44 % of its bytes by the first plan, 47, 49 and 50 ms by the second. Margins of up to
+# 15 % gave the same.
+_SECOND_PLAN_MARGIN = 0.03
+# A plan is slow above 1.03 times its order's unplanned time; then another order is planned, too. A
+# decoder with FSDP and tensor parallelism at 45 % of its bytes took 156 ms in the link-feeding order,
+# 146 in XLA's.
+_SLOW_RATIO = 1.03
+# Look for orders within the budget, or within 1.01 times the bytes of XLA's order if that is more. For
+# an FSDP decoder, the order that takes 6 ms less than XLA's, of 57, needs 14 KiB more, of 8 GiB.
+_ORDER_GROWTH = 1.01
 
 
 @dataclass(frozen=True)
 class PlannedModule:
-    """A module with its plan."""
+    """The result of a callback: the module as XLA scheduled it, and as memplan returned it."""
 
     plain: ScheduledModule  # as XLA scheduled it
-    base: ScheduledModule  # what was planned: the same, or its rewrite (`ScheduledModule.rewrite`)
-    plan: Plan | None = None  # what it was made into; None where it went through as it is
+    base: ScheduledModule  # the module that the plan is for: `plain`, or its rewrite
+    plan: Plan | None = None  # None if the module is unchanged
     schedule: Schedule = ()  # the plan, by the numbers of the base's problem
     written: ScheduledModule | None = None  # the module that was returned to XLA
-    fits: bool = True  # by the prediction
-    # predicted_bytes, predicted_host_bytes: device and host bytes
-    predicted_bytes: int = 0
+    fits: bool = True  # the predicted bytes are within the budget
+    predicted_bytes: int = 0  # on the device
     predicted_host_bytes: int = 0
-    # seconds from the module that was read to a plan that is carried out, however it was come by; 0 where the module
-    # went through as it is
-    planning_s: float = 0.0
+    planning_s: float = 0.0  # planning time in seconds; 0 if the module is unchanged
 
     @property
     def bound_s(self) -> float:
-        """No plan within the budget takes less time."""
-        return min(one.replay.step_s for one in (self.plain, self.base, self.result))
+        """A lower bound of the seconds of any plan within the budget."""
+        return min(module.replay.step_s for module in (self.plain, self.base, self.result))
 
     @property
     def result(self) -> ScheduledModule:
-        """The module that is compiled."""
+        """The module that XLA compiles."""
         return self.written or self.plain
 
 
 @dataclass
 class Callback:
-    """Called with the text of a scheduled module; `planned` tells afterwards what was made of it."""
+    """XLA calls it with the text of a scheduled module; `planned` is its result."""
 
-    device: Device  # that the module is compiled for
-    limits: Limits  # of the whole step; `headroom` is left free of them
-    headroom: Headroom
-    machine: Machine | None  # of which the device is one
-    planner: Planner  # makes the plan; `follow`: one to carry out instead
-    follow: Plan | None
-    agree: Agree  # brings all processes of the step to one plan
-    overlap_loop_copies: bool = False  # the module's own loops copy, and do so beside all of a trip
+    device: Device  # the device that the module is compiled for
+    limits: Limits  # of the whole step
+    headroom: Headroom  # bytes below the limits that the plan leaves unused
+    machine: Machine | None  # the machine of the device
+    planner: Planner  # makes the plan if `follow` is None
+    follow: Plan | None  # a saved plan to follow
+    agree: Agree  # makes all processes of the step use one plan
+    overlap_loop_copies: bool = False  # start copies in the module's own loops as early as possible
     program: str = ""  # digest of the step, where a plan is followed
     pins: tuple[Pin, ...] = ()  # of the step
     _planned: PlannedModule | None = field(default=None, init=False)
@@ -94,188 +95,217 @@ class Callback:
         return self._planned
 
     def __call__(self, text: str) -> str | None:
-        with _without_collecting():
+        with _without_cyclic_gc():
             scheduled = read_module(text)
-            module = copy_slices(copy_early(scheduled) if self.overlap_loop_copies else scheduled, self.device)
+            early = copy_early(scheduled) if self.overlap_loop_copies else scheduled
+            module = copy_slices(early, self.device)
+            plain = ScheduledModule(module, self.device, self.machine, self.pins)
             budget = self.limits.device_bytes - self.headroom.device_bytes
-            ways = self._ways(ScheduledModule(module, self.device, self.machine, self.pins), budget)
-            moves_pinned = bool(self.pins) and ways[0].problem.moves_pinned
-            if self.follow is None and ways[0].device_bytes <= budget and not moves_pinned:
-                self._planned, rewritten = PlannedModule(ways[0], ways[0], predicted_bytes=ways[0].device_bytes), None
+            orders = self._kernel_orders(plain, budget)
+            first = orders[0]
+            moves_pinned = bool(self.pins) and first.problem.moves_pinned
+            if self.follow is None and first.device_bytes <= budget and not moves_pinned:
+                self._planned = PlannedModule(first, first, predicted_bytes=first.device_bytes)
+                rewritten = None
             else:
-                rewritten = self._rewrite(ways, budget)
-            plain = self.planned.plain.module
-            if plain is scheduled:
+                rewritten = self._rewrite(orders, budget)
+            module = self.planned.plain.module
+            if module is scheduled:
                 return rewritten
-            judge(scheduled, plain)
-            return rewritten or as_it_stands(plain)
+            judge(scheduled, module)
+            return rewritten or as_it_stands(module)
 
-    def _ways(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
-        """The fastest order that fits without a plan; if none does, the orders to plan with, in turn.
+    def _kernel_orders(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
+        """The fastest order that fits unplanned, else the orders to plan: link-feeding, XLA's, smallest.
 
-        These are the one that feeds the links, which takes few bytes, XLA's, before the other if that is much slower,
-        and the smallest. Of a plan that is followed, the one that it is for.
+        XLA's comes first if the link-feeding one is slow. The order of a saved plan, if one is followed.
         """
         if self.machine is None:
             return (plain,)
         if self.follow:
             return (plain.overlap(*self.follow.overlapped) if self.follow.overlapped else plain,)
-        # An FSDP decoder whose order takes 6 ms less than XLA's, of 57, takes 14 KiB more, of 8 GiB.
-        most = max(budget, int(1.01 * plain.device_bytes))
-        found = [plain, *(self._overlapped(plain, most, feeds_links) for feeds_links in (False, True))]
-        if all(way.device_bytes > budget for way in found):
-            # The same for each budget, as is what errors call smallest. If it fits, so may faster ones.
+        order_budget = max(budget, int(_ORDER_GROWTH * plain.device_bytes))
+        overlapping = self._overlap_collectives(plain, order_budget)
+        feeding = self._overlap_collectives(plain, order_budget, feeds_links=True)
+        orders = [plain, overlapping, feeding]
+        if all(order.device_bytes > budget for order in orders):
+            # It is the same for every budget, so that all errors name the same smallest budget.
             smallest = plain.overlap(0, feeds_links=True)
             if smallest.device_bytes > budget:
-                ways = [plain.overlap(most - plain.resident_bytes, feeds_links=True), plain, smallest]
-                if ways[0].replay.step_s > _NEARLY * plain.replay.step_s:
-                    ways[:2] = reversed(ways[:2])
-                return [way.with_waits() for way in {id(way): way for way in ways}.values()]
-            found += [smallest, self._overlapped(plain, budget, feeds_links=True)]
-        return (min((way for way in found if way.device_bytes <= budget), key=lambda way: way.replay.step_s),)
+                return self._orders_to_plan(plain, smallest, order_budget)
+            orders += [smallest, self._overlap_collectives(plain, budget, feeds_links=True)]
+        return (min(orders, key=lambda order: _rank(order, order.device_bytes, budget)),)
 
-    def _overlapped(self, one: ScheduledModule, budget: int, feeds_links: bool = False) -> ScheduledModule:
-        """With its collectives beside more kernels, where that is faster and keeps the budget."""
+    def _orders_to_plan(
+        self, plain: ScheduledModule, smallest: ScheduledModule, order_budget: int
+    ) -> Sequence[ScheduledModule]:
+        """The orders to plan, each once: link-feeding, XLA's (first, if the other is slow), smallest."""
+        feeding = plain.overlap(order_budget - plain.resident_bytes, feeds_links=True)
+        is_slow = feeding.replay.step_s > _SLOW_RATIO * plain.replay.step_s
+        orders = [plain, feeding, smallest] if is_slow else [feeding, plain, smallest]
+        return [order.with_waits() for order in {id(order): order for order in orders}.values()]
+
+    def _overlap_collectives(
+        self, scheduled: ScheduledModule, budget: int, feeds_links: bool = False
+    ) -> ScheduledModule:
+        """Overlap collectives with more kernels if that is faster and within the budget."""
         if self.machine is None:
-            return one
-        for share in _ROOMS:
-            found = one.overlap(int(share * (budget - one.resident_bytes)), feeds_links)
-            if found.device_bytes <= budget:
-                return min(one, found, key=lambda way: (way.replay.step_s, way.device_bytes))
-        return one
+            return scheduled
+        for share in _OVERLAP_SHARES:
+            limit_nbytes = int(share * (budget - scheduled.resident_bytes))
+            overlapped = scheduled.overlap(limit_nbytes, feeds_links)
+            if overlapped.device_bytes <= budget:
+                return min(scheduled, overlapped, key=lambda module: (module.replay.step_s, module.device_bytes))
+        return scheduled
 
-    def _rewrite(self, ways: Sequence[ScheduledModule], budget: int) -> str:
+    def _rewrite(self, orders: Sequence[ScheduledModule], budget: int) -> str:
+        """Plan the module, judge the planned module, and return its text."""
         started = time.perf_counter()
-        follow = self._followed(self.follow, ways, budget) if self.follow else None
-        made = self._carried_out(follow, budget) if follow else self._planned_anew(ways, budget)
+        saved = self._pack_saved(self.follow, orders[0], budget) if self.follow else None
+        candidate = self._write(saved, budget) if saved else self._plan_orders(orders, budget)
         planning_s = time.perf_counter() - started
-        found, written = made.found, made.module
-        text = as_it_stands(written.module)
-        judge(found.plain.module, written.module)
+        packed = candidate.packed
+        text = as_it_stands(candidate.module.module)
+        judge(packed.plain.module, candidate.module.module)
         self._planned = PlannedModule(
-            found.plain,
-            found.base,
-            found.plan,
-            found.schedule,
-            written,
-            fits=made.device_bytes <= budget,
-            predicted_bytes=made.device_bytes,
-            predicted_host_bytes=found.packing.host_nbytes,
+            packed.plain,
+            packed.base,
+            packed.plan,
+            packed.schedule,
+            candidate.module,
+            fits=candidate.device_bytes <= budget,
+            predicted_bytes=candidate.device_bytes,
+            predicted_host_bytes=packed.packing.host_nbytes,
             planning_s=planning_s,
         )
         return text
 
-    def _carried_out(self, found: _LaidOut, budget: int) -> _CarriedOut:
-        """The module of a plan, its collectives beside more kernels where that keeps the budget, and the plan's own."""
-        text = write(found.base.module, found.base.problem, found.schedule)
-        written = ScheduledModule(read_module(text, found.base.module), self.device, self.machine)
-        beside = self._overlapped(written, min(budget, found.plan.budget_bytes or budget))
-        laid_out = found.plain.resident_bytes + found.packing.nbytes
-        return _CarriedOut(found, beside, laid_out if beside is written else beside.device_bytes)
+    def _write(self, packed: _PackedPlan, budget: int) -> _Candidate:
+        """Write the plan's module, then overlap its collectives if it still fits."""
+        base = packed.base
+        text = write(base.module, base.problem, packed.schedule)
+        written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
+        overlapped = self._overlap_collectives(written, min(budget, packed.plan.budget_bytes or budget))
+        if overlapped is written:
+            return _Candidate(packed, written, packed.device_bytes)
+        return _Candidate(packed, overlapped, overlapped.device_bytes)
 
-    def _followed(self, plan: Plan, ways: Sequence[ScheduledModule], budget: int) -> _LaidOut | None:
-        """The plan to follow; None where XLA chose other kernels for the same program, so that it no longer fits.
+    def _pack_saved(self, plan: Plan, plain: ScheduledModule, budget: int) -> _PackedPlan | None:
+        """The saved plan; None if XLA chose other kernels for the same program and it no longer fits.
 
         XLA times its kernels when it compiles, and may choose others each time that a job starts.
 
         Raises:
           PlanMismatchError: the plan is for another program, device or release of jax.
         """
-        plain, module = ways[0], ways[0].module
+        module = plain.module
         if plan.fingerprint == module.fingerprint:
-            return _laid_out(plan, plain, is_saved=True)
+            return _pack(plan, plain, is_saved=True)
         if not plan.program or (plan.program, plan.device) != (self.program, self.device.name):
             plan.check(module.fingerprint)
-        found = None
+        packed = None
         if plan.structure == module.structure:
-            with suppress(PlanMismatchError):  # rewritten for a room, it has other kernels
-                found = _laid_out(replace(plan, fingerprint=module.fingerprint), plain, is_saved=True)
-        if found is not None and plain.resident_bytes + found.packing.nbytes > budget:
-            found = None
+            with suppress(PlanMismatchError):  # a rewrite for these bytes may have other kernels now
+                packed = _pack(replace(plan, fingerprint=module.fingerprint), plain, is_saved=True)
+        if packed is not None and packed.device_bytes > budget:
+            packed = None
         warnings.warn(
             f"XLA compiled this step to different kernels than when its plan was made ({_changed(plan, module)}); "
-            f"{'the plan is used anyway' if found else 'the step is planned again'}.",
+            f"{'the plan is used anyway' if packed else 'the step is planned again'}.",
             stacklevel=2,
         )
-        return found
+        return packed
 
-    def _planned_anew(self, ways: Sequence[ScheduledModule], budget: int) -> _CarriedOut:
-        """The best plan for the first order; for the next, too, as long as none fits, or if that may be faster."""
-        tried = list[_CarriedOut]()
-        others_s = min((way.replay.step_s for way in ways[1:]), default=inf)
-        for number, way in enumerate(ways):
-            tried += self._plans(way, budget)
-            best = _best(tried, budget)
-            if best.device_bytes <= budget and (number or best.module.replay.step_s <= _NEARLY * others_s):
+    def _plan_orders(self, orders: Sequence[ScheduledModule], budget: int) -> _Candidate:
+        """The best plan of the first order; plans later orders, too, while none fits or they may be faster."""
+        later_s = min((order.replay.step_s for order in orders[1:]), default=inf)
+        candidates = list[_Candidate]()
+        for number, order in enumerate(orders):
+            candidates += self._plan_order(order, budget)
+            best = _best(candidates, budget)
+            is_fast = best.module.replay.step_s <= _SLOW_RATIO * later_s
+            if best.device_bytes <= budget and (number or is_fast):
                 break
-        return _best(tried, budget)
+        return _best(candidates, budget)
 
-    def _plans(self, plain: ScheduledModule, budget: int) -> Iterator[_CarriedOut]:
-        """Plans for one order, carried out; the second, for fewer bytes, if the first is slow."""
-        for limit in (budget, budget - int(_LESS * (budget - plain.resident_bytes))):
-            plans = Plans(plain, limit, self.limits.host_bytes - self.headroom.host_bytes, self.planner)
+    def _plan_order(self, plain: ScheduledModule, budget: int) -> Iterator[_Candidate]:
+        """A candidate for one order; if it is slow, a second one that leaves more room for overlap."""
+        host_bytes = self.limits.host_bytes - self.headroom.host_bytes
+        margin = int(_SECOND_PLAN_MARGIN * (budget - plain.resident_bytes))
+        for limit in (budget, budget - margin):
+            plans = Plans(plain, limit, host_bytes, self.planner)
             plan = replace(plans.agree(self.agree), budget_bytes=budget)
-            made = self._carried_out(_laid_out(plan, plain), budget)
-            yield made
-            fast_s = _NEARLY * plain.replay.step_s
-            if self.machine is None or made.device_bytes > budget or made.module.replay.step_s <= fast_s:
+            candidate = self._write(_pack(plan, plain), budget)
+            yield candidate
+            is_fast = candidate.module.replay.step_s <= _SLOW_RATIO * plain.replay.step_s
+            if self.machine is None or candidate.device_bytes > budget or is_fast:
                 return
 
 
 @dataclass(frozen=True)
-class _LaidOut:
-    """A plan for a module: what is rewritten for it, its schedule, and where that has its buffers."""
+class _PackedPlan:
+    """A plan with the module that it is for, its schedule, and the offsets of that schedule's buffers."""
 
-    plain: ScheduledModule
+    plain: ScheduledModule  # one order of the module's kernels
     plan: Plan
-    base: ScheduledModule
-    schedule: Schedule
+    base: ScheduledModule  # `plain`, rewritten for the plan
+    schedule: Schedule  # by the numbers of the base's problem
     packing: Packing
+
+    @property
+    def device_bytes(self) -> int:
+        return self.plain.resident_bytes + self.packing.nbytes
 
 
 @dataclass(frozen=True)
-class _CarriedOut:
-    """A plan, the module that is compiled, whose collectives are beside more kernels, and its bytes."""
+class _Candidate:
+    """A packed plan, written as a module for XLA to compile."""
 
-    found: _LaidOut
-    module: ScheduledModule
-    device_bytes: int
-
-
-def _best(tried: Sequence[_CarriedOut], budget: int) -> _CarriedOut:
-    """The fastest that fits, or else the smallest."""
-    fitting = [one for one in tried if one.device_bytes <= budget]
-    return min(fitting or tried, key=lambda one: one.module.replay.step_s if fitting else one.device_bytes)
+    packed: _PackedPlan
+    module: ScheduledModule  # the written module, its collectives overlapped with more kernels
+    device_bytes: int  # predicted
 
 
-def _laid_out(plan: Plan, plain: ScheduledModule, is_saved: bool = False) -> _LaidOut:
-    """Raises PlanMismatchError where the plan is for another module, or was edited and computes something else."""
+def _best(candidates: Sequence[_Candidate], budget: int) -> _Candidate:
+    return min(candidates, key=lambda candidate: _rank(candidate.module, candidate.device_bytes, budget))
+
+
+def _rank(module: ScheduledModule, device_bytes: int, budget: int) -> tuple[bool, float]:
+    return rank(device_bytes <= budget, module.replay.step_s, device_bytes)
+
+
+def _pack(plan: Plan, plain: ScheduledModule, is_saved: bool = False) -> _PackedPlan:
+    """Rewrite the module for a plan, and pack the plan's buffers.
+
+    Raises:
+      PlanMismatchError: the plan is for another module, or was edited and computes something else.
+    """
     plan.check(plain.module.fingerprint)
     base = plain.rewrite(plan.rewritten_for_nbytes, plan.extra_outputs)
     schedule = plan.schedule(base.problem)
-    if is_saved and (told := fault(base.problem, schedule)):
-        raise PlanMismatchError(f"the plan does not compute this program: {told}. It was edited; plan again.")
-    return _LaidOut(plain, plan, base, schedule, pack(base.problem, schedule))
+    if is_saved and (reason := fault(base.problem, schedule)):
+        raise PlanMismatchError(f"the plan does not compute this program: {reason}. It was edited; plan again.")
+    return _PackedPlan(plain, plan, base, schedule, pack(base.problem, schedule))
 
 
 def _changed(plan: Plan, module: Module) -> str:
-    """The first kernel that another one was chosen for, and how many more."""
-    before, now = dict(plan.kernels), module.chosen_kernels
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
+    """The first kernel that XLA chose differently than for the plan, and the number of others."""
+    planned, current = dict(plan.kernels), module.chosen_kernels
+    names = [name for name in {**planned, **current} if planned.get(name) != current.get(name)]
     if not names:
         return "its fusions differ"
-    was, is_now = (kernels.get(names[0], "none") for kernels in (before, now))
+    was, is_now = (kernels.get(names[0], "none") for kernels in (planned, current))
     more = f", and {len(names) - 1} more" if len(names) > 1 else ""
     return f"{names[0]}: {was}, now {is_now}{more}"
 
 
 @contextmanager
-def _without_collecting() -> Iterator[None]:
-    """A module is a million objects in no cycles: looking for those takes a sixth of the time that a plan takes."""
-    collects = gc.isenabled()
+def _without_cyclic_gc() -> Iterator[None]:
+    """Disable the cyclic GC: modules are acyclic, and collections take a sixth of planning."""
+    was_enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if collects:
+        if was_enabled:
             gc.enable()

@@ -1,8 +1,9 @@
-"""What a step was planned to, kept in jax's persistent compilation cache, so that the next start compiles nothing.
+"""Plans and reports in jax's persistent compilation cache, so that a job's next start compiles nothing.
 
-jax keeps the executable under a key of its module, its options and the machine; the module's name carries what else the
-plan depends on. An entry beside it has the plan and the report. Where jax has forgotten the executable, or never kept
-it because it compiled too quickly, the plan is still followed.
+jax stores the executable under a key of its module, its options and the machine. The module's name
+contains a digest of everything else that the plan depends on. memplan stores a second entry with the
+plan and the report. If jax has dropped the executable, or never stored it because it compiled too
+quickly, memplan compiles again by the stored plan.
 """
 
 from __future__ import annotations
@@ -22,42 +23,36 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Kept:
-    """An entry.
+    """An entry of the cache."""
 
-    Attributes:
-      name: under which the module was compiled.
-      hides_latency: the module was scheduled to hide the latency of copies.
-      plan, report: their JSON; no plan of a step that went through as it is.
-    """
-
-    name: str
-    hides_latency: bool
-    plan: str | None
-    report: str
+    name: str  # the name under which the module was compiled
+    hides_latency: bool  # scheduled by XLA's latency-hiding scheduler
+    plan: str | None  # the plan's JSON; None for the unmodified step
+    report: str  # the report's JSON
 
 
 def digest(*facts: object) -> str:
-    """A digest of facts, of memplan's code and of the versions of jax."""
+    """A digest of these facts, memplan's code, and the versions of jax and jaxlib."""
     versions = [io.version_of(name) for name in ("jax", "jaxlib")]
     return hashlib.sha256(json.dumps([_code(), *versions, *map(str, facts)]).encode()).hexdigest()[:32]
 
 
 @functools.cache
 def _code() -> str:
-    found = hashlib.sha256()
+    sources = hashlib.sha256()
     for path in sorted(Path(__file__).parents[1].rglob("*.py")):
-        found.update(path.read_bytes())
-    return found.hexdigest()
+        sources.update(path.read_bytes())
+    return sources.hexdigest()
 
 
 def find(key: str) -> Kept | None:
-    """The entry of a key; None if there is none, with a warning if it is damaged."""
+    """The entry of a key; None if there is none. Warns if the entry is damaged."""
     cache = compat.disk_cache()
-    written = cache.get(_name(key)) if cache else None
-    if written is None:
+    content = cache.get(_name(key)) if cache else None
+    if content is None:
         return None
     try:
-        return io.decode(Kept, io.parse_json(io.text_of(written), _FORMAT), complete=True)
+        return io.decode(Kept, io.parse_json(io.text_of(content), _FORMAT), complete=True)
     except ValueError as error:
         warnings.warn(
             f"the entry {_name(key)} of jax's compilation cache is damaged ({error}); the step is planned again. "
@@ -68,7 +63,7 @@ def find(key: str) -> Kept | None:
 
 
 def keep(key: str, kept: Kept, seconds: float) -> None:
-    """Keep an entry that took so many seconds to make, if jax keeps what takes so long."""
+    """Store the entry if it took at least jax's minimum compile time."""
     cache = compat.disk_cache()
     if cache and seconds >= compat.least_seconds_to_cache():
         cache.put(_name(key), json.dumps({"format": _FORMAT, **io.encode(kept)}).encode())

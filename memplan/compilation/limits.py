@@ -1,4 +1,4 @@
-"""The bytes that a step may take, and headroom within them."""
+"""Limits on the bytes of a step, headroom below them, and the rank of candidates under a limit."""
 
 from __future__ import annotations
 
@@ -7,30 +7,35 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes that a step may take on the device and on the host."""
+    """The most bytes that a step may use on the device and on the host."""
 
     device_bytes: int
     host_bytes: int
 
     def allow(self, device_bytes: int, host_bytes: int) -> bool:
-        """Do these bytes fit both limits?"""
+        """Whether these bytes are within both limits."""
         return self.excess(device_bytes, host_bytes) == 0
 
     def excess(self, device_bytes: int, host_bytes: int) -> int:
-        """Bytes above the limits."""
+        """Bytes above the limits, summed over device and host."""
         return max(device_bytes - self.device_bytes, 0) + max(host_bytes - self.host_bytes, 0)
 
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes of the limits that a plan leaves free, because an earlier compilation exceeded its prediction."""
+    """Bytes that a plan leaves unused below the limits, because a compilation exceeded its prediction."""
 
     device_bytes: int = 0
     host_bytes: int = 0
 
     def plus_overshoot(self, limits: Limits, device_bytes: int, host_bytes: int) -> Headroom:
-        """This headroom, plus the excess of a compilation that took these bytes."""
+        """This headroom, plus the bytes by which a compilation of this size exceeds the limits."""
         return Headroom(
             self.device_bytes + max(0, device_bytes - limits.device_bytes),
             self.host_bytes + max(0, host_bytes - limits.host_bytes),
         )
+
+
+def rank(fits: bool, seconds: float, nbytes: int) -> tuple[bool, float]:
+    """The key by which `min` chooses: the fastest candidate that fits; if none fits, the smallest."""
+    return not fits, seconds if fits else nbytes

@@ -1,10 +1,10 @@
-"""A program, compiled under limits with its plan."""
+"""Results of compilations: the outcome of one, the summary of one that was rejected, a restored one."""
 
 import functools
 from dataclasses import dataclass, replace
 
 from memplan.compilation.callback import PlannedModule
-from memplan.compilation.limits import Limits
+from memplan.compilation.limits import Limits, rank
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.schedule import runs
@@ -15,37 +15,35 @@ from memplan.xla.target import Executable, Target
 
 @dataclass(frozen=True)
 class SlabAttempt:
-    """The bytes of a step that was compiled in slabs."""
+    """The size of a step that was compiled in slabs."""
 
-    in_slabs: tuple[InSlabs, ...]  # the parts of the program in slabs
-    # device_bytes, host_bytes: by the compiler
-    device_bytes: int
-    host_bytes: int
-    excess_bytes: int  # above the limits
+    in_slabs: tuple[InSlabs, ...]  # parts of the program that run in slabs
+    device_bytes: int  # as XLA allocates them
+    host_bytes: int  # as XLA allocates them
+    excess_bytes: int  # bytes above the limits
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What a compilation of a step came to."""
+class CompilationSummary:
+    """Result of one compilation."""
 
-    way: str  # as of `Outcome`
-    # device_bytes, host_bytes: by the compiler
-    device_bytes: int
-    host_bytes: int
-    step_s: float  # by the replay
-    fits: bool
+    method: str  # see `Outcome.method`
+    device_bytes: int  # as XLA allocates them
+    host_bytes: int  # as XLA allocates them
+    step_s: float  # seconds of a step, predicted by the replay
+    fits: bool  # both limits are kept
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A program that an earlier start planned and compiled, from jax's persistent cache."""
+    """A program that an earlier start of the job planned and compiled, from jax's persistent cache."""
 
     program: Program
     target: Target
     executable: Executable
-    plan: Plan | None
-    report: str  # the JSON of the report of then
-    fits: bool = True  # else it was not kept
+    plan: Plan | None  # None for the unmodified step
+    report: str  # the JSON of the earlier start's report
+    fits: bool = True  # the cache has only steps that fit
 
 
 @dataclass(frozen=True)
@@ -56,16 +54,17 @@ class Outcome:
     target: Target
     limits: Limits
     executable: Executable
-    planned: PlannedModule  # the callback's results during the compilation
-    unmodified: ScheduledModule | None  # the unmodified step; None if only its transformed program was compiled
+    planned: PlannedModule  # the callback's result during the compilation
+    # the unmodified step's module; None if only a transformed program was compiled
+    unmodified: ScheduledModule | None
     compilations: int  # number of compilations
-    hides_latency: bool = False  # XLA's scheduler hid the latency of copies
-    between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
-    gathers: tuple[Gather, ...] = ()  # that the user does not expect
-    seconds: float = 0.0  # from the call to this outcome
-    name: str = ""  # of the module in jax's persistent cache, if it is there
-    others: tuple[Compiled, ...] = ()  # compilations of the step that were not taken, in order
-    # among all slab attempts, the one closest to the limits
+    hides_latency: bool = False  # scheduled by XLA's latency-hiding scheduler
+    between_hosts: str | None = None  # element type of sums between hosts, if not their own
+    gathers: tuple[Gather, ...] = ()  # gathers that the user does not expect
+    seconds: float = 0.0  # seconds from the call to this outcome
+    name: str = ""  # the module's name in jax's persistent cache; "" if it is not cached
+    rejected: tuple[CompilationSummary, ...] = ()  # the step's other compilations, in order
+    # of all compilations in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
 
     @property
@@ -81,40 +80,48 @@ class Outcome:
         return self.limits.allow(self.device_bytes, self.host_bytes)
 
     @property
-    def way(self) -> str:
-        """The name of its planner, or of what was enough without one; `plain` for the unmodified step."""
-        program, plan = self.program, self.planned.plan
+    def method(self) -> str:
+        """The planner and the transforms; without a plan, the transform, or `plain` for the unmodified step."""
+        program = self.program
+        plan = self.planned.plan
         if plan is None:
-            return _transform_of(program) or "plain"
-        transforms = (", in slabs" if program.in_slabs else "", ", fewer residuals" if any(program.residuals) else "")
-        return plan.planner + "".join(transforms)
+            return _main_transform(program) or "plain"
+        slabs = ", in slabs" if program.in_slabs else ""
+        residuals = ", fewer residuals" if any(program.residuals) else ""
+        return plan.planner + slabs + residuals
 
     @property
-    def summary(self) -> Compiled:
-        return Compiled(self.way, self.device_bytes, self.host_bytes, self.step_s, self.fits)
+    def summary(self) -> CompilationSummary:
+        sizes = self.device_bytes, self.host_bytes
+        return CompilationSummary(self.method, *sizes, self.step_s, self.fits)
+
+    @property
+    def rank(self) -> tuple[bool, float]:
+        """The key by which `min` chooses among outcomes (`limits.rank`)."""
+        return rank(self.fits, self.step_s, self.device_bytes)
 
     @property
     def step_s(self) -> float:
-        """Seconds of a step, by the replay."""
+        """Seconds of a step, predicted by the replay."""
         return self.planned.result.replay.step_s
 
     @functools.cached_property
     def plan(self) -> Plan | None:
-        """The plan that reproduces it; None for the unmodified step."""
-        plan, program = self.planned.plan, self.program
+        """The plan that reproduces the outcome; None for the unmodified step."""
+        program = self.program
+        plain = self.planned.plain
+        module = plain.module
+        plan = self.planned.plan
         if plan is None:
-            if (name := _transform_of(program)) is None:
+            if (transform := _main_transform(program)) is None:
                 return None
-            plain = self.planned.plain
             actions = name_actions(plain.problem, runs(range(len(plain.problem.kernels))))
-            plan = Plan(actions, plain.module.fingerprint, name, self.target.device.name)
-        slabs = tuple(one.slabs for one in program.in_slabs)
-        module = self.planned.plain.module
+            plan = Plan(actions, module.fingerprint, transform, self.target.device.name)
         return replace(
             plan,
             loops=program.residuals,
             indexed_stacks=program.has_indexed_stacks,
-            slabs=slabs,
+            slabs=tuple(part.slabs for part in program.in_slabs),
             on_host=tuple(sorted(program.on_host)),
             program=program.original.digest,
             structure=module.structure,
@@ -123,8 +130,11 @@ class Outcome:
         )
 
 
-def _transform_of(program: Program) -> str | None:
-    """Which transform changed a program most; "none" where only its state moved, None for the step as it is."""
+def _main_transform(program: Program) -> str | None:
+    """The transform that changed a program most.
+
+    "none" if only state or stacks changed; None for the unmodified program.
+    """
     if program.in_slabs:
         return "slabs"
     if any(program.residuals):

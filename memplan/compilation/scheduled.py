@@ -1,4 +1,4 @@
-"""A scheduled module with its derived facts: problem, seconds, bytes, and its rewrites for a plan."""
+"""A scheduled module with its problem, seconds and bytes, its rewrites, and plans for it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from memplan.compilation import kept
+from memplan.compilation.limits import rank
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds
@@ -14,7 +15,7 @@ from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, 
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.problem import POINTER_BYTES, Pin, Problem, Role
 from memplan.planning.registry import Planner
-from memplan.planning.schedule import Solution, rank
+from memplan.planning.schedule import Solution
 from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
@@ -29,11 +30,12 @@ from memplan.xla.rewrites.merge import merge_fusions
 from memplan.xla.rewrites.split import split_fusions
 from memplan.xla.settle_pairs import settle_pairs
 
-# Of a plain step: a plan that takes no more is taken. Where holes cost much, extra outputs can cost more: ResNet-50 at
-# 30 % took 175 ms so and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6.
-_LITTLE = 1.1
+# Accept a plan with extra outputs if it takes at most 1.1 times the plain step; else also plan without.
+# Where the packing has large holes, extra outputs can cost more than they save: ResNet-50 at 30 % took
+# 175 ms with them and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6.
+_EXTRA_OUTPUTS_RATIO = 1.1
 Agree = Callable[[str, str, Callable[[], Plan]], Plan]
-"""(fingerprint of the module, key of all other facts, function that makes a plan) -> the plan of all processes."""
+"""(fingerprint of the module, key of all other inputs, function that makes a plan) -> the plan of all processes."""
 
 
 @dataclass(frozen=True)
@@ -47,42 +49,45 @@ class Plans:
 
     def agree(self, agree: Agree) -> Plan:
         """The plan that all processes of the step follow."""
-        plain, fingerprint = self.plain, self.plain.module.fingerprint
+        plain = self.plain
+        fingerprint = plain.module.fingerprint
         limits = self.budget_bytes, self.host_bytes
         facts = fingerprint, self.planner.name, *limits, plain.device, plain.machine, plain.pins
         return agree(fingerprint, kept.digest(*facts), self.make)
 
     def make(self) -> Plan:
-        """A plan for the room that the budget leaves, or else the smallest.
+        """The fastest plan within the budget; if none fits, the smallest.
 
-        If the smallest fits, its split kernels are planned within the budget. It is the same for every budget, so that
-        all errors name the same smallest budget that works.
+        If the smallest fits, a plan with its split kernels is made for the budget, too. The smallest
+        is the same for every budget, so that all errors name the same smallest budget that works.
         """
-        plain, room_nbytes = self.plain, self.budget_bytes - self.plain.resident_bytes
-        extra = self._extra_outputs(plain.rewrite(room_nbytes, whole=True), room_nbytes)
-        ways = [self._plan(room_nbytes, room_nbytes, extra)] if extra else []
-        if not ways or not ways[0][0].fits or ways[0][0].seconds > _LITTLE * plain.replay.step_s:
-            ways.append(self._plan(room_nbytes, room_nbytes))
-        best = min(ways, key=lambda way: rank(way[0]))
-        if best[0].fits:
-            return best[1]
-        if self.plain.waits:  # with every collective counted in full, there is time for more copies
-            return replace(self, plain=replace(self.plain, waits={})).make()
-        smallest = self._plan(0, 0)
-        if smallest[0].nbytes > room_nbytes:
-            return smallest[1]
-        ways = [smallest, self._plan(0, room_nbytes)]
-        return min(ways, key=lambda way: (way[0].nbytes > room_nbytes, way[0].seconds))[1]
+        plain = self.plain
+        budget_nbytes = self.budget_bytes - plain.resident_bytes
+        extra = self._extra_outputs(plain.rewrite(budget_nbytes, whole=True), budget_nbytes)
+        candidates = [self._plan(budget_nbytes, budget_nbytes, extra)] if extra else []
+        slow_s = _EXTRA_OUTPUTS_RATIO * plain.replay.step_s
+        if not candidates or not candidates[0].solution.fits or candidates[0].solution.seconds > slow_s:
+            candidates.append(self._plan(budget_nbytes, budget_nbytes))
+        best = min(candidates, key=lambda candidate: candidate.rank(candidate.solution.fits))
+        if best.solution.fits:
+            return best.plan
+        if plain.waits:  # with every collective counted in full, there is time for more copies
+            return replace(self, plain=replace(plain, waits={})).make()
+        candidates = [self._plan(0, 0)]
+        if candidates[0].solution.nbytes <= budget_nbytes:
+            candidates.append(self._plan(0, budget_nbytes))
+        best = min(candidates, key=lambda candidate: candidate.rank(candidate.solution.nbytes <= budget_nbytes))
+        return best.plan
 
-    def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> tuple[Solution, Plan]:
-        """A plan for the module rewritten for some room, within a budget for temporaries."""
+    def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> _PlanCandidate:
+        """A plan within a budget for temporaries, for the module rewritten for `rewrite_nbytes`."""
         device = self.plain.device
+        fingerprint = self.plain.module.fingerprint
         copy_s = functools.partial(copy_seconds, device=device) if self.host_bytes > 0 else None
         problem = self.plain.rewrite(rewrite_nbytes, extra).timed_problem
-        found = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
-        actions, fingerprint = name_actions(problem, found.schedule), self.plain.module.fingerprint
+        solution = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
         plan = Plan(
-            actions,
+            name_actions(problem, solution.schedule),
             fingerprint,
             self.planner.name,
             device.name,
@@ -92,21 +97,35 @@ class Plans:
             extra_outputs=tuple(extra),
             pins=self.plain.pins,
         )
-        return found, plan
+        return _PlanCandidate(plan, solution)
 
-    def _extra_outputs(self, base: ScheduledModule, room_nbytes: int) -> Sequence[str]:
-        """Values that a first plan recomputes at their price as extra outputs."""
+    def _extra_outputs(self, base: ScheduledModule, budget_nbytes: int) -> Sequence[str]:
+        """Values that a first plan recomputes if recomputation costs as much as an extra output."""
         if base.device.target is None:
             return ()
         problem = base.timed_problem
-        cheaper = output_costs(base.module, problem, room_nbytes, live_nbytes(problem).tolist())
-        if not cheaper:
+        shares = output_costs(base.module, problem, budget_nbytes, live_nbytes(problem).tolist())
+        if not shares:
             return ()
-        maker = {buffer.name: buffer.maker for buffer in problem.buffers if buffer.name in cheaper}
-        share = {maker[name]: price for name, price in cheaper.items()}
-        kernels = (replace(one, seconds=one.seconds * share.get(n, 1.0)) for n, one in enumerate(problem.kernels))
-        recomputed = recomputed_kernels(replace(problem, kernels=tuple(kernels)), room_nbytes)
-        return [name for name in cheaper if maker[name] in recomputed]
+        makers = {buffer.name: buffer.maker for buffer in problem.buffers if buffer.name in shares}
+        kernel_shares = {makers[name]: share for name, share in shares.items()}
+        kernels = tuple(
+            replace(kernel, seconds=kernel.seconds * kernel_shares.get(number, 1.0))
+            for number, kernel in enumerate(problem.kernels)
+        )
+        recomputed = recomputed_kernels(replace(problem, kernels=kernels), budget_nbytes)
+        return [name for name in shares if makers[name] in recomputed]
+
+
+@dataclass(frozen=True)
+class _PlanCandidate:
+    """A plan, and the planner's solution that it is made from."""
+
+    plan: Plan
+    solution: Solution
+
+    def rank(self, fits: bool) -> tuple[bool, float]:
+        return rank(fits, self.solution.seconds, self.solution.nbytes)
 
 
 @dataclass(frozen=True)
@@ -115,98 +134,103 @@ class ScheduledModule:
 
     module: Module
     device: Device
-    machine: Machine | None = None  # of which the device is one
+    machine: Machine | None = None  # the machine of the device
     pins: tuple[Pin, ...] = ()  # of the step, in the order of their marks
-    # seconds that kernels wait for collectives, by the name of what starts them; rewrites keep them
+    # seconds that kernels wait for a collective, by the name of its start; rewrites keep them
     waits: Mapping[str, float] = field(default_factory=dict, compare=False)
-    overlapped: tuple[int, bool] | None = None  # what its order was made for: `Plan.overlapped`
+    overlapped: tuple[int, bool] | None = None  # the limit that its order is for: `Plan.overlapped`
 
     def overlap(self, limit_nbytes: int, feeds_links: bool = False) -> ScheduledModule:
-        """The same, with its collectives beside more kernels (`Overlap.order`); itself if none moves."""
+        """The module with collectives that overlap more kernels (`Overlap.order`); itself if none moves."""
         order = tuple(self._overlap.order(limit_nbytes, feeds_links))
         if list(order) == sorted(order):
             return self
-        if order not in self._in_order:
+        if order not in self._reordered:
             module = self._overlap.module(order)
-            self._in_order[order] = replace(self, module=module, overlapped=(limit_nbytes, feeds_links))
-        return self._in_order[order]
+            self._reordered[order] = replace(self, module=module, overlapped=(limit_nbytes, feeds_links))
+        return self._reordered[order]
 
     @functools.cached_property
     def _overlap(self) -> Overlap:
         return Overlap(self.module, self.device.target is not None, self.replay)
 
     @functools.cached_property
-    def _in_order(self) -> dict[tuple[int, ...], ScheduledModule]:
+    def _reordered(self) -> dict[tuple[int, ...], ScheduledModule]:
         return {}
 
     def with_waits(self) -> ScheduledModule:
-        """The same, whose rewrites count of each collective of the entry what its kernels wait for it here.
+        """A copy that charges each collective of the entry only the stall that it causes in this order.
 
-        A plan may end a collective before the next kernel begins; afterwards its neighbours run beside it again.
+        A plan may end a collective before the next kernel begins. After planning, the neighbouring
+        kernels overlap the collective again.
         """
         if self.machine is None:
             return self
-        ops, found = self.module.entry.ops, dict[str, float]()
+        ops = self.module.entry.ops
+        waits = dict[str, float]()
         for op in ops.values():
-            if op.opcode.endswith("-done") and is_collective(ops[op.operands[0]].opcode):
+            start_op = ops[op.operands[0]] if op.opcode.endswith("-done") else None
+            if start_op is not None and is_collective(start_op.opcode):
                 start, end = self.replay.clock[op.name]
-                found[op.operands[0]] = min(end - start, self.replay.seconds[op.operands[0]])  # the rest is a queue's
-        return replace(self, waits=found)
+                # a longer wait is for collectives before it on the link
+                waits[op.operands[0]] = min(end - start, self.replay.seconds[op.operands[0]])
+        return replace(self, waits=waits)
 
     @functools.cached_property
     def replay(self) -> Replay:
-        """The replay of a step: bytes moved and seconds."""
+        """The replay of a step: bytes moved, and seconds."""
         return replay(self.module, self.device, self.machine)
 
     @functools.cached_property
     def problem(self) -> Problem:
-        """The problem without seconds, which following a plan does not need."""
+        """The problem without seconds: enough to follow a plan."""
         problem = problem_of(self.module, self.device.target is not None)
         return with_pins(problem, self.module, self.pins) if self.pins else problem
 
     @functools.cached_property
     def timed_problem(self) -> Problem:
-        """The problem with the seconds of the replay, and those that kernels wait for collectives."""
+        """The problem with the seconds of the replay and the waits for collectives."""
         return self.problem.with_seconds({**self.replay.seconds, **self.replay.blocks, **self.waits})
 
-    def rewrite(self, room_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
+    def rewrite(self, budget_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """The module rewritten for this many bytes of temporaries; the module itself for None.
 
-        For a GPU: collectives that hold much of the room while they are under way made synchronous, cheap values
-        inlined into their readers, fusions with common operands merged, fusions that crowd the room split. For a CPU
-        unchanged: XLA:CPU has no multi-output fusions, and rounds float16 inside of a fusion
-        differently from between two.
+        On a GPU, it makes collectives synchronous that hold much memory while they run, inlines cheap
+        values into their readers, merges fusions with common operands, and splits fusions that need
+        much of the budget. On a CPU it changes nothing: XLA:CPU has no multi-output fusions, and
+        rounds float16 inside a fusion differently than between two.
 
         Args:
           values: become extra outputs of fusions that read their operands (`xla.rewrites.extra_outputs`).
           whole: do not split fusions.
         """
-        if room_nbytes is None or self.device.target is None:
+        if budget_nbytes is None or self.device.target is None:
             return self
-        key = room_nbytes, tuple(values), whole
+        key = budget_nbytes, tuple(values), whole
         if key not in self._rewrites:
-            self._rewrites[key] = self._fuse(room_nbytes, values) if whole else self._split(room_nbytes, values)
+            self._rewrites[key] = self._fuse(budget_nbytes, values) if whole else self._split(budget_nbytes, values)
         return self._rewrites[key]
 
     @functools.cached_property
     def _rewrites(self) -> dict[tuple[int, tuple[str, ...], bool], ScheduledModule]:
         return {}
 
-    def _fuse(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
+    def _fuse(self, budget_nbytes: int, values: Sequence[str]) -> ScheduledModule:
         """The module with other fusions: producers inlined, siblings merged, values as extra outputs."""
         if values:
-            found = self.rewrite(room_nbytes, whole=True)
-            return found._with(add_outputs(found.module, values, room_nbytes))
-        found = self._with(settle_pairs(self.module, self.problem, room_nbytes))._inlined
-        return found._with(merge_fusions(found.module, found.problem, room_nbytes).module)
+            merged = self.rewrite(budget_nbytes, whole=True)
+            return merged._with(add_outputs(merged.module, values, budget_nbytes))
+        settled = self._with(settle_pairs(self.module, self.problem, budget_nbytes))
+        inlined = settled._inlined
+        return inlined._with(merge_fusions(inlined.module, inlined.problem, budget_nbytes).module)
 
-    def _split(self, room_nbytes: int, values: Sequence[str]) -> ScheduledModule:
-        whole = self.rewrite(room_nbytes, values, whole=True)
-        return whole._with(split_fusions(whole.module, whole.problem, room_nbytes))
+    def _split(self, budget_nbytes: int, values: Sequence[str]) -> ScheduledModule:
+        whole = self.rewrite(budget_nbytes, values, whole=True)
+        return whole._with(split_fusions(whole.module, whole.problem, budget_nbytes))
 
     @functools.cached_property
     def _inlined(self) -> ScheduledModule:
-        """The module with large fills right before their readers, and cheap values inlined."""
+        """The module with large fills directly before their readers, and cheap values inlined."""
         late = self._with(fill_late(self.module, self.packing.nbytes))
         return late._with(inline_producers(late.module, late.problem))
 
@@ -229,17 +253,18 @@ class ScheduledModule:
 
     @functools.cached_property
     def resident_bytes(self) -> int:
-        """Bytes on the device throughout: arguments, large constants, outputs that alias no argument, and the outputs'
-        table.
+        """Bytes on the device during the whole step.
+
+        These are arguments, large constants, outputs that alias no argument, and the outputs' table.
         """
-        problem, module = self.problem, self.module
-        own = [buffer.nbytes for buffer in problem.buffers if buffer.role is Role.ARGUMENT]
-        returned = module.entry.root.result
-        made = [
-            array.nbytes for number, array in enumerate(returned) if number not in module.aliases and not array.on_host
-        ]
-        table = POINTER_BYTES * len(returned) if isinstance(module.entry.root.shape, tuple) else 0
-        return sum(own) + sum(made) + table + self.constant_bytes
+        module = self.module
+        arguments = sum(buffer.nbytes for buffer in self.problem.buffers if buffer.role is Role.ARGUMENT)
+        arrays = module.entry.root.result
+        outputs = sum(
+            array.nbytes for number, array in enumerate(arrays) if number not in module.aliases and not array.on_host
+        )
+        table = POINTER_BYTES * len(arrays) if isinstance(module.entry.root.shape, tuple) else 0
+        return arguments + outputs + table + self.constant_bytes
 
     @property
     def device_bytes(self) -> int:

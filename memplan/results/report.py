@@ -164,11 +164,11 @@ def _candidates(outcome: Outcome) -> Iterator[CandidateRow]:
     if outcome.plan is not None and plain is not None:
         verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
         yield CandidateRow("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
-    for candidate in outcome.others:
+    for candidate in outcome.rejected:
         verdict = "slower" if candidate.fits else "does not fit"
-        yield CandidateRow(candidate.way, candidate.device_bytes, candidate.host_bytes, candidate.step_s, verdict)
+        yield CandidateRow(candidate.method, candidate.device_bytes, candidate.host_bytes, candidate.step_s, verdict)
     verdict = "chosen" if outcome.fits else "does not fit"
-    yield CandidateRow(outcome.way, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
+    yield CandidateRow(outcome.method, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
 
 
 def _pinned(outcome: Outcome) -> Iterator[Pinned]:

@@ -105,7 +105,7 @@ def _trial(size: int, outcome: Outcome) -> Trial:
         fits=outcome.fits,
         device_bytes=outcome.device_bytes,
         host_bytes=outcome.host_bytes,
-        way=outcome.way,
+        way=outcome.method,
         floor_bytes=floor,
         operation=operation,
         compilations=outcome.compilations,

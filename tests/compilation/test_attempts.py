@@ -156,8 +156,8 @@ def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: 
 def test_what_was_compiled_and_not_taken_is_told() -> None:
     others = with_residuals(0), with_residuals(1)
     found = attempt(Fake([*misses((PROGRAM, 130)), outcome(others[0], 60, seconds=2.0), 90]), others=others)
-    assert [(one.device_bytes, one.step_s, one.fits) for one in found.others] == [(130, 1.0, False), (60, 2.0, True)]
-    assert [one.way for one in found.others] == ["plain", "residuals"]
+    assert [(one.device_bytes, one.step_s, one.fits) for one in found.rejected] == [(130, 1.0, False), (60, 2.0, True)]
+    assert [one.method for one in found.rejected] == ["plain", "residuals"]
 
 
 @pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (1.2, 0)])

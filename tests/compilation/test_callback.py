@@ -178,7 +178,7 @@ def planned_for(
     """
     limits, left = list[int](), iter(outcomes)
 
-    def carried_out(*_: object) -> SimpleNamespace:
+    def write(*_: object) -> SimpleNamespace:
         nbytes, seconds = next(left)
         return SimpleNamespace(module=SimpleNamespace(replay=SimpleNamespace(step_s=seconds)), device_bytes=nbytes)
 
@@ -186,11 +186,11 @@ def planned_for(
         limits.append(limit)
         return SimpleNamespace(agree=lambda _: PLAN)
 
-    for name, fake in (("Plans", plans), ("_laid_out", lambda *_: None)):
+    for name, fake in (("Plans", plans), ("_pack", lambda *_: None)):
         monkeypatch.setattr(module, name, fake)
-    monkeypatch.setattr(Callback, "_carried_out", carried_out)
+    monkeypatch.setattr(Callback, "_write", write)
     ways: Any = [SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))] * orders
-    found = replace(called_back(BUDGET), machine=EIGHT)._planned_anew(ways, BUDGET)
+    found = replace(called_back(BUDGET), machine=EIGHT)._plan_orders(ways, BUDGET)
     return limits, (found.device_bytes, found.module.replay.step_s)
 
 

@@ -57,8 +57,8 @@ def test_a_plan_tells_its_program_and_its_kernels() -> None:
 def test_a_program_in_slabs_has_a_plan_that_says_which() -> None:
     program = in_slabs()
     found = planned(program)
-    assert found.plan is not None and found.plan.planner == found.way == "slabs"
+    assert found.plan is not None and found.plan.planner == found.method == "slabs"
     assert found.plan.slabs == tuple(one.slabs for one in program.in_slabs)
     made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
-    assert planned(program, made).way == "kernels, in slabs" and planned(PROGRAM, made).way == "kernels"
-    assert planned(PROGRAM).way == "plain"
+    assert planned(program, made).method == "kernels, in slabs" and planned(PROGRAM, made).method == "kernels"
+    assert planned(PROGRAM).method == "plain"

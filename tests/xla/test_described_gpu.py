@@ -103,4 +103,4 @@ def test_a_step_that_calls_python_is_planned_and_calls_as_often() -> None:
 
     plain = planned(None)
     found = planned(budget := int(0.7 * plain.device_bytes))
-    assert found.device_bytes <= budget and found.way == "kernels" and calls(found) == calls(plain) == len(CALLS)
+    assert found.device_bytes <= budget and found.method == "kernels" and calls(found) == calls(plain) == len(CALLS)

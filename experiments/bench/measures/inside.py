@@ -72,7 +72,7 @@ def _decided(found: Outcome) -> Row:
     """Runs of kernels that are not their first, in the module's text; what goes to the host in a step."""
     runs = sum(one.kind is Kind.RUN for one in found.planned.schedule)
     return {
-        "way": found.way, "again": runs - len(found.planned.base.problem.kernels) if found.planned.plan else 0,
+        "way": found.method, "again": runs - len(found.planned.base.problem.kernels) if found.planned.plan else 0,
         "offloaded_bytes": int(found.planned.result.replay.copied_out_nbytes),
         "slab_loops": sum(len(one.loops) for one in found.program.in_slabs), "compilations": found.compilations,
     }  # fmt: skip
