@@ -76,7 +76,12 @@ def test_what_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
         ("flops.float32", -1.0, "its 'flops.float32' is -1.0"),
     ],
 )
-def test_a_damaged_file_is_refused_and_says_where(where: str, value: Any, message: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_and_says_where(
+    where: str,
+    value: Any,
+    message: str,
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "device.json"
     path.write_text(edited(text_of(CPU, tmp_path), where, value))
     with pytest.raises(UnknownDeviceError, match=message) as caught:

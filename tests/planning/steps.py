@@ -44,9 +44,10 @@ class Builder:
         for number, size in zip(written, sizes, strict=True):
             alias_set = number if aliases is None else self.buffers[aliases].alias_set
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), alias_set))
-        sources = (
-            {written[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and written else {}
-        )
+        sources = {}
+        if over and written:
+            alike = (read for read in reads if self.buffers[read].nbytes == sizes[0])
+            sources[written[0]] = tuple(alike)
         name = f"kernel{len(self.kernels)}"
         kernel = Kernel(name, reads, written, sources, {}, seconds, block, recomputable)
         self.kernels.append(replace(kernel, started_by=started_by))
@@ -89,7 +90,11 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
         (own,) = b.kernel((values[layer], gradient), MIB, took())
         b.kernel((weights[layer], own), MIB, took(), aliases=weights[layer], output=True)
         if layer:
-            (gradient,) = b.kernel((values[layer], gradient), size(), took(), over=sharing and random.random() < 0.5)
+            reads = (values[layer], gradient)
+            nbytes = size()
+            seconds = took()
+            over = sharing and random.random() < 0.5
+            (gradient,) = b.kernel(reads, nbytes, seconds, over=over)
     return b.problem()
 
 
@@ -105,7 +110,8 @@ def fetching(layers: int, seed: int) -> Problem:
     for layer in range(layers):
         b.end(weights[layer])
         weights.append(fetched())
-        (value,) = b.kernel((weights[layer], value), random.randint(1, 8) * MIB, random.uniform(1, 3))
+        nbytes = random.randint(1, 8) * MIB
+        (value,) = b.kernel((weights[layer], value), nbytes, random.uniform(1, 3))
         values.append(value)
     b.end(weights[layers])
     for layer in reversed(range(layers)):
@@ -157,5 +163,8 @@ def in_a_loop(problem: Problem, trips: int) -> Problem:
     begin = Kernel("body:begin", (), (), block=last, recomputable=False, is_boundary=True)
     end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False, is_boundary=True)
     loop = Kernel("loop", (), (), recomputable=False, trips=trips)
-    buffers = (replace(buffer, maker=None if buffer.maker is None else buffer.maker + 1) for buffer in problem.buffers)
+    buffers = [
+        replace(buffer, maker=None if buffer.maker is None else buffer.maker + 1)
+        for buffer in problem.buffers
+    ]  # fmt: skip
     return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

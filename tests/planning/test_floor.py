@@ -57,7 +57,8 @@ def test_a_loop_holds_what_its_body_reads() -> None:
     outer = Buffer("outer", 64 * MIB, Role.TEMPORARY, len(step.kernels), len(step.buffers))
     kernels = list(step.kernels)
     first = kernels[inside[1]]
-    kernels[inside[1]] = Kernel(first.name, (*first.reads, len(step.buffers)), first.writes, block=loop)
+    reads = (*first.reads, len(step.buffers))
+    kernels[inside[1]] = Kernel(first.name, reads, first.writes, block=loop)
     kernels.append(Kernel("outer", (), (len(step.buffers),)))
     longer = Problem((*step.buffers, outer), tuple(kernels), step.outputs, step.donated)
     assert floor(longer)[0] >= floor(step)[0] + 64 * MIB

@@ -66,6 +66,8 @@ def test_empty_slots_take_nothing_that_was_not_there(layers: int, seed: int, slo
     tape = reconcile(problem, record(problem))
     longer = tape.with_empty_slots({slot for slot in slots if slot < tape.count})
     load = iter(Ledger(tape).load.tolist())
-    for slot, nbytes, floor_nbytes in zip(longer.slots, Ledger(longer).load.tolist(), longer.floor_nbytes, strict=True):
+    new_load = Ledger(longer).load.tolist()
+    for slot, nbytes, floor_nbytes in zip(longer.slots, new_load, longer.floor_nbytes, strict=True):
         assert floor_nbytes == 0 if slot.operation is None else nbytes == next(load)
-    assert [slot.operation for slot in longer.slots if slot.operation is not None] == list(range(tape.count))
+    operations = [slot.operation for slot in longer.slots if slot.operation is not None]
+    assert operations == list(range(tape.count))

@@ -12,13 +12,22 @@ from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import Slabs, Walls
-from tests.planning.slab_graphs import HALO, SOLVABLE, NamedGraph, NamedOp, named_graph, norm, slab_graphs
+from tests.planning.slab_graphs import (
+    HALO,
+    SOLVABLE,
+    NamedGraph,
+    NamedOp,
+    named_graph,
+    norm,
+    slab_graphs,
+)
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
 
 
 def choice(program: NamedGraph, limits: SlabLimits, rows: int = 2) -> Choice:
-    return Choice(Pricer(Walls(program.graph, program.slabs(rows).ops), SOLVABLE), program.slabs(rows), limits)
+    slabs = program.slabs(rows)
+    return Choice(Pricer(Walls(program.graph, slabs.ops), SOLVABLE), slabs, limits)
 
 
 def written_by(program: NamedGraph, slabs: Slabs) -> set[int]:
@@ -27,7 +36,11 @@ def written_by(program: NamedGraph, slabs: Slabs) -> set[int]:
 
 @given(slab_graphs(), st.integers(50, 400), st.integers(0, 200))
 @settings(max_examples=25)
-def test_a_choice_is_what_it_says_and_refined_no_worse(program: NamedGraph, device: int, host: int) -> None:
+def test_a_choice_is_what_it_says_and_refined_no_worse(
+    program: NamedGraph,
+    device: int,
+    host: int,
+) -> None:
     if not program.graph.along:
         return
     limits = SlabLimits(device, host, 10)
@@ -35,7 +48,9 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(program: NamedGraph, devi
     best = choices.best()
     refined = choices.refined(best[0])
     for slabs, price in (best, refined):
-        assert replace(slabs, stored=frozenset(), on_host=frozenset(), recomputed_in=frozenset()) == program.slabs(2)
+        empty = frozenset()
+        bare = replace(slabs, stored=empty, on_host=empty, recomputed_in=empty)
+        assert bare == program.slabs(2)
         assert slabs.on_host <= written_by(program, slabs)
         assert not slabs.on_host & choices.pricer.read_whole.keys()
         assert price == price_of(program, slabs, limits)

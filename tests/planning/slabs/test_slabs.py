@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.graph import ALIGNED, Rows, Span
-from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
+from memplan.planning.slabs.slabs import (
+    LoopOverSlabs,
+    Slabs,
+    Walls,
+    arrange,
+    least_rows,
+    slab_rows,
+    trips_of,
+)
 from tests.planning.slab_graphs import (
     HALO,
     POOL,
@@ -58,7 +66,11 @@ def test_what_runs_whole_stands_between_loops_and_gets_whole_values() -> None:
 def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
     program = named_graph(
         {"x": 8},
-        {"a": NamedOp({"x": HALO}), "b": NamedOp({"a": HALO}), "c": NamedOp({"a": ALIGNED, "b": Rows(before=2)})},
+        {
+            "a": NamedOp({"x": HALO}),
+            "b": NamedOp({"a": HALO}),
+            "c": NamedOp({"a": ALIGNED, "b": Rows(before=2)}),
+        },
         ["c"],
     )
     spans = {"x": (-4, 5), "a": (-3, 4), "b": (-2, 2), "c": (0, 4)}
@@ -79,7 +91,8 @@ def test_what_carries_makes_the_rows_of_its_slab_whatever_is_read_of_them() -> N
         ["b", "d"],
     )
     spans = {"x": (-3, 7), "a": (0, 7), "b": (0, 4), "c": (-2, 6), "d": (0, 4)}
-    assert program.arranged(program.slabs(4)) == [(["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans)]
+    loop = ["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans
+    assert program.arranged(program.slabs(4)) == [loop]
 
 
 def test_rows_behind_strides() -> None:
@@ -97,23 +110,32 @@ def test_rows_behind_strides() -> None:
     slabs = program.slabs(4)
     spans = {"x": (-4, 8), "pooled": (-2, 4), "a": (-1, 3), "wide": (-1, 5), "b": (0, 4)}
     assert program.arranged(slabs) == [(["pooled", "a", "wide", "b"], {"x"}, {"b"}, set(), spans)]
-    assert [slab_rows(program.graph, slabs, program.values[name]) for name in ("x", "pooled", "wide")] == [4, 2, 4]
-    assert least_rows(program.graph, slabs.ops) == 2 and least_rows(program.graph, [program.ops["b"]]) == 1
+    numbers = [program.values[name] for name in ("x", "pooled", "wide")]
+    assert [slab_rows(program.graph, slabs, value) for value in numbers] == [4, 2, 4]
+    assert least_rows(program.graph, slabs.ops) == 2
+    assert least_rows(program.graph, [program.ops["b"]]) == 1
     assert trips_of(program.graph, slabs) == 3 and trips_of(program.graph, program.slabs(10)) == 1
     assert trips_of(program.graph, program.slabs(2, ["pooled", "a"])) == 5
 
 
 @pytest.mark.parametrize(
-    ("scales", "rows"), [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)]
+    ("scales", "rows"),
+    [
+        ([HALF], 2),
+        ([Fraction(1, 4), HALF], 4),
+        ([HALF, Fraction(1, 3)], 6),
+        ([Fraction(3, 2)], 2),
+    ],
 )
 def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], rows: int) -> None:
-    ops = {f"a{number}": NamedOp({"x": ALIGNED}, scale=scale) for number, scale in enumerate(scales)}
+    ops = {f"a{n}": NamedOp({"x": ALIGNED}, scale=scale) for n, scale in enumerate(scales)}
     program = named_graph({"x": 12}, ops, [*ops])
     assert least_rows(program.graph, program.slabs(1).ops) == rows
 
 
 def test_who_reads_a_value_whole_stands_behind_a_wall_too() -> None:
-    program = named_graph({"x": 8}, {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"a": ALIGNED}, ["a"])}, ["b"])
+    ops = {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"a": ALIGNED}, ["a"])}
+    program = named_graph({"x": 8}, ops, ["b"])
     assert program.arranged(program.slabs(2)) == [
         (["a"], {"x"}, {"a"}, set(), {"x": (0, 2), "a": (0, 2)}),
         (["b"], {"a"}, {"b"}, set(), {"a": (0, 2), "b": (0, 2)}),
@@ -139,7 +161,8 @@ def test_a_sum_that_lies_on_the_axis_elsewhere_is_read_like_any_array() -> None:
 
 
 def test_what_nobody_wants_is_in_no_loop() -> None:
-    program = named_graph({"x": 8}, {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"x": ALIGNED})}, ["b"])
+    ops = {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"x": ALIGNED})}
+    program = named_graph({"x": 8}, ops, ["b"])
     assert [loop[0] for loop in program.arranged(program.slabs(2))] == [["b"]]
 
 
