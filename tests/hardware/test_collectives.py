@@ -122,7 +122,9 @@ def all_phases(names: Sequence[str]) -> Iterator[tuple[Phase, ...]]:
 
 
 def oracle_seconds(topology: Topology, phases: Sequence[Phase], nbytes: int, launch_s: float) -> Fraction:
-    axes, piece, total = topology.axes, Fraction(nbytes), Fraction(0)
+    axes = topology.axes
+    piece = Fraction(nbytes)
+    total = Fraction(0)
     for phase in phases:
         group = [axis for axis in axes if axis.name in phase.axes]
         n = math.prod(axis.size for axis in group)

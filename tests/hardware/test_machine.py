@@ -1,4 +1,4 @@
-"""Where partitions stand, groups of them along levels, and the links that a group has, against brute force."""
+"""Coordinates of partitions, groups along levels, and links of groups, against brute force."""
 
 import itertools
 import math
@@ -145,7 +145,8 @@ def test_a_grid_is_found_exactly_where_groups_are_even(drawn: tuple[Machine, Gro
 def test_links_of_groups(drawn: tuple[Machine, Groups]) -> None:
     machine, groups = drawn
     for level, axis in enumerate(machine.links(groups).axes):
-        children, sharing = 1, Counter[tuple[int, ...]]()
+        children = 1
+        sharing = Counter[tuple[int, ...]]()
         for group in groups:
             for around in {machine.coordinates[partition][:level] for partition in group}:
                 nodes = {

@@ -40,7 +40,8 @@ def test_its_file_has_the_fields_of_a_device(tmp_path: Path) -> None:
 
 
 def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
-    text, path = text_of(CPU, tmp_path), tmp_path / "device.json"
+    text = text_of(CPU, tmp_path)
+    path = tmp_path / "device.json"
     for length in range(0, len(text) - 1, 97):
         path.write_text(text[:length])
         with pytest.raises(UnknownDeviceError, match=r"device\.json.*calibrate"):

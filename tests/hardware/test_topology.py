@@ -140,7 +140,8 @@ def test_saved_and_loaded_it_is_the_same(saved: Topology, tmp_path: Path) -> Non
 
 
 def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
-    path, text = tmp_path / "topology.json", DDL.to_json()
+    path = tmp_path / "topology.json"
+    text = DDL.to_json()
     for length in range(0, len(text) - 1, 41):
         path.write_text(text[:length])
         with pytest.raises(TopologyError, match=r"topology\.json.*not a complete"):

@@ -23,10 +23,10 @@ class NamedOp:
     """An op with one result, of its name.
 
     Attributes:
-      reads: what it reads by slabs, and by which rows.
-      whole: what else it reads.
-      on_axis: it may run in slabs.
-      shape: by default that of nothing else with as many bytes.
+      reads: values that it reads by slabs, with their rows.
+      whole: values that it reads whole.
+      on_axis: may it run in slabs?
+      shape: by default one that no value with other bytes has.
     """
 
     reads: Mapping[str, Rows]
@@ -76,7 +76,8 @@ class NamedGraph:
 
     def _loop(self, loop: LoopOverSlabs) -> tuple[Any, ...]:
         spans = {name: loop.spans[value] for name, value in self.values.items() if value in loop.spans}
-        ops, sums = [*map(self._op, loop.ops)], {*map(self._op, loop.sums)}
+        ops = [*map(self._op, loop.ops)]
+        sums = {*map(self._op, loop.sums)}
         return ops, self.named(loop.reads), self.named(loop.writes), sums, spans
 
 
@@ -138,7 +139,8 @@ def slab_graphs(draw: st.DrawFn, max_ops: int = 9, halves: bool = True) -> Named
     sums: list[str] = []
     ops: dict[str, NamedOp] = {}
     for number in range(draw(st.integers(1, max_ops))):
-        name, source = f"op{number}", draw(st.sampled_from([*sides]))
+        name = f"op{number}"
+        source = draw(st.sampled_from([*sides]))
         scale = sides[source]
         readable = [*sums, *(value for value in sides if value in ops)]
         whole = draw(st.lists(st.sampled_from(readable), max_size=1)) if ops else []

@@ -1,4 +1,4 @@
-"""Steps as problems, drawn at random: what trains, what updates in place, what loops."""
+"""Steps as problems, drawn at random: training, updates in place, loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 @dataclass
 class Builder:
-    """Puts a problem together; every method answers numbers of buffers."""
+    """Builds a problem; methods return numbers of buffers."""
 
     buffers: list[Buffer] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -68,7 +68,8 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     Args:
       sharing: arguments are donated, operands written over.
     """
-    random, b = Random(seed), Builder()
+    random = Random(seed)
+    b = Builder()
     weights = [b.argument(MIB, donated=sharing) for _ in range(layers)]
 
     def size() -> int:
@@ -100,12 +101,14 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
 
 def fetching(layers: int, seed: int) -> Problem:
     """A chain forward and back again; each layer's weight comes by an asynchronous pair around the layer before."""
-    random, b = Random(seed), Builder()
+    random = Random(seed)
+    b = Builder()
 
     def fetched() -> int:
         return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, recomputable=False)[0]
 
-    weights, values = [fetched()], []
+    weights = [fetched()]
+    values = []
     (value,) = b.kernel((), MIB)
     for layer in range(layers):
         b.end(weights[layer])
@@ -130,7 +133,8 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
     (state,) = b.kernel((), MIB, block=loop, recomputable=False, aliases=zero)
     b.kernels[-1] = replace(b.kernels[-1], is_boundary=True)
-    shift, inner = len(b.buffers), len(b.kernels)
+    shift = len(b.buffers)
+    inner = len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
         maker = None if buffer.maker is None else buffer.maker + inner

@@ -1,4 +1,4 @@
-"""What no plan goes below."""
+"""No plan takes less than the floor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.planning.steps import MIB, Builder, accumulating, training
 
 @given(st.integers(1, 10), st.integers(0, 999), st.booleans())
 def test_no_order_goes_below(layers: int, seed: int, again: bool) -> None:
-    step, random = training(layers, seed), Random(seed)
+    step = training(layers, seed)
+    random = Random(seed)
     nbytes, kernel = floor(step)
     assert 0 <= kernel < len(step.kernels)
     for order in (range(len(step.kernels)), reorder(step)):

@@ -36,7 +36,8 @@ def read(rows: Rows, low: int, high: int) -> set[int]:
 
 def between(rows: Rows, low: int, high: int) -> set[int]:
     """Rows from the window's first position to its last: with a large stride it jumps over some."""
-    first, last = low * rows.stride - rows.before, (high - 1) * rows.stride - rows.before + rows.reach
+    first = low * rows.stride - rows.before
+    last = (high - 1) * rows.stride - rows.before + rows.reach
     return {position // rows.dilation for position in range(first, last) if position % rows.dilation == 0}
 
 

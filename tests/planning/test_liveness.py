@@ -1,4 +1,4 @@
-"""Versions of buffers: when each is there, what may lie over what; and actions that nobody needs."""
+"""Versions of buffers: live ranges, overwrites, and dead actions."""
 
 from __future__ import annotations
 

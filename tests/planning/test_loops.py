@@ -1,4 +1,4 @@
-"""The minimum cut against every choice there is."""
+"""The minimum cut against all choices."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def loops(draw: st.DrawFn) -> Loop:
     results = range(2, len(values))
     needed = draw(st.sets(st.sampled_from(results), min_size=1))
     body = Graph(tuple(values), tuple(ops))
-    trips, runs = draw(st.integers(1, 9)), draw(st.integers(1, 3))
+    trips = draw(st.integers(1, 9))
+    runs = draw(st.integers(1, 3))
     available = frozenset({1})
     reverses = draw(st.booleans())
     return Loop(body, trips, runs, available, frozenset(needed), (0,), reverses)
@@ -65,7 +66,8 @@ def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
 
 
 def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device: Device) -> float:
-    times, total = loop.trips * loop.runs, 0.0
+    times = loop.trips * loop.runs
+    total = 0.0
     for value in stacked:
         nbytes = loop.trips * loop.body.nbytes(value)
         kept = nbytes * (price + 2 * loop.runs / device.memory_bandwidth)

@@ -1,4 +1,4 @@
-"""Bytes of a sequence of runs: what shares a place, what lies in an argument, what is there at once."""
+"""Bytes of schedules: shared memory, temporaries in arguments, and live bytes."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def test_an_output_is_no_temporary_and_holds_others_before_it_is_made() -> None:
 
 
 def test_of_two_that_may_lie_under_a_result_the_first_that_it_reads_does() -> None:
-    sizes, over = [2 * KIB, KIB, 2 * KIB, KIB, KIB], {4: (1, 3)}
+    sizes = [2 * KIB, KIB, 2 * KIB, KIB, KIB]
+    over = {4: (1, 3)}
 
     def reading(*last: int) -> Packing:
         return pack(problem([[], [0], [0], [2], last], sizes, outputs=[4], over=over))
@@ -65,14 +66,16 @@ def test_of_two_that_may_lie_under_a_result_the_first_that_it_reads_does() -> No
 
 
 def test_equals_are_placed_as_the_walk_from_the_results_comes_to_them() -> None:
-    reads, sizes = [[], [], [0], [2], [1], [1, 3], [1, 4]], [KIB, 2 * KIB, KIB, KIB, KIB, 8, 8]
+    reads = [[], [], [0], [2], [1], [1, 3], [1, 4]]
+    sizes = [KIB, 2 * KIB, KIB, KIB, KIB, 8, 8]
     assert pack(problem(reads, sizes, outputs=[5, 6])).nbytes == 4 * KIB
     assert pack(problem(reads, sizes, outputs=[6, 5])).nbytes == 5 * KIB
 
 
 def test_what_is_updated_in_place_is_placed_by_the_time_until_its_update() -> None:
     """The fourth kernel's result comes first: by the time of the whole place it would lie on top, 8 KiB in all."""
-    reads, sizes = [[], [0], [], [1], [], [3, 4]], [3 * KIB, 3 * KIB, KIB, 3 * KIB, 2 * KIB, 2 * KIB]
+    reads = [[], [0], [], [1], [], [3, 4]]
+    sizes = [3 * KIB, 3 * KIB, KIB, 3 * KIB, 2 * KIB, 2 * KIB]
     assert pack(problem(reads, sizes, alias_sets={1: 0})).nbytes == 7 * KIB
 
 

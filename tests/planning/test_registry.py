@@ -1,4 +1,4 @@
-"""memplan's planner by its name, and what it puts on the host."""
+"""memplan's planner by its name, and its offloads."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans on ledgers, drawn at random, and the schedules that they stand for."""
+"""Plans on ledgers, drawn at random, and their schedules."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The ledger's bytes, kept up to date, are those of the layout, of a replay, and of a ledger made anew."""
+"""The ledger's updated bytes equal those of the layout, of a replay, and of a new ledger."""
 
 from __future__ import annotations
 
@@ -98,7 +98,8 @@ def test_a_recomputation_that_all_bytes_depend_on_is_needed() -> None:
 def test_what_is_recomputed_writes_over_what_it_reads_last() -> None:
     """In a prelude as in a slot's own work."""
     b = Builder()
-    small_argument, large_argument = b.argument(), b.argument(4 * MIB)
+    small_argument = b.argument()
+    large_argument = b.argument(4 * MIB)
     (first,) = b.kernel((small_argument,), 4 * MIB)
     (second,) = b.kernel((first,), 4 * MIB, over=True)
     (third,) = b.kernel((second,), MIB)

@@ -1,4 +1,4 @@
-"""Plans: legal, within the budget where they say so, as fast as they say."""
+"""Plans: legal, within the budget if they say so, as fast as they say."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A problem on a tape: which values and slots there are, and what may be recomputed where."""
+"""A problem on a tape: its values and slots, and the slots for recomputations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_what_is_made_outside_of_a_loop_is_recomputed_before_its_body() -> None:
 @given(st.integers(2, 8), st.integers(0, 99))
 def test_a_body_recomputes_what_a_straight_line_does(layers: int, seed: int) -> None:
     problem = training(layers, seed)
-    straight, body = record(problem), record(in_a_loop(problem, 3))
+    straight = record(problem)
+    body = record(in_a_loop(problem, 3))
     for operation in range(len(straight.operations)):
         for slot in range(straight.count):
             assert body.may_recompute(operation + 1, slot + 1) == straight.may_recompute(operation, slot)

@@ -1,4 +1,4 @@
-"""Choices of what is written: the best of those that were tried, refined to no worse, inside the limits."""
+"""Choices of stored values: their prices, their refinement, and the limits."""
 
 from __future__ import annotations
 
@@ -96,7 +96,8 @@ def test_refined_what_was_to_be_made_again_is_kept_where_there_is_room(
     device: int, stored: set[str], on_host: set[str], seconds: float
 ) -> None:
     """Making `a` again takes 40 s, as long as one of its two copies to the host and back, of which one is hidden."""
-    program, limits = norm(nbytes=40), SlabLimits(device, 100, 0)
+    program = norm(nbytes=40)
+    limits = SlabLimits(device, 100, 0)
     assert choice(program, limits).best()[0] == program.slabs(2)
     slabs, price = choice(program, limits).refined(program.slabs(2))
     assert (program.named(slabs.stored), program.named(slabs.on_host)) == (stored, on_host)
@@ -146,20 +147,25 @@ def test_what_is_dear_is_made_again_where_there_is_no_room_for_it_anywhere() -> 
 
 
 def test_what_takes_the_least_is_told_where_nothing_fits() -> None:
-    program, limits = norm(nbytes=40), SlabLimits(10, 0, 0)
+    program = norm(nbytes=40)
+    limits = SlabLimits(10, 0, 0)
     _, price = choice(program, limits).best()
     assert limits.excess(price) > 0 and price.host_bytes == 0
 
 
 def test_what_is_made_again_by_too_many_rows_is_written_however_long_its_copies_take() -> None:
     """Behind each sum a convolution of the last one's: with nothing written the last loop makes the rows around."""
-    ops, source, whole = dict[str, NamedOp](), "x", list[str]()
+    ops = dict[str, NamedOp]()
+    source = "x"
+    whole = list[str]()
     for name in "abcdef":
         ops[name] = NamedOp({source: HALO}, whole, rows=24, nbytes=240)
         ops[f"sum {name}"] = NamedOp({name: ALIGNED}, reduces=True, nbytes=1, fusion="reduction")
-        source, whole = name, [f"sum {name}"]
+        source = name
+        whole = [f"sum {name}"]
     program = named_graph({"x": 24}, ops, whole)
-    bare, limits = program.slabs(2), SlabLimits(0, 10**6, 0)
+    bare = program.slabs(2)
+    limits = SlabLimits(0, 10**6, 0)
     bare_bytes = price_of(program, bare, limits).device_bytes
     roomy, tight = (
         choice(program, replace(limits, device_bytes=device_bytes)).best()

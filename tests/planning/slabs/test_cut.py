@@ -1,4 +1,4 @@
-"""What a loop reads of what an earlier one makes, against every choice there is."""
+"""Values of earlier loops that a loop reads, against all choices."""
 
 from __future__ import annotations
 
@@ -91,7 +91,8 @@ def test_no_other_values_read_take_less(graph: NamedGraph, weight: float, free: 
 
 
 def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> None:
-    dear, cheap = norm(nbytes=8), norm(nbytes=30)
+    dear = norm(nbytes=8)
+    cheap = norm(nbytes=30)
     assert dear.named(cut(dear, dear.slabs(2))) == {"a"}  # two copies of 8 s against 40 s
     assert cheap.named(cut(cheap, cheap.slabs(2))) == set()
     assert cheap.named(cut(cheap, cheap.slabs(2), weight=2.0)) == {"a"}

@@ -1,4 +1,4 @@
-"""Programs in loops over slabs: levels, walls, what is made again, and rows; by hand, and whether they can run."""
+"""Programs in loops over slabs: levels, walls, recomputation and rows, by hand and at random."""
 
 from __future__ import annotations
 
@@ -79,7 +79,8 @@ def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
 
 def test_what_carries_makes_the_rows_of_its_slab_whatever_is_read_of_them() -> None:
     """And of the rows around it those that are read, as anything does."""
-    shifted, wide = Rows(before=-3), Rows(before=2, reach=5)
+    shifted = Rows(before=-3)
+    wide = Rows(before=2, reach=5)
     program = named_graph(
         {"x": 8},
         {
@@ -171,7 +172,8 @@ def test_every_arrangement_can_run(data: Any) -> None:
     """What an op or a loop reads is there before, whole or by slabs; rows that an op reads are in the window."""
     program = data.draw(slab_graphs())
     slabs = data.draw(slabs_of(program))
-    graph, whole = program.graph.graph, {program.values["x"], program.values["y"]}
+    graph = program.graph.graph
+    whole = {program.values["x"], program.values["y"]}
     for item in arrange(program.graph, slabs):
         if isinstance(item, LoopOverSlabs):
             assert whole.issuperset(item.reads) and (item.sums or item.writes)
@@ -193,16 +195,19 @@ def test_effects_keep_their_order_and_all_else_its_place(data: Any) -> None:
     graph = replace(program.graph, effects=effects)
     order = [number for number in arrange(graph, slabs) if number in effects]
     assert order == sorted(effects)
-    plain, levels = Walls(program.graph, slabs.ops).levels, Walls(graph, slabs.ops).levels
+    plain = Walls(program.graph, slabs.ops).levels
+    levels = Walls(graph, slabs.ops).levels
     assert all(levels[number] >= level for number, level in plain.items())
     if len(effects) <= 1:
         assert levels == plain
 
 
 def check_loop(program: NamedGraph, slabs: Slabs, loop: LoopOverSlabs, whole: set[int]) -> None:
-    graph, in_slabs = program.graph, set(loop.reads)
+    graph = program.graph
+    in_slabs = set(loop.reads)
     for number in loop.ops:
-        along, op = graph.along[number], graph.graph.ops[number]
+        along = graph.along[number]
+        op = graph.graph.ops[number]
         by_slabs = [value for value, _ in along.reads]
         assert number in slabs.ops and in_slabs.issuperset(by_slabs)
         assert whole.issuperset(value for value in op.inputs if value not in by_slabs)
