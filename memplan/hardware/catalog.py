@@ -252,7 +252,7 @@ _RTX4090 = Device(
     description="NVIDIA GeForce RTX 4090, 24 GB GDDR6X",
     memory_bytes=24_563 * 2**20,
     memory_bandwidth=1.008e12,
-    # float16 at the rate with float32 accumulation, half of the other.
+    # float16 at the rate with float32 accumulation, half of that with float16 accumulation.
     flops={"float64": 1.29e12, "float32": 82.6e12, "bfloat16": 165.2e12, "float16": 165.2e12, "int8": 660.6e12},
     vector_flops=82.6e12,
     link=LINKS["pcie4x16"],

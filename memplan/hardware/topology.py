@@ -37,7 +37,7 @@ class Axis:
 
     name: str  # of the mesh axis, for example `host` or `device`
     size: int  # nodes of this level in one node of the level around it
-    latency_s: float  # seconds from one node to the next, whatever is sent
+    latency_s: float  # seconds from one node to the next, whatever the bytes
     bandwidth: float  # bytes/s in each direction that one link achieves
     # True: all devices of a node share one link at this level, as those of a host share its network
     # card; False: each device has its own, as GPUs have NVLink

@@ -113,7 +113,7 @@ class Rows:
     def window(self, low: int, high: int) -> Span:
         """The positions that rows [low, high) of the result read.
 
-        With `via`, the rows are those of the operand between.
+        With `via`, they are positions of the operand between.
         """
         start = low * self.stride - self.before
         return start, start + (high - 1 - low) * self.stride + self.reach

@@ -91,7 +91,8 @@ class Liveness:
     """
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
-        self._problem, self._schedule = problem, schedule
+        self._problem = problem
+        self._schedule = schedule
         self.versions: list[Version] = []
         self.reads: list[list[int]] = []
         self.writes: list[list[int]] = []

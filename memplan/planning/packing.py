@@ -280,7 +280,8 @@ class _CallerAllocations:
     """Donated arguments and outputs, the largest first, and the versions in each."""
 
     def __init__(self, versions: Sequence[Version], interfere: Callable[[int, int], bool]) -> None:
-        self._versions, self._interfere = versions, interfere
+        self._versions = versions
+        self._interfere = interfere
         self._sizes: list[int] = []
         self._members: list[list[int]] = []
         # by version in an allocation: its live range and its allocation

@@ -104,7 +104,8 @@ def clock(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = Non
     busy: dict[Kind, list[tuple[float, float]]] = {Kind.OFFLOAD: [], Kind.PREFETCH: []}
     copied: dict[tuple[Kind, int], float] = {}  # (start, buffer) -> end of the copy
     for action in schedule:
-        kind, number = action.kind, action.number
+        kind = action.kind
+        number = action.number
         if kind is Kind.RUN:
             compute_s += problem.kernels[number].seconds * problem.times[number]
         elif kind is Kind.OFFLOADED:

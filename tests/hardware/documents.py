@@ -1,4 +1,4 @@
-"""Documents that are not as they were written."""
+"""Documents with a changed entry."""
 
 from __future__ import annotations
 

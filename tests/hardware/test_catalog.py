@@ -72,7 +72,8 @@ def test_names_round_trip_in_any_case(name: str) -> None:
 @pytest.mark.parametrize("link", catalog.LINKS)
 @pytest.mark.parametrize("name", catalog.names())
 def test_any_device_goes_behind_any_link(name: str, link: str) -> None:
-    plain, moved = catalog.named(name), catalog.named(f"{name}@{link}".upper())
+    plain = catalog.named(name)
+    moved = catalog.named(f"{name}@{link}".upper())
     assert moved.name == f"{name}@{link}"
     assert moved.link == catalog.LINKS[link]
     assert dataclasses.replace(moved, name=plain.name, link=plain.link) == plain
@@ -116,7 +117,8 @@ def test_nothing_can_be_changed() -> None:
 
 
 def test_a_cpu_grows_with_its_cores() -> None:
-    small, large = catalog.local_cpu(1, 2**30), catalog.local_cpu(64, 2**38)
+    small = catalog.local_cpu(1, 2**30)
+    large = catalog.local_cpu(64, 2**38)
     assert (small.name, small.link.name, small.target) == ("cpu", "local-memory", None)
     assert (small.memory_bytes, large.memory_bytes) == (2**30, 2**38)
     assert large.vector_flops == 64 * small.vector_flops

@@ -1,4 +1,4 @@
-"""Where partitions stand, groups of them along levels, and the links that a group has, against brute force."""
+"""Coordinates of partitions, groups along levels, and links of groups, against brute force."""
 
 import itertools
 import math
@@ -32,7 +32,7 @@ def test_a_topology_of_another_size_is_refused_with_one_that_fits() -> None:
 
 
 def test_places_count_every_level_from_0() -> None:
-    assert DEEP.coordinates[0] == (0, 0, 0) and DEEP.coordinates[5] == (0, 1, 1) and DEEP.coordinates[15] == (1, 1, 3)
+    assert [DEEP.coordinates[n] for n in (0, 5, 15)] == [(0, 0, 0), (0, 1, 1), (1, 1, 3)]
     assert DEEP.hosts()[4:9] == ((0, 1),) * 4 + ((1, 0),)
     turned = Machine(RACKS, tuple(reversed(range(16))))
     assert turned.coordinates == tuple(reversed(DEEP.coordinates))
@@ -70,7 +70,7 @@ def test_groups_of_three_levels() -> None:
     assert grid is not None and grid.sizes == (2, 2, 4)
     assert grid.along((2,)) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
     assert grid.along((0,)) == tuple((number, number + 8) for number in range(8))
-    assert grid.along((0, 1)) == tuple((number, number + 4, number + 8, number + 12) for number in range(4))
+    assert grid.along((0, 1)) == tuple((n, n + 4, n + 8, n + 12) for n in range(4))
     assert grid.along(()) == tuple((number,) for number in range(16))
     assert grid.along((0, 1, 2)) == whole
 
@@ -90,25 +90,29 @@ def machines(draw: st.DrawFn) -> Machine:
 def machines_and_groups(draw: st.DrawFn) -> tuple[Machine, Groups]:
     machine = draw(machines())
     order = draw(st.permutations(range(len(machine.devices))))
-    size = draw(st.sampled_from([divisor for divisor in range(1, len(order) + 1) if len(order) % divisor == 0]))
+    count = len(order)
+    size = draw(st.sampled_from([n for n in range(1, count + 1) if count % n == 0]))
     return machine, tuple(tuple(order[at : at + size]) for at in range(0, len(order), size))
 
 
 @given(machines_and_groups())
-def test_groups_along_levels_are_those_that_differ_there_alone(drawn: tuple[Machine, Groups]) -> None:
+def test_groups_along_levels_differ_there_alone(drawn: tuple[Machine, Groups]) -> None:
     machine, groups = drawn
     grid = machine.grid(groups)
     if grid is None:
         return
     assert {frozenset(row) for row in grid.rows} == set(map(frozenset, groups))
     levels = range(len(grid.sizes))
-    for subset in itertools.chain.from_iterable(itertools.combinations(levels, count) for count in range(4)):
+    subsets = (itertools.combinations(levels, count) for count in range(4))
+    for subset in itertools.chain.from_iterable(subsets):
         along = grid.along(subset)
-        assert sorted(itertools.chain(*along)) == sorted(itertools.chain(*grid.rows)), "each partition is in one"
+        partitions = sorted(itertools.chain(*grid.rows))
+        assert sorted(itertools.chain(*along)) == partitions, "each partition is in one"
         for group in along:
             (row,) = (row for row in grid.rows if set(group) <= set(row))
             coordinates = [_digits(row.index(partition), grid.sizes) for partition in group]
-            assert {level for level in levels if len({node[level] for node in coordinates}) > 1} <= set(subset)
+            differing = {level for level in levels if len({at[level] for at in coordinates}) > 1}
+            assert differing <= set(subset)
             assert len(group) == math.prod(grid.sizes[level] for level in subset)
             assert list(group) == sorted(group, key=lambda partition: machine.devices[partition])
 
@@ -125,16 +129,14 @@ def _digits(number: int, sizes: tuple[int, ...]) -> tuple[int, ...]:
 def test_a_grid_is_found_exactly_where_groups_are_even(drawn: tuple[Machine, Groups]) -> None:
     machine, groups = drawn
     levels = range(len(machine.topology.axes) + 1)
-    counts = [
-        tuple(
-            Counter(Counter(machine.coordinates[partition][:level] for partition in group).values()) for level in levels
-        )
-        for group in groups
-    ]
-    even = all(len(sizes) == 1 for level in counts for sizes in level) and all(
-        group_counts == counts[0] for group_counts in counts
-    )
-    nodes = [len({machine.coordinates[partition][:level] for partition in groups[0]}) for level in levels]
+    group_nodes = [[machine.coordinates[partition] for partition in group] for group in groups]
+    counts = []
+    for nodes in group_nodes:
+        reached = [Counter(node[:level] for node in nodes).values() for level in levels]
+        counts.append(tuple(map(Counter, reached)))
+    even = all(len(sizes) == 1 for group_counts in counts for sizes in group_counts)
+    even = even and all(group_counts == counts[0] for group_counts in counts)
+    nodes = [len({node[:level] for node in group_nodes[0]}) for level in levels]
     even = even and all(inner % outer == 0 for outer, inner in itertools.pairwise(nodes))
     assert (machine.grid(groups) is not None) == even
 
@@ -143,7 +145,8 @@ def test_a_grid_is_found_exactly_where_groups_are_even(drawn: tuple[Machine, Gro
 def test_links_of_groups(drawn: tuple[Machine, Groups]) -> None:
     machine, groups = drawn
     for level, axis in enumerate(machine.links(groups).axes):
-        children, sharing = 1, Counter[tuple[int, ...]]()
+        children = 1
+        sharing = Counter[tuple[int, ...]]()
         for group in groups:
             for around in {machine.coordinates[partition][:level] for partition in group}:
                 nodes = {
@@ -155,7 +158,8 @@ def test_links_of_groups(drawn: tuple[Machine, Groups]) -> None:
                 sharing.update(nodes if len(nodes) > 1 else ())
         full = machine.topology.axes[level]
         assert axis.size == children
-        assert axis.bandwidth == full.bandwidth / (max(sharing.values(), default=1) if full.shared else 1)
+        parts = max(sharing.values(), default=1) if full.shared else 1
+        assert axis.bandwidth == full.bandwidth / parts
         assert (axis.name, axis.latency_s) == (full.name, full.latency_s)
 
 

@@ -40,7 +40,8 @@ def test_its_file_has_the_fields_of_a_device(tmp_path: Path) -> None:
 
 
 def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
-    text, path = text_of(CPU, tmp_path), tmp_path / "device.json"
+    text = text_of(CPU, tmp_path)
+    path = tmp_path / "device.json"
     for length in range(0, len(text) - 1, 97):
         path.write_text(text[:length])
         with pytest.raises(UnknownDeviceError, match=r"device\.json.*calibrate"):
@@ -76,7 +77,12 @@ def test_what_is_no_object_is_refused(text: str, tmp_path: Path) -> None:
         ("flops.float32", -1.0, "its 'flops.float32' is -1.0"),
     ],
 )
-def test_a_damaged_file_is_refused_and_says_where(where: str, value: Any, message: str, tmp_path: Path) -> None:
+def test_a_damaged_file_is_refused_and_says_where(
+    where: str,
+    value: Any,
+    message: str,
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "device.json"
     path.write_text(edited(text_of(CPU, tmp_path), where, value))
     with pytest.raises(UnknownDeviceError, match=message) as caught:

@@ -127,7 +127,10 @@ def test_a_topology_has_axes_of_different_names() -> None:
         Topology("nothing", "", (), ())
 
 
-@pytest.mark.parametrize("saved", [*topology.TOPOLOGIES.values(), THREE], ids=lambda saved: saved.name)
+SAVED = [*topology.TOPOLOGIES.values(), THREE]
+
+
+@pytest.mark.parametrize("saved", SAVED, ids=lambda saved: saved.name)
 def test_saved_and_loaded_it_is_the_same(saved: Topology, tmp_path: Path) -> None:
     path = tmp_path / "topology.json"
     saved.save(path)
@@ -137,7 +140,8 @@ def test_saved_and_loaded_it_is_the_same(saved: Topology, tmp_path: Path) -> Non
 
 
 def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
-    path, text = tmp_path / "topology.json", DDL.to_json()
+    path = tmp_path / "topology.json"
+    text = DDL.to_json()
     for length in range(0, len(text) - 1, 41):
         path.write_text(text[:length])
         with pytest.raises(TopologyError, match=r"topology\.json.*not a complete"):

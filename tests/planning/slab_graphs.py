@@ -23,10 +23,10 @@ class NamedOp:
     """An op with one result, of its name.
 
     Attributes:
-      reads: what it reads by slabs, and by which rows.
-      whole: what else it reads.
-      on_axis: it may run in slabs.
-      shape: by default that of nothing else with as many bytes.
+      reads: values that it reads by slabs, with their rows.
+      whole: values that it reads whole.
+      on_axis: may it run in slabs?
+      shape: by default one that no value with other bytes has.
     """
 
     reads: Mapping[str, Rows]
@@ -76,7 +76,8 @@ class NamedGraph:
 
     def _loop(self, loop: LoopOverSlabs) -> tuple[Any, ...]:
         spans = {name: loop.spans[value] for name, value in self.values.items() if value in loop.spans}
-        ops, sums = [*map(self._op, loop.ops)], {*map(self._op, loop.sums)}
+        ops = [*map(self._op, loop.ops)]
+        sums = {*map(self._op, loop.sums)}
         return ops, self.named(loop.reads), self.named(loop.writes), sums, spans
 
 
@@ -138,23 +139,23 @@ def slab_graphs(draw: st.DrawFn, max_ops: int = 9, halves: bool = True) -> Named
     sums: list[str] = []
     ops: dict[str, NamedOp] = {}
     for number in range(draw(st.integers(1, max_ops))):
-        name, source = f"op{number}", draw(st.sampled_from([*sides]))
+        name = f"op{number}"
+        source = draw(st.sampled_from([*sides]))
         scale = sides[source]
-        whole = (
-            draw(st.lists(st.sampled_from([*sums, *(value for value in sides if value in ops)]), max_size=1))
-            if ops
-            else []
-        )
+        readable = [*sums, *(value for value in sides if value in ops)]
+        whole = draw(st.lists(st.sampled_from(readable), max_size=1)) if ops else []
         costs = {"nbytes": draw(st.integers(16, 60)), "seconds": float(draw(st.integers(0, 7)))}
         match draw(st.sampled_from(["aligned", "halo", "two", "scaled", "sum", "sum", "outside"])):
             case "scaled" if halves:
                 rows, scale = (POOL, Fraction(1, 2)) if scale == 1 else (UPSAMPLE, Fraction(1))
                 ops[name] = NamedOp({source: rows}, whole, **costs)
             case "two":
-                second = draw(st.sampled_from([value for value, value_scale in sides.items() if value_scale == scale]))
+                alike = [name for name, side_scale in sides.items() if side_scale == scale]
+                second = draw(st.sampled_from(alike))
                 ops[name] = NamedOp({source: HALO, second: ALIGNED}, whole, **costs)
             case "sum":
-                ops[name] = NamedOp({source: ALIGNED}, whole, reduces=True, fusion="reduction", **costs)
+                costs |= {"reduces": True, "fusion": "reduction"}
+                ops[name] = NamedOp({source: ALIGNED}, whole, **costs)
             case "outside":
                 ops[name] = NamedOp({}, [source, *whole], on_axis=False, **costs)
             case kind:
@@ -173,4 +174,5 @@ def slabs_of(draw: st.DrawFn, program: NamedGraph) -> Slabs:
     """Some ops, some values stored."""
     names = [name for name, op in program.ops.items() if op in program.graph.along]
     ops = [name for name in names if draw(st.integers(0, 5))]
-    return program.slabs(draw(st.sampled_from([2, 4, 6])), ops, [name for name in ops if draw(st.booleans())])
+    rows = draw(st.sampled_from([2, 4, 6]))
+    return program.slabs(rows, ops, [name for name in ops if draw(st.booleans())])

@@ -1,4 +1,4 @@
-"""Steps as problems, drawn at random: what trains, what updates in place, what loops."""
+"""Steps as problems, drawn at random: training, updates in place, loops."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MIB = 2**20
 
 @dataclass
 class Builder:
-    """Puts a problem together; every method answers numbers of buffers."""
+    """Builds a problem; methods return numbers of buffers."""
 
     buffers: list[Buffer] = field(default_factory=list)
     kernels: list[Kernel] = field(default_factory=list)
@@ -44,9 +44,10 @@ class Builder:
         for number, size in zip(written, sizes, strict=True):
             alias_set = number if aliases is None else self.buffers[aliases].alias_set
             self.buffers.append(Buffer(f"buffer{number}", size, role, len(self.kernels), alias_set))
-        sources = (
-            {written[0]: tuple(r for r in reads if self.buffers[r].nbytes == sizes[0])} if over and written else {}
-        )
+        sources = {}
+        if over and written:
+            alike = (read for read in reads if self.buffers[read].nbytes == sizes[0])
+            sources[written[0]] = tuple(alike)
         name = f"kernel{len(self.kernels)}"
         kernel = Kernel(name, reads, written, sources, {}, seconds, block, recomputable)
         self.kernels.append(replace(kernel, started_by=started_by))
@@ -67,7 +68,8 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
     Args:
       sharing: arguments are donated, operands written over.
     """
-    random, b = Random(seed), Builder()
+    random = Random(seed)
+    b = Builder()
     weights = [b.argument(MIB, donated=sharing) for _ in range(layers)]
 
     def size() -> int:
@@ -89,23 +91,30 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
         (own,) = b.kernel((values[layer], gradient), MIB, took())
         b.kernel((weights[layer], own), MIB, took(), aliases=weights[layer], output=True)
         if layer:
-            (gradient,) = b.kernel((values[layer], gradient), size(), took(), over=sharing and random.random() < 0.5)
+            reads = (values[layer], gradient)
+            nbytes = size()
+            seconds = took()
+            over = sharing and random.random() < 0.5
+            (gradient,) = b.kernel(reads, nbytes, seconds, over=over)
     return b.problem()
 
 
 def fetching(layers: int, seed: int) -> Problem:
     """A chain forward and back again; each layer's weight comes by an asynchronous pair around the layer before."""
-    random, b = Random(seed), Builder()
+    random = Random(seed)
+    b = Builder()
 
     def fetched() -> int:
         return b.kernel((b.argument(8),), random.randint(1, 8) * MIB, 0.0, recomputable=False)[0]
 
-    weights, values = [fetched()], []
+    weights = [fetched()]
+    values = []
     (value,) = b.kernel((), MIB)
     for layer in range(layers):
         b.end(weights[layer])
         weights.append(fetched())
-        (value,) = b.kernel((weights[layer], value), random.randint(1, 8) * MIB, random.uniform(1, 3))
+        nbytes = random.randint(1, 8) * MIB
+        (value,) = b.kernel((weights[layer], value), nbytes, random.uniform(1, 3))
         values.append(value)
     b.end(weights[layers])
     for layer in reversed(range(layers)):
@@ -124,7 +133,8 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
     loop = len(b.kernels) + 1 + len(step.kernels) + 2
     (state,) = b.kernel((), MIB, block=loop, recomputable=False, aliases=zero)
     b.kernels[-1] = replace(b.kernels[-1], is_boundary=True)
-    shift, inner = len(b.buffers), len(b.kernels)
+    shift = len(b.buffers)
+    inner = len(b.kernels)
     for number, buffer in enumerate(step.buffers):
         role = Role.ARGUMENT if buffer.maker is None else Role.TEMPORARY
         maker = None if buffer.maker is None else buffer.maker + inner
@@ -157,5 +167,8 @@ def in_a_loop(problem: Problem, trips: int) -> Problem:
     begin = Kernel("body:begin", (), (), block=last, recomputable=False, is_boundary=True)
     end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False, is_boundary=True)
     loop = Kernel("loop", (), (), recomputable=False, trips=trips)
-    buffers = (replace(buffer, maker=None if buffer.maker is None else buffer.maker + 1) for buffer in problem.buffers)
+    buffers = [
+        replace(buffer, maker=None if buffer.maker is None else buffer.maker + 1)
+        for buffer in problem.buffers
+    ]  # fmt: skip
     return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

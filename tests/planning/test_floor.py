@@ -1,4 +1,4 @@
-"""What no plan goes below."""
+"""No plan takes less than the floor."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ from tests.planning.steps import MIB, Builder, accumulating, training
 
 @given(st.integers(1, 10), st.integers(0, 999), st.booleans())
 def test_no_order_goes_below(layers: int, seed: int, again: bool) -> None:
-    step, random = training(layers, seed), Random(seed)
+    step = training(layers, seed)
+    random = Random(seed)
     nbytes, kernel = floor(step)
     assert 0 <= kernel < len(step.kernels)
     for order in (range(len(step.kernels)), reorder(step)):
@@ -57,7 +58,8 @@ def test_a_loop_holds_what_its_body_reads() -> None:
     outer = Buffer("outer", 64 * MIB, Role.TEMPORARY, len(step.kernels), len(step.buffers))
     kernels = list(step.kernels)
     first = kernels[inside[1]]
-    kernels[inside[1]] = Kernel(first.name, (*first.reads, len(step.buffers)), first.writes, block=loop)
+    reads = (*first.reads, len(step.buffers))
+    kernels[inside[1]] = Kernel(first.name, reads, first.writes, block=loop)
     kernels.append(Kernel("outer", (), (len(step.buffers),)))
     longer = Problem((*step.buffers, outer), tuple(kernels), step.outputs, step.donated)
     assert floor(longer)[0] >= floor(step)[0] + 64 * MIB

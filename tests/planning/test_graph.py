@@ -36,7 +36,8 @@ def read(rows: Rows, low: int, high: int) -> set[int]:
 
 def between(rows: Rows, low: int, high: int) -> set[int]:
     """Rows from the window's first position to its last: with a large stride it jumps over some."""
-    first, last = low * rows.stride - rows.before, (high - 1) * rows.stride - rows.before + rows.reach
+    first = low * rows.stride - rows.before
+    last = (high - 1) * rows.stride - rows.before + rows.reach
     return {position // rows.dilation for position in range(first, last) if position % rows.dilation == 0}
 
 
@@ -60,7 +61,8 @@ def test_the_rows_of_another_operands_rows(rows: Rows, inner: Rows, span: tuple[
 def test_what_leaves_an_operand(rows: Rows, result_rows: int, operand_rows: int) -> None:
     positions = between(rows, 0, result_rows)
     if positions:
-        assert rows.reads_padding(result_rows, operand_rows) == (min(positions) < 0 or max(positions) >= operand_rows)
+        is_outside = min(positions) < 0 or max(positions) >= operand_rows
+        assert rows.reads_padding(result_rows, operand_rows) == is_outside
 
 
 def test_rows_of_the_operand_per_row_of_the_result() -> None:

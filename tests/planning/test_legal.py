@@ -1,4 +1,4 @@
-"""Schedules that are right, and each way in which one is wrong."""
+"""Legal schedules, and one for each fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Versions of buffers: when each is there, what may lie over what; and actions that nobody needs."""
+"""Versions of buffers: live ranges, overwrites, and dead actions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ def test_a_version_is_there_from_its_run_to_its_last_read() -> None:
 
 def test_what_is_prefetched_is_a_version_of_its_own() -> None:
     step = problem([[], [0], [1, 0]], [KIB, 8, 8], outputs=[2])
-    live = Liveness(step, actions("run 0, offload 0, offloaded 0, run 1, prefetch 0, prefetched 0, run 2"))
+    copies = "run 0, offload 0, offloaded 0, run 1, prefetch 0, prefetched 0, run 2"
+    live = Liveness(step, actions(copies))
     whole = [(version.start, version.end) for version in live.versions if version.nbytes == KIB]
     assert whole == [(0, 3), (4, 6)]  # what reads it before the prefetch reads the first
     assert [(version.start, version.end) for version in live.on_host] == [(1, 5)]
@@ -41,13 +42,16 @@ def test_in_one_place_a_version_ends_when_the_next_begins() -> None:
 def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
     """In one place with its carry, whose old value is free to be written over within the body."""
     step = looping()
-    buffers = (
-        replace(buffer, alias_set=0 if number in (1, 3, 4) else number) for number, buffer in enumerate(step.buffers)
-    )
+    alias_sets = [0 if number in (1, 3, 4) else number for number in range(len(step.buffers))]
+    pairs = zip(step.buffers, alias_sets, strict=True)
+    buffers = (replace(buffer, alias_set=alias_set) for buffer, alias_set in pairs)
     kernels = (*step.kernels[:6], replace(step.kernels[6], reads=(4,)))
     update = replace(step.kernels[3], reads=(2,))  # the new value is made without the old one
-    live = Liveness(replace(step, buffers=tuple(buffers), kernels=(*kernels[:3], update, *kernels[4:])), runs(range(7)))
-    spans = {step.buffers[version.buffer].name: (version.start, version.end) for version in live.versions}
+    kernels = (*kernels[:3], update, *kernels[4:])
+    live = Liveness(replace(step, buffers=tuple(buffers), kernels=kernels), runs(range(7)))
+    names = [step.buffers[version.buffer].name for version in live.versions]
+    ranges = [(version.start, version.end) for version in live.versions]
+    spans = dict(zip(names, ranges, strict=True))
     assert spans == {
         "before": (0, 1),
         "state": (1, 2),

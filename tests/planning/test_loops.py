@@ -1,4 +1,4 @@
-"""The minimum cut against every choice there is."""
+"""The minimum cut against all choices."""
 
 from __future__ import annotations
 
@@ -50,19 +50,24 @@ def loops(draw: st.DrawFn) -> Loop:
     results = range(2, len(values))
     needed = draw(st.sets(st.sampled_from(results), min_size=1))
     body = Graph(tuple(values), tuple(ops))
-    trips, runs = draw(st.integers(1, 9)), draw(st.integers(1, 3))
-    return Loop(body, trips, runs, frozenset({1}), frozenset(needed), carried=(0,), reverses=draw(st.booleans()))
+    trips = draw(st.integers(1, 9))
+    runs = draw(st.integers(1, 3))
+    available = frozenset({1})
+    reverses = draw(st.booleans())
+    return Loop(body, trips, runs, available, frozenset(needed), (0,), reverses)
 
 
 def is_complete(loop: Loop, stacked: frozenset[int]) -> bool:
     """Can all that is needed be computed from what is stacked?"""
     again = [loop.body.ops[op] for op in recomputed_ops(loop, Residuals(tuple(stacked)))]
     available = loop.available.union(stacked, *(op.outputs for op in again))
-    return loop.needed <= available and all(op.recomputable and available.issuperset(op.inputs) for op in again)
+    may_run = all(op.recomputable and available.issuperset(op.inputs) for op in again)
+    return loop.needed <= available and may_run
 
 
 def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device: Device) -> float:
-    times, total = loop.trips * loop.runs, 0.0
+    times = loop.trips * loop.runs
+    total = 0.0
     for value in stacked:
         nbytes = loop.trips * loop.body.nbytes(value)
         kept = nbytes * (price + 2 * loop.runs / device.memory_bandwidth)
@@ -80,10 +85,13 @@ def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> No
     choice = cheapest(loop, price, DEVICE, moves)
     assert is_complete(loop, frozenset(choice.stacked))
     candidates = set(range(len(loop.body.values))) - loop.available
-    choices = (frozenset(subset) for count in range(len(candidates) + 1) for subset in combinations(candidates, count))
-    best = min(cost(loop, subset, price, moves, DEVICE) for subset in choices if is_complete(loop, subset))
+    counts = range(len(candidates) + 1)
+    subsets = (frozenset(subset) for count in counts for subset in combinations(candidates, count))
+    complete = (subset for subset in subsets if is_complete(loop, subset))
+    best = min(cost(loop, subset, price, moves, DEVICE) for subset in complete)
     everything = cost(loop, frozenset(candidates), price, moves, DEVICE)
-    assert cost(loop, frozenset(choice.stacked), price, moves, DEVICE) <= best + 1e-6 * everything  # whole ticks
+    chosen_cost = cost(loop, frozenset(choice.stacked), price, moves, DEVICE)
+    assert chosen_cost <= best + 1e-6 * everything  # whole ticks
 
 
 @given(loops(), st.booleans())
@@ -127,15 +135,18 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
 def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_bytes: int) -> None:
     frontier = options(loop, DEVICE, host_bytes)
     assert frontier == sorted(frontier, key=lambda option: (option.seconds, -option.nbytes))
-    assert [option.nbytes for option in frontier] == sorted({option.nbytes for option in frontier}, reverse=True)
+    sizes = [option.nbytes for option in frontier]
+    assert sizes == sorted(set(sizes), reverse=True)
     assert all(host_nbytes(loop, option.residuals) <= host_bytes for option in frontier)
     segments = list(product(range(2, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
     for price, (count, length, on_host) in product(PRICES[::8], segments):
         segmented = replace(
             cheapest(loop, price, DEVICE), segments=count, segment_trips=length, snapshots_on_host=(on_host,)
         )
-        if can_segment(loop, segmented) and host_nbytes(loop, segmented) <= host_bytes and not on_host:
-            nbytes, seconds = stacked_nbytes(loop, segmented), extra_seconds(loop, segmented, DEVICE)
+        fits = host_nbytes(loop, segmented) <= host_bytes and not on_host
+        if can_segment(loop, segmented) and fits:
+            nbytes = stacked_nbytes(loop, segmented)
+            seconds = extra_seconds(loop, segmented, DEVICE)
             assert any(option.nbytes <= nbytes and option.seconds <= seconds for option in frontier)
 
 
@@ -188,11 +199,13 @@ def test_no_set_that_keeps_the_bonds_costs_less(costs: Any, bonds: Any, unit: fl
     costs = [(start, end, seconds * unit) for start, end, seconds in costs]
     in_source = minimum_cut(SIZE, SOURCE, SINK, costs, bonds).tolist()
     assert in_source in list(sides(bonds))
-    assert paid(in_source, costs) == pytest.approx(min(paid(side, costs) for side in sides(bonds)), rel=1e-6)
+    cheapest_s = min(paid(side, costs) for side in sides(bonds))
+    assert paid(in_source, costs) == pytest.approx(cheapest_s, rel=1e-6)
 
 
 def test_bonds_hold_however_often_they_are_given() -> None:
     """They were added up, beyond what an int32 holds, and held no more."""
     for times in (1, 2, 3):
-        in_source = minimum_cut(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], [(0, 1)] * times + [(1, 2)] * times)
+        bonds = [(0, 1)] * times + [(1, 2)] * times
+        in_source = minimum_cut(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], bonds)
         assert in_source.tolist() == [True, True, True, False]

@@ -133,7 +133,14 @@ def test_names_stand_for_numbers() -> None:
         SMALL.schedule(problem)
 
 
-@pytest.mark.parametrize(("where", "function"), [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")])
+@pytest.mark.parametrize(
+    ("where", "function"),
+    [
+        (Path, "replace"),
+        (Path, "write_bytes"),
+        (json, "dumps"),
+    ],
+)
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_a_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, function: str, error: BaseException

@@ -1,4 +1,4 @@
-"""What stays in front of what."""
+"""Orders that keep the precedence are the legal ones."""
 
 from __future__ import annotations
 

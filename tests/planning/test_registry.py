@@ -1,4 +1,4 @@
-"""memplan's planner by its name, and what it puts on the host."""
+"""memplan's planner by its name, and its offloads."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ def test_it_offloads_where_that_is_cheaper_and_the_host_has_room() -> None:
     problem = training(8, 5)
     kinds = {}
     for host_nbytes in (0, 2**40):
-        solution = OWN.plan(problem, int(0.75 * pack(problem).nbytes), host_nbytes, lambda nbytes: nbytes * 1e-12)
+        budget = int(0.75 * pack(problem).nbytes)
+        solution = OWN.plan(problem, budget, host_nbytes, lambda nbytes: nbytes * 1e-12)
         kinds[host_nbytes] = {action.kind for action in solution.schedule}
     assert Kind.OFFLOAD in kinds[2**40] and kinds[0] == {Kind.RUN}

@@ -1,4 +1,4 @@
-"""Seconds of schedules, added up by hand; of two solutions the better."""
+"""Seconds of schedules, added up by hand, and the rank of solutions."""
 
 from __future__ import annotations
 

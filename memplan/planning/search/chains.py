@@ -165,7 +165,8 @@ class _ChainBuilder:
     """
 
     def __init__(self, ledger: Ledger, slot: int) -> None:
-        self._ledger, self.slot = ledger, slot
+        self._ledger = ledger
+        self.slot = slot
         self.operations: list[int] = []
         self.recomputed: set[int] = set()
         self.missing: dict[int, int] = {}

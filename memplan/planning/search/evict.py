@@ -65,12 +65,12 @@ class Eviction:
 
     def run(self) -> bool:
         """End gaps until the limit is kept; False if no change helps."""
-        level = 0
+        step = 0  # of the escalation
         while self.excess():
-            longest, early_slots = self.effort.escalation[level]
+            longest, early_slots = self.effort.escalation[step]
             self._early_slots = max(early_slots, self.early_slots)
-            level = 0 if self._sweep(longest) else level + 1
-            if level == len(self.effort.escalation):
+            step = 0 if self._sweep(longest) else step + 1
+            if step == len(self.effort.escalation):
                 return False
         return True
 

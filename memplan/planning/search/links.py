@@ -32,7 +32,8 @@ class Links:
     """
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
-        self._ledger, self._copy_s = ledger, copy_s
+        self._ledger = ledger
+        self._copy_s = copy_s
         self.offloads: Busy = []
         self.prefetches: Busy = []
         self.stalls_s: dict[Offload, float] = {}
@@ -95,7 +96,7 @@ def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
 
     `PREFETCHED` comes before its slot, the other events after it.
     """
-    entries = []  # slot, kind's place in `_ORDER`, slot that waits for the copy, offload
+    entries = []  # slot, index of the kind in `_ORDER`, slot that waits for the copy, offload
     for offload in ledger.offloads.values():
         reader = ledger.reader(offload)
         if reader is not None:
@@ -125,7 +126,9 @@ class CopyScheduler:
     """
 
     def __init__(self, ledger: Ledger, copy_s: CopySeconds, host_nbytes: int) -> None:
-        self._ledger, self._copy_s, self._host_nbytes = ledger, copy_s, host_nbytes
+        self._ledger = ledger
+        self._copy_s = copy_s
+        self._host_nbytes = host_nbytes
         self._copy_slots: dict[int, tuple[list[int], list[int]]] = {}  # by block
         self.refresh()
 

@@ -31,7 +31,7 @@ class NeighbourhoodSearch:
     effort: Effort = DEFAULT
 
     def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
-        """Search for a plan that fits, then for a faster one, until so many gaps were evaluated.
+        """Search for a plan that fits, then for a faster one, until this many gaps were evaluated.
 
         Until a plan fits, a repair's limit is the best plan's peak less a fraction of its excess;
         then the limit less a fraction of the bytes below it that the best plan leaves free.

@@ -130,7 +130,7 @@ def _unkept_pins_error(problem: Problem, buffers: Sequence[int]) -> UnsupportedP
     pins = (pin for number in buffers if (pin := problem.buffers[number].pin))
     names = ", ".join(sorted({f"{pin.name!r} to {pin.where.value!r}" for pin in pins}))
     return UnsupportedProgramError(
-        f"no plan was found that pins {names} ({problem.buffers[buffers[0]].name}): a value can be "
+        f"no plan honours the pins {names} ({problem.buffers[buffers[0]].name}): a value can be "
         "recomputed only while its inputs exist and are not overwritten, and offloaded only within "
         "the host budget and between kernels of one computation. Pin it elsewhere, or leave it to "
         "the planner."
@@ -158,7 +158,9 @@ class _OrderSearch:
     """
 
     def __init__(self, search: _PlanSearch, order: Sequence[int]) -> None:
-        self._search, self._problem, self._effort = search, search.problem, search.effort
+        self._search = search
+        self._problem = search.problem
+        self._effort = search.effort
         # without tables
         self._budget_nbytes = search.budget_nbytes - self._problem.tables_nbytes
         self._best: Solution | None = None

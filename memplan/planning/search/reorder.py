@@ -48,7 +48,8 @@ class _UnitOrder:
         contents: Mapping[int, Sequence[int]],
         before: Mapping[int, set[int]],
     ) -> None:
-        self._units, self._before = units, before
+        self._units = units
+        self._before = before
         self._after: dict[int, set[int]] = {unit: set() for unit in units}
         for unit in units:
             for predecessor in before[unit]:
@@ -75,7 +76,8 @@ class _UnitOrder:
     def run(self, forward: bool) -> list[int]:
         """The units in order, except that units of a low `net` run as early as they can."""
         units = self._units if forward else self._units[::-1]
-        before, after = self._before, self._after
+        before = self._before
+        after = self._after
         if not forward:
             before, after = after, before
         max_net = 0 if forward else -1

@@ -58,7 +58,9 @@ class _Sweep:
         limit: int,
         min_nbytes: int,
     ) -> None:
-        self._ledger, self._scheduler, self._limit = ledger, scheduler, limit
+        self._ledger = ledger
+        self._scheduler = scheduler
+        self._limit = limit
         # by slot: values that it makes and that may be offloaded
         self._made: list[list[int]] = [[] for _ in range(ledger.tape.count)]
         for number, value in enumerate(ledger.tape.values):

@@ -193,7 +193,8 @@ def with_absent_slots(problem: Problem, tape: Tape) -> Tape:
 
 class _Recorder:
     def __init__(self, problem: Problem, order: Sequence[int]) -> None:
-        self._problem, self._order = problem, order
+        self._problem = problem
+        self._order = order
         self._slot = {number: slot for slot, number in enumerate(order)}
         self._buffers = list(self._recorded_buffers())  # by value
         self._value = {buffer: value for value, buffer in enumerate(self._buffers)}

@@ -199,7 +199,8 @@ class Pricer:
         Some rows are made twice, others are padding.
         """
         along = self.graph.along[number]
-        low, high = 0, slab_rows(self.graph, slabs, along.base)
+        low = 0
+        high = slab_rows(self.graph, slabs, along.base)
         if not along.reduces:
             low, high = loop.spans[along.base]
         return (high - low) * self._trips(slabs) / self.graph.sizes[along.base]

@@ -158,7 +158,8 @@ class Walls:
     """
 
     def __init__(self, graph: SlabGraph, ops: frozenset[int]):
-        self.graph, self.ops = graph, ops
+        self.graph = graph
+        self.ops = ops
         self.levels: dict[int, int] = {}  # by op
         effects_level = 0
         for number in range(len(graph.graph.ops)):

@@ -1,4 +1,4 @@
-"""Plans on ledgers, drawn at random, and the schedules that they stand for."""
+"""Plans on ledgers, drawn at random, and their schedules."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ def schedule_of(ledger: Ledger) -> tuple[Schedule, list[int]]:
     for slot, prelude in enumerate(ledger.preludes):
         slot_copies = [(action, slot) for copy_slot, action in copies if copy_slot == slot]
         entries += [entry for entry in slot_copies if entry[0].kind is Kind.PREFETCHED]
-        work = [op for op in [ledger.tape.slots[slot].operation] if op is not None]
-        entries += [(Action(Kind.RUN, ledger.tape.operations[op].kernel), slot) for op in (*prelude, *work)]
+        work = ledger.tape.slots[slot].operation
+        for op in prelude if work is None else (*prelude, work):
+            entries.append((Action(Kind.RUN, ledger.tape.operations[op].kernel), slot))
         entries += [entry for entry in slot_copies if entry[0].kind is not Kind.PREFETCHED]
     return tuple(action for action, _ in entries), [slot for _, slot in entries]
 

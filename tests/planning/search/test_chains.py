@@ -56,7 +56,8 @@ def test_bytes_above_the_limit_as_shares_of_it(power: float, weight: float) -> N
 
 @pytest.mark.parametrize("power", [1.0, 1.5, 2.0])
 def test_a_byte_weighs_what_it_takes_off(power: float) -> None:
-    excess, load = Excess(10**6, power), LOAD * 10**5
+    excess = Excess(10**6, power)
+    load = LOAD * 10**5
     below = excess.of_a_byte(load)
     for slot in range(len(load)):
         less = load - (np.arange(len(load)) == slot)

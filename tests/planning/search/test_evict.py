@@ -1,4 +1,4 @@
-"""Evictions keep their limit where they say so, by what costs least; and nothing that the limit does not need stays."""
+"""Evictions keep their limit if they say so, by the cheapest decisions, and prune the others."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ def test_it_says_whether_the_limit_is_kept(layers: int, seed: int, share: float,
     eviction = Eviction(ledger, limit, scheduler=scheduler)
     is_kept = eviction.run()
     assert is_kept == (ledger.peak_nbytes <= limit) == (eviction.excess() == 0)
-    before, decisions = ledger.peak_nbytes, {*ledger.recomputations(), *ledger.offloads.values()}
+    before = ledger.peak_nbytes
+    decisions = {*ledger.recomputations(), *ledger.offloads.values()}
     prune(ledger, limit)
     assert ledger.peak_nbytes <= max(limit, before)
     assert decisions.issuperset([*ledger.recomputations(), *ledger.offloads.values()])
@@ -62,7 +63,8 @@ def test_what_nothing_is_above_stays_as_it_is() -> None:
 def test_with_an_offload_go_those_of_the_same_bytes() -> None:
     ledger = Ledger(tape_of_stages(stages_of_nodes([1] * 8, [1] * 8, [[], [0], [1], [2], [0, 3], [4], [5], [0, 6]], 0)))
     empty = ledger.load.copy()
-    first, again = Offload(0, 0, 0, 2), Offload(0, None, 4, 5)
+    first = Offload(0, 0, 0, 2)
+    again = Offload(0, None, 4, 5)
     ledger.offload(first)
     ledger.offload(again)
     assert undo_offload(ledger, again) == [again]

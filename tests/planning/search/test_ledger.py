@@ -1,4 +1,4 @@
-"""The ledger's bytes, kept up to date, are those of the layout, of a replay, and of a ledger made anew."""
+"""The ledger's updated bytes equal those of the layout, of a replay, and of a new ledger."""
 
 from __future__ import annotations
 
@@ -75,10 +75,8 @@ def test_what_is_needed_cannot_be_undone(layers: int, seed: int, draw: Random, o
     ledger = random_plan(training(layers, seed), draw, offloads)
     for op, slot in ledger.recomputations():
         without = Ledger(ledger.tape)
-        without.restore(
-            [recomputation for recomputation in ledger.recomputations() if recomputation != (op, slot)],
-            ledger.offloads.values(),
-        )
+        remaining = set(ledger.recomputations()) - {(op, slot)}
+        without.restore(remaining, ledger.offloads.values())
         for limit in (without.peak_nbytes, without.peak_nbytes - 1, ledger.peak_nbytes):
             assert without.peak_nbytes > limit or not ledger.is_needed(op, slot, limit)
 
@@ -100,7 +98,8 @@ def test_a_recomputation_that_all_bytes_depend_on_is_needed() -> None:
 def test_what_is_recomputed_writes_over_what_it_reads_last() -> None:
     """In a prelude as in a slot's own work."""
     b = Builder()
-    small_argument, large_argument = b.argument(), b.argument(4 * MIB)
+    small_argument = b.argument()
+    large_argument = b.argument(4 * MIB)
     (first,) = b.kernel((small_argument,), 4 * MIB)
     (second,) = b.kernel((first,), 4 * MIB, over=True)
     (third,) = b.kernel((second,), MIB)

@@ -1,4 +1,4 @@
-"""Neighbourhoods: never worse than what they begin with, and the same every time."""
+"""Neighbourhood search: no worse than its start, and deterministic."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plans: legal, within the budget where they say so, as fast as they say."""
+"""Plans: legal, within the budget if they say so, as fast as they say."""
 
 from __future__ import annotations
 
@@ -35,7 +35,8 @@ def check(problem: Problem, share: float, host_nbytes: int) -> None:
     assert solution.host_nbytes <= host_nbytes
     assert solution.seconds == seconds(problem, solution.schedule, copy_s)
     assert solution.fits == (solution.nbytes <= budget)
-    assert solution.bound_s <= solution.seconds * (1 + 1e-12)  # sums in another order round differently
+    # sums in another order round differently
+    assert solution.bound_s <= solution.seconds * (1 + 1e-12)
     if budget < floor(problem)[0]:
         assert not solution.fits
 
@@ -76,15 +77,20 @@ def test_nothing_is_repeated_where_an_order_fits(layers: int, seed: int) -> None
     for budget in (pack(problem).nbytes, pack(problem, runs(reorder(problem))).nbytes):
         solution = plan(problem, budget)
         assert solution.fits
-        assert sorted(action.number for action in solution.schedule) == list(range(len(problem.kernels)))
+        numbers = sorted(action.number for action in solution.schedule)
+        assert numbers == list(range(len(problem.kernels)))
 
 
 def test_the_same_plan_every_time() -> None:
     problem = training(10, 3)
     budget = int(0.7 * pack(problem).nbytes)
     effort = Effort(evaluations=500)
-    solutions = [plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**24, effort) for _ in range(2)]
-    assert solutions[0] == solutions[1]
+
+    def copy_s(nbytes: int) -> float:
+        return nbytes / 2**24
+
+    first, second = (plan(problem, budget, 2**40, copy_s, effort) for _ in range(2))
+    assert first == second
 
 
 def test_copies_that_cost_nothing_leave_no_repetition() -> None:
@@ -112,13 +118,15 @@ def test_pins_are_kept(data: st.DataObject, layers: int, seed: int, share: float
     solution = plan(problem, budget, 2**40, lambda nbytes: nbytes / 2**23, Effort(evaluations=300))
     assert fault(problem, solution.schedule) is None
     assert solution.nbytes == pack(problem, solution.schedule).nbytes
-    run_counts = Counter(action.number for action in solution.schedule if action.kind is Kind.RUN)
-    copy_counts = Counter(action.number for action in solution.schedule if action.kind is Kind.OFFLOAD)
+    schedule = solution.schedule
+    run_counts = Counter(action.number for action in schedule if action.kind is Kind.RUN)
+    copy_counts = Counter(action.number for action in schedule if action.kind is Kind.OFFLOAD)
     for number, pinned_to in where.items():
         maker = problem.buffers[number].maker
         assert maker is not None
         assert bool(copy_counts[number]) == (pinned_to is Where.HOST)
-        assert (run_counts[maker] > 1) == (pinned_to is Where.RECOMPUTE) or _made_together(problem, maker, where)
+        is_right = (run_counts[maker] > 1) == (pinned_to is Where.RECOMPUTE)
+        assert is_right or _made_together(problem, maker, where)
 
 
 def _residuals(problem: Problem) -> set[int]:

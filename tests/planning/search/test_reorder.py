@@ -1,4 +1,4 @@
-"""Other orders are legal ones, and take less where something can."""
+"""Reordered kernels are legal, and take less if an order can."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def test_what_frees_runs_early_and_what_fills_runs_late() -> None:
     (x,) = b.kernel((), MIB)
     (wide,) = b.kernel((x,), 8 * MIB)
     (mask,) = b.kernel((x,), 4 * MIB)  # wanted at the end alone
-    (wide2,) = b.kernel((x,), 8 * MIB)
+    (second_wide,) = b.kernel((x,), 8 * MIB)
     (narrow,) = b.kernel((wide,), 8)  # frees eight
-    (small,) = b.kernel((wide2, narrow), 8)
+    (small,) = b.kernel((second_wide, narrow), 8)
     b.kernel((mask, small), 8, output=True)
     problem = b.problem()
     assert peak(problem) == 21 * MIB

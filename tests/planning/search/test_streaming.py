@@ -1,4 +1,4 @@
-"""Plans in which values travel: legal, within the limit where they can be, with copies beside kernels."""
+"""Streaming plans: legal, within the limit if they can be, with copies that overlap."""
 
 from __future__ import annotations
 
@@ -20,36 +20,60 @@ from memplan.planning.search.tape import record
 from tests.planning.search.plans import random_plan, schedule_of
 from tests.planning.steps import accumulating, in_a_loop, training
 
-WAYS = st.builds(Streaming, st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
+STREAMINGS = st.builds(Streaming, st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
 
 
-def travelled(ledger: Ledger, limit: int, how: Streaming, host_nbytes: int = 2**40) -> Ledger:
+def streamed(
+    ledger: Ledger,
+    limit: int,
+    streaming: Streaming,
+    host_nbytes: int = 2**40,
+) -> Ledger:
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**22, host_nbytes)
-    stream(ledger, scheduler, limit, how, min_nbytes=1)
+    stream(ledger, scheduler, limit, streaming, min_nbytes=1)
     return ledger
 
 
-def check(problem: Problem, ledger: Ledger, share: float, how: Streaming) -> None:
+def check(problem: Problem, ledger: Ledger, share: float, streaming: Streaming) -> None:
     limit = int(share * ledger.peak_nbytes)
-    travelled(ledger, limit, Streaming(how.reserve, overlap=False))
-    tight, plan = ledger.peak_nbytes, (ledger.recomputations(), list(ledger.offloads.values()))
+    streamed(ledger, limit, Streaming(streaming.reserve, overlap=False))
+    tight = ledger.peak_nbytes
+    plan = ledger.recomputations(), list(ledger.offloads.values())
     assert fault(problem, schedule_of(ledger)[0]) is None
-    travelled(ledger, limit, how)
+    streamed(ledger, limit, streaming)
     assert ledger.peak_nbytes <= max(limit, tight)
     assert fault(problem, schedule_of(ledger)[0]) is None
     assert (ledger.recomputations(), len(ledger.offloads)) == (plan[0], len(plan[1]))
 
 
-@given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5, 0.2]), WAYS)
-def test_plans_are_legal_and_copies_keep_the_limit(layers: int, seed: int, share: float, how: Streaming) -> None:
-    for problem in (training(layers, seed), accumulating(layers, 3, seed), in_a_loop(training(layers, seed), 3)):
-        check(problem, Ledger(record(problem)), share, how)
+@given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5, 0.2]), STREAMINGS)
+def test_plans_are_legal_and_copies_keep_the_limit(
+    layers: int,
+    seed: int,
+    share: float,
+    streaming: Streaming,
+) -> None:
+    straight = training(layers, seed)
+    for problem in (straight, accumulating(layers, 3, seed), in_a_loop(straight, 3)):
+        check(problem, Ledger(record(problem)), share, streaming)
 
 
-@given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5]), WAYS, st.randoms(use_true_random=False))
-def test_a_plan_goes_on_from_any_other(layers: int, seed: int, share: float, how: Streaming, draw: Random) -> None:
+@given(
+    st.integers(3, 10),
+    st.integers(0, 99),
+    st.sampled_from([0.8, 0.5]),
+    STREAMINGS,
+    st.randoms(use_true_random=False),
+)
+def test_a_plan_goes_on_from_any_other(
+    layers: int,
+    seed: int,
+    share: float,
+    streaming: Streaming,
+    draw: Random,
+) -> None:
     problem = training(layers, seed)
-    check(problem, random_plan(problem, draw, offloads=True), share, how)
+    check(problem, random_plan(problem, draw, offloads=True), share, streaming)
 
 
 @given(st.integers(4, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5]))
@@ -57,8 +81,8 @@ def test_nothing_is_left_to_add(layers: int, seed: int, share: float) -> None:
     """A second time, the plan stays as it is."""
     ledger = Ledger(record(training(layers, seed)))
     limit = int(share * ledger.peak_nbytes)
-    once = dict(travelled(ledger, limit, Streaming(0.0, overlap=False)).offloads)
-    assert travelled(ledger, limit, Streaming(0.0, overlap=False)).offloads == once
+    once = dict(streamed(ledger, limit, Streaming(0.0, overlap=False)).offloads)
+    assert streamed(ledger, limit, Streaming(0.0, overlap=False)).offloads == once
 
 
 def chain(inputs: list[list[int]], nbytes: list[int]) -> Ledger:
@@ -86,13 +110,13 @@ def test_copies_take_the_room_that_there_is(limit: int, buffers: bool, offload: 
 
 def test_what_is_needed_latest_leaves() -> None:
     ledger = chain([[], [], [1], [2], [1, 3], [0, 4]], [4, 4, 1, 1, 1, 1])
-    travelled(ledger, 9, Streaming(0.0))
+    streamed(ledger, 9, Streaming(0.0))
     assert {offload.value for offload in ledger.offloads.values()} == {0}
 
 
 def test_a_host_that_is_full_takes_nothing() -> None:
     ledger = chain(SPANNED, [4] + [1] * 9)
-    assert not travelled(ledger, 5, Streaming(0.0), host_nbytes=3).offloads
+    assert not streamed(ledger, 5, Streaming(0.0), host_nbytes=3).offloads
 
 
 def test_kernels_wait_for_no_copy_that_a_buffer_hides() -> None:

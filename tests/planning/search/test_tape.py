@@ -1,4 +1,4 @@
-"""A problem on a tape: which values and slots there are, and what may be recomputed where."""
+"""A problem on a tape: its values and slots, and the slots for recomputations."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ def test_what_is_made_outside_of_a_loop_is_recomputed_before_its_body() -> None:
 @given(st.integers(2, 8), st.integers(0, 99))
 def test_a_body_recomputes_what_a_straight_line_does(layers: int, seed: int) -> None:
     problem = training(layers, seed)
-    straight, body = record(problem), record(in_a_loop(problem, 3))
+    straight = record(problem)
+    body = record(in_a_loop(problem, 3))
     for operation in range(len(straight.operations)):
         for slot in range(straight.count):
             assert body.may_recompute(operation + 1, slot + 1) == straight.may_recompute(operation, slot)
@@ -66,6 +67,8 @@ def test_empty_slots_take_nothing_that_was_not_there(layers: int, seed: int, slo
     tape = reconcile(problem, record(problem))
     longer = tape.with_empty_slots({slot for slot in slots if slot < tape.count})
     load = iter(Ledger(tape).load.tolist())
-    for slot, nbytes, floor_nbytes in zip(longer.slots, Ledger(longer).load.tolist(), longer.floor_nbytes, strict=True):
+    new_load = Ledger(longer).load.tolist()
+    for slot, nbytes, floor_nbytes in zip(longer.slots, new_load, longer.floor_nbytes, strict=True):
         assert floor_nbytes == 0 if slot.operation is None else nbytes == next(load)
-    assert [slot.operation for slot in longer.slots if slot.operation is not None] == list(range(tape.count))
+    operations = [slot.operation for slot in longer.slots if slot.operation is not None]
+    assert operations == list(range(tape.count))

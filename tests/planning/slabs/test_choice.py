@@ -1,4 +1,4 @@
-"""Choices of what is written: the best of those that were tried, refined to no worse, inside the limits."""
+"""Choices of stored values: their prices, their refinement, and the limits."""
 
 from __future__ import annotations
 
@@ -12,13 +12,22 @@ from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import Slabs, Walls
-from tests.planning.slab_graphs import HALO, SOLVABLE, NamedGraph, NamedOp, named_graph, norm, slab_graphs
+from tests.planning.slab_graphs import (
+    HALO,
+    SOLVABLE,
+    NamedGraph,
+    NamedOp,
+    named_graph,
+    norm,
+    slab_graphs,
+)
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
 
 
 def choice(program: NamedGraph, limits: SlabLimits, rows: int = 2) -> Choice:
-    return Choice(Pricer(Walls(program.graph, program.slabs(rows).ops), SOLVABLE), program.slabs(rows), limits)
+    slabs = program.slabs(rows)
+    return Choice(Pricer(Walls(program.graph, slabs.ops), SOLVABLE), slabs, limits)
 
 
 def written_by(program: NamedGraph, slabs: Slabs) -> set[int]:
@@ -27,7 +36,11 @@ def written_by(program: NamedGraph, slabs: Slabs) -> set[int]:
 
 @given(slab_graphs(), st.integers(50, 400), st.integers(0, 200))
 @settings(max_examples=25)
-def test_a_choice_is_what_it_says_and_refined_no_worse(program: NamedGraph, device: int, host: int) -> None:
+def test_a_choice_is_what_it_says_and_refined_no_worse(
+    program: NamedGraph,
+    device: int,
+    host: int,
+) -> None:
     if not program.graph.along:
         return
     limits = SlabLimits(device, host, 10)
@@ -35,7 +48,9 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(program: NamedGraph, devi
     best = choices.best()
     refined = choices.refined(best[0])
     for slabs, price in (best, refined):
-        assert replace(slabs, stored=frozenset(), on_host=frozenset(), recomputed_in=frozenset()) == program.slabs(2)
+        empty = frozenset()
+        bare = replace(slabs, stored=empty, on_host=empty, recomputed_in=empty)
+        assert bare == program.slabs(2)
         assert slabs.on_host <= written_by(program, slabs)
         assert not slabs.on_host & choices.pricer.read_whole.keys()
         assert price == price_of(program, slabs, limits)
@@ -81,7 +96,8 @@ def test_refined_what_was_to_be_made_again_is_kept_where_there_is_room(
     device: int, stored: set[str], on_host: set[str], seconds: float
 ) -> None:
     """Making `a` again takes 40 s, as long as one of its two copies to the host and back, of which one is hidden."""
-    program, limits = norm(nbytes=40), SlabLimits(device, 100, 0)
+    program = norm(nbytes=40)
+    limits = SlabLimits(device, 100, 0)
     assert choice(program, limits).best()[0] == program.slabs(2)
     slabs, price = choice(program, limits).refined(program.slabs(2))
     assert (program.named(slabs.stored), program.named(slabs.on_host)) == (stored, on_host)
@@ -131,20 +147,25 @@ def test_what_is_dear_is_made_again_where_there_is_no_room_for_it_anywhere() -> 
 
 
 def test_what_takes_the_least_is_told_where_nothing_fits() -> None:
-    program, limits = norm(nbytes=40), SlabLimits(10, 0, 0)
+    program = norm(nbytes=40)
+    limits = SlabLimits(10, 0, 0)
     _, price = choice(program, limits).best()
     assert limits.excess(price) > 0 and price.host_bytes == 0
 
 
 def test_what_is_made_again_by_too_many_rows_is_written_however_long_its_copies_take() -> None:
     """Behind each sum a convolution of the last one's: with nothing written the last loop makes the rows around."""
-    ops, source, whole = dict[str, NamedOp](), "x", list[str]()
+    ops = dict[str, NamedOp]()
+    source = "x"
+    whole = list[str]()
     for name in "abcdef":
         ops[name] = NamedOp({source: HALO}, whole, rows=24, nbytes=240)
         ops[f"sum {name}"] = NamedOp({name: ALIGNED}, reduces=True, nbytes=1, fusion="reduction")
-        source, whole = name, [f"sum {name}"]
+        source = name
+        whole = [f"sum {name}"]
     program = named_graph({"x": 24}, ops, whole)
-    bare, limits = program.slabs(2), SlabLimits(0, 10**6, 0)
+    bare = program.slabs(2)
+    limits = SlabLimits(0, 10**6, 0)
     bare_bytes = price_of(program, bare, limits).device_bytes
     roomy, tight = (
         choice(program, replace(limits, device_bytes=device_bytes)).best()

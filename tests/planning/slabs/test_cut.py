@@ -1,4 +1,4 @@
-"""What a loop reads of what an earlier one makes, against every choice there is."""
+"""Values of earlier loops that a loop reads, against all choices."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ def pairs_of_loops(draw: st.DrawFn) -> NamedGraph:
     ops: dict[str, NamedOp] = {}
     for number in range(draw(st.integers(1, 4))):
         ops[f"early{number}"] = drawn(draw, ["x", *ops])
-    ops["sum"] = NamedOp({[*ops][-1]: ALIGNED}, reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    total = NamedOp({}, reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    ops["sum"] = replace(total, reads={[*ops][-1]: ALIGNED})
     early = [name for name in ops if name != "sum"]
     late = [f"late{number}" for number in range(draw(st.integers(1, 3)))]
     ops |= {name: replace(drawn(draw, early), whole=["sum"]) for name in late}
-    ops["loss"] = NamedOp(dict.fromkeys(late, ALIGNED), reduces=True, nbytes=1, fusion="reduction", seconds=0.0)
+    ops["loss"] = replace(total, reads=dict.fromkeys(late, ALIGNED))
     outputs = draw(st.sets(st.sampled_from(early), max_size=1))
     return named_graph({"x": 8}, ops, sorted({"loss", *outputs}))
 
@@ -40,8 +41,14 @@ def drawn(draw: st.DrawFn, names: list[str]) -> NamedOp:
     return NamedOp(reads, nbytes=draw(st.integers(20, 60)), seconds=float(draw(st.integers(0, 40))))
 
 
-def cut(graph: NamedGraph, bare: Slabs, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
-    return set(SlabCut(Pricer(Walls(graph.graph, bare.ops), SOLVABLE), {1: weight}, {}, on_device).run())
+def cut(
+    graph: NamedGraph,
+    bare: Slabs,
+    weight: float = 1.0,
+    on_device: Collection[int] = (),
+) -> set[int]:
+    pricer = Pricer(Walls(graph.graph, bare.ops), SOLVABLE)
+    return set(SlabCut(pricer, {1: weight}, {}, on_device).run())
 
 
 def forced_of(graph: NamedGraph, bare: Slabs) -> set[int]:
@@ -49,20 +56,27 @@ def forced_of(graph: NamedGraph, bare: Slabs) -> set[int]:
 
 
 def seconds(
-    graph: NamedGraph, bare: Slabs, stored: Collection[int], weight: float, on_device: Collection[int]
+    graph: NamedGraph,
+    bare: Slabs,
+    stored: Collection[int],
+    weight: float,
+    on_device: Collection[int],
 ) -> float:
     """Of the second loop: what it makes again, what it reads, and writing that."""
     walls = Walls(graph.graph, bare.ops)
     pricer = Pricer(walls, SOLVABLE)
     second = walls.loops(replace(bare, stored=frozenset(stored)))[-1]
     again = sum(pricer.op_seconds[op] for op in set(second.ops) if walls.levels[op] == 0)
-    read = [value for value in second.reads if graph.graph.graph.producer[value] is not None and value not in on_device]
+    producer = graph.graph.graph.producer
+    copied = [value for value in second.reads if value not in on_device]
+    read = [value for value in copied if producer[value] is not None]
     new = [value for value in read if value not in forced_of(graph, bare)]
     return weight * again + sum(pricer.copy_seconds[value] for value in (*read, *new))
 
 
 def subsets(values: Collection[int]) -> Iterator[frozenset[int]]:
-    return (frozenset(subset) for size in range(len(values) + 1) for subset in combinations(sorted(values), size))
+    for size in range(len(values) + 1):
+        yield from map(frozenset, combinations(sorted(values), size))
 
 
 @given(pairs_of_loops(), st.sampled_from([0.5, 1.0, 2.0]), st.booleans())
@@ -77,7 +91,8 @@ def test_no_other_values_read_take_less(graph: NamedGraph, weight: float, free: 
 
 
 def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> None:
-    dear, cheap = norm(nbytes=8), norm(nbytes=30)
+    dear = norm(nbytes=8)
+    cheap = norm(nbytes=30)
     assert dear.named(cut(dear, dear.slabs(2))) == {"a"}  # two copies of 8 s against 40 s
     assert cheap.named(cut(cheap, cheap.slabs(2))) == set()
     assert cheap.named(cut(cheap, cheap.slabs(2), weight=2.0)) == {"a"}

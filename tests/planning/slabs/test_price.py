@@ -36,7 +36,8 @@ def test_a_norm_whose_input_is_written_to_the_host() -> None:
     """40 bytes of 8 rows, of which a slab has 2: 10 bytes; the input has 8 bytes, of which a window of 4 rows has 4."""
     program = norm(nbytes=40)
     slabs = program.on_host(program.slabs(2, stored=["a"]), "a")
-    pricer, (first, second) = pricer_of(program, slabs), loops(program, slabs)
+    pricer = pricer_of(program, slabs)
+    (first, second) = loops(program, slabs)
     assert pricer.streams(first, slabs) == Streams(0.0, 40.0, 41.0, 3)
     assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
     assert pricer.trip_bytes(first, slabs) == 2 * (4 + 10) + 2 * (4 + 10)  # copies; the convolution
@@ -44,13 +45,15 @@ def test_a_norm_whose_input_is_written_to_the_host() -> None:
     assert pricer.trip_bytes(second, slabs) == 2 * 10
     assert pricer.lifetimes([first, second]) == {program.values["a"]: (0, 2)}
     host = 40 + 2 * 10  # a spare slab at each end
-    assert price(program, slabs) == Price(41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH, 7 + 64, host)
+    seconds = 41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH
+    assert price(program, slabs) == Price(seconds, 7 + 64, host)
 
 
 def test_the_same_on_the_device() -> None:
     program = norm(nbytes=40)
     slabs = program.slabs(2, stored=["a"])
-    assert price(program, slabs) == Price(41.0 + 1.0 + 4 * (3 + 2) * LAUNCH, 7 + 40 + 64, 0)  # behind: 40 + 20
+    seconds = 41.0 + 1.0 + 4 * (3 + 2) * LAUNCH
+    assert price(program, slabs) == Price(seconds, 7 + 40 + 64, 0)  # behind: 40 + 20
     assert loops(program, slabs)[1].reads == (program.values["a"],)
 
 
@@ -101,6 +104,8 @@ def test_what_is_read_whole_lives_until_its_last_reader() -> None:
         },
         ["c"],
     )
-    slabs, (a, b, c) = program.slabs(2), (program.values[name] for name in "abc")
+    slabs = program.slabs(2)
+    (a, b, c) = (program.values[name] for name in "abc")
     assert pricer_of(program, slabs).read_whole == {a: 1, b: 2, c: 3}
-    assert pricer_of(program, slabs).lifetimes(loops(program, slabs)) == {a: (0, 1), b: (1, 2), c: (2, 3)}
+    lifetimes = pricer_of(program, slabs).lifetimes(loops(program, slabs))
+    assert lifetimes == {a: (0, 1), b: (1, 2), c: (2, 3)}

@@ -1,4 +1,4 @@
-"""Programs in loops over slabs: levels, walls, what is made again, and rows; by hand, and whether they can run."""
+"""Programs in loops over slabs: levels, walls, recomputation and rows, by hand and at random."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from memplan.planning.graph import ALIGNED, Rows, Span
-from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls, arrange, least_rows, slab_rows, trips_of
+from memplan.planning.slabs.slabs import (
+    LoopOverSlabs,
+    Slabs,
+    Walls,
+    arrange,
+    least_rows,
+    slab_rows,
+    trips_of,
+)
 from tests.planning.slab_graphs import (
     HALO,
     POOL,
@@ -58,7 +66,11 @@ def test_what_runs_whole_stands_between_loops_and_gets_whole_values() -> None:
 def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
     program = named_graph(
         {"x": 8},
-        {"a": NamedOp({"x": HALO}), "b": NamedOp({"a": HALO}), "c": NamedOp({"a": ALIGNED, "b": Rows(before=2)})},
+        {
+            "a": NamedOp({"x": HALO}),
+            "b": NamedOp({"a": HALO}),
+            "c": NamedOp({"a": ALIGNED, "b": Rows(before=2)}),
+        },
         ["c"],
     )
     spans = {"x": (-4, 5), "a": (-3, 4), "b": (-2, 2), "c": (0, 4)}
@@ -67,7 +79,8 @@ def test_halos_add_up_and_a_value_has_the_rows_of_all_its_readers() -> None:
 
 def test_what_carries_makes_the_rows_of_its_slab_whatever_is_read_of_them() -> None:
     """And of the rows around it those that are read, as anything does."""
-    shifted, wide = Rows(before=-3), Rows(before=2, reach=5)
+    shifted = Rows(before=-3)
+    wide = Rows(before=2, reach=5)
     program = named_graph(
         {"x": 8},
         {
@@ -79,7 +92,8 @@ def test_what_carries_makes_the_rows_of_its_slab_whatever_is_read_of_them() -> N
         ["b", "d"],
     )
     spans = {"x": (-3, 7), "a": (0, 7), "b": (0, 4), "c": (-2, 6), "d": (0, 4)}
-    assert program.arranged(program.slabs(4)) == [(["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans)]
+    loop = ["a", "b", "c", "d"], {"x"}, {"b", "d"}, set(), spans
+    assert program.arranged(program.slabs(4)) == [loop]
 
 
 def test_rows_behind_strides() -> None:
@@ -97,23 +111,32 @@ def test_rows_behind_strides() -> None:
     slabs = program.slabs(4)
     spans = {"x": (-4, 8), "pooled": (-2, 4), "a": (-1, 3), "wide": (-1, 5), "b": (0, 4)}
     assert program.arranged(slabs) == [(["pooled", "a", "wide", "b"], {"x"}, {"b"}, set(), spans)]
-    assert [slab_rows(program.graph, slabs, program.values[name]) for name in ("x", "pooled", "wide")] == [4, 2, 4]
-    assert least_rows(program.graph, slabs.ops) == 2 and least_rows(program.graph, [program.ops["b"]]) == 1
+    numbers = [program.values[name] for name in ("x", "pooled", "wide")]
+    assert [slab_rows(program.graph, slabs, value) for value in numbers] == [4, 2, 4]
+    assert least_rows(program.graph, slabs.ops) == 2
+    assert least_rows(program.graph, [program.ops["b"]]) == 1
     assert trips_of(program.graph, slabs) == 3 and trips_of(program.graph, program.slabs(10)) == 1
     assert trips_of(program.graph, program.slabs(2, ["pooled", "a"])) == 5
 
 
 @pytest.mark.parametrize(
-    ("scales", "rows"), [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)]
+    ("scales", "rows"),
+    [
+        ([HALF], 2),
+        ([Fraction(1, 4), HALF], 4),
+        ([HALF, Fraction(1, 3)], 6),
+        ([Fraction(3, 2)], 2),
+    ],
 )
 def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], rows: int) -> None:
-    ops = {f"a{number}": NamedOp({"x": ALIGNED}, scale=scale) for number, scale in enumerate(scales)}
+    ops = {f"a{n}": NamedOp({"x": ALIGNED}, scale=scale) for n, scale in enumerate(scales)}
     program = named_graph({"x": 12}, ops, [*ops])
     assert least_rows(program.graph, program.slabs(1).ops) == rows
 
 
 def test_who_reads_a_value_whole_stands_behind_a_wall_too() -> None:
-    program = named_graph({"x": 8}, {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"a": ALIGNED}, ["a"])}, ["b"])
+    ops = {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"a": ALIGNED}, ["a"])}
+    program = named_graph({"x": 8}, ops, ["b"])
     assert program.arranged(program.slabs(2)) == [
         (["a"], {"x"}, {"a"}, set(), {"x": (0, 2), "a": (0, 2)}),
         (["b"], {"a"}, {"b"}, set(), {"a": (0, 2), "b": (0, 2)}),
@@ -139,7 +162,8 @@ def test_a_sum_that_lies_on_the_axis_elsewhere_is_read_like_any_array() -> None:
 
 
 def test_what_nobody_wants_is_in_no_loop() -> None:
-    program = named_graph({"x": 8}, {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"x": ALIGNED})}, ["b"])
+    ops = {"a": NamedOp({"x": ALIGNED}), "b": NamedOp({"x": ALIGNED})}
+    program = named_graph({"x": 8}, ops, ["b"])
     assert [loop[0] for loop in program.arranged(program.slabs(2))] == [["b"]]
 
 
@@ -148,7 +172,8 @@ def test_every_arrangement_can_run(data: Any) -> None:
     """What an op or a loop reads is there before, whole or by slabs; rows that an op reads are in the window."""
     program = data.draw(slab_graphs())
     slabs = data.draw(slabs_of(program))
-    graph, whole = program.graph.graph, {program.values["x"], program.values["y"]}
+    graph = program.graph.graph
+    whole = {program.values["x"], program.values["y"]}
     for item in arrange(program.graph, slabs):
         if isinstance(item, LoopOverSlabs):
             assert whole.issuperset(item.reads) and (item.sums or item.writes)
@@ -170,16 +195,19 @@ def test_effects_keep_their_order_and_all_else_its_place(data: Any) -> None:
     graph = replace(program.graph, effects=effects)
     order = [number for number in arrange(graph, slabs) if number in effects]
     assert order == sorted(effects)
-    plain, levels = Walls(program.graph, slabs.ops).levels, Walls(graph, slabs.ops).levels
+    plain = Walls(program.graph, slabs.ops).levels
+    levels = Walls(graph, slabs.ops).levels
     assert all(levels[number] >= level for number, level in plain.items())
     if len(effects) <= 1:
         assert levels == plain
 
 
 def check_loop(program: NamedGraph, slabs: Slabs, loop: LoopOverSlabs, whole: set[int]) -> None:
-    graph, in_slabs = program.graph, set(loop.reads)
+    graph = program.graph
+    in_slabs = set(loop.reads)
     for number in loop.ops:
-        along, op = graph.along[number], graph.graph.ops[number]
+        along = graph.along[number]
+        op = graph.graph.ops[number]
         by_slabs = [value for value, _ in along.reads]
         assert number in slabs.ops and in_slabs.issuperset(by_slabs)
         assert whole.issuperset(value for value in op.inputs if value not in by_slabs)
