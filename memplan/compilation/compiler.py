@@ -146,7 +146,7 @@ class Compiler:
         early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
         if program.machine is None:
             return compile_program(program, self.target, early, profile, rewrite, name=name), ()
-        asked = compat.asked_sizes(program.traced.jaxpr)
+        asked = compat.constrained_sizes(program.traced.jaxpr)
         shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked, runs)
         found = _compile_shaped(program, self.target, shaping, early, profile, rewrite)
         return found, shaping.gathers

@@ -1,4 +1,5 @@
-"""The only door to jax._src and jax.extend. Each switch names the release that needs it: 0.11.2 to 0.12 work.
+"""The only door to jax._src and jax.extend. Each switch names the release that needs it: 0.11.2 to
+0.12 work.
 
 May import nothing of memplan.
 """
@@ -6,8 +7,8 @@ May import nothing of memplan.
 from memplan.program.compat.compiler import (
     PINNED,
     Division,
-    asked_sizes,
     constrained_partitions,
+    constrained_sizes,
     coordination_client,
     disk_cache,
     division_of,
@@ -26,8 +27,8 @@ from memplan.program.compat.compiler import (
 from memplan.program.compat.jaxprs import (
     REMATTED,
     ClosedJaxpr,
-    Computation,
     DropVar,
+    InnerJaxpr,
     JaxprEqn,
     Literal,
     Scan,

@@ -1,4 +1,4 @@
-"""Lowered modules, XLA's texts and hook, jax's cache of compilations and the store of its processes."""
+"""Lowered modules, XLA's texts and hook, jax's compilation cache and key-value store."""
 
 import contextlib
 import copy
@@ -24,64 +24,79 @@ from jax._src.lib.mlir import ir as _ir  # pyright: ignore[reportPrivateImportUs
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
 from jax.extend import xla as _xla_hooks
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import (
+    AbstractMesh,
+    AxisType,
+    Mesh,
+    NamedSharding,
+    PartitionSpec,
+    SingleDeviceSharding,
+)
 
 from memplan.program.compat.jaxprs import sub_jaxprs
 
+# Primitives that name the devices of a mesh.
 _PLACING = ("sharding_constraint", "shard_map", "reshard", "mesh_cast", "xla_pmap")
 PINNED = "pinned_host"
-"""The kind of memory, as jax calls it, that is the host's and that a GPU reads and writes."""
+"""jax's memory kind for host memory that a GPU can read and write."""
 
 
-_lowering = threading.RLock()  # a method of jax's is another one meanwhile
+_patching = threading.RLock()  # held while a jax method is patched
 
 
 def lower_for(stage: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
-    """Lower for a platform that need not be here.
+    """Lower for a platform that this machine need not have.
 
-    A host callback asks for the platform's client, which jax refuses, and does nothing with it.
+    A host callback asks jax for the platform's client but does not use it; without the platform jax
+    would raise an error.
     """
     contexts: Any = _mlir.ModuleContext
-    with _lowering:
-        refusing = contexts.get_backend
-        contexts.get_backend = lambda context, *optional: context.backend or refusing(context, *optional)
+    with _patching:
+        get_backend = contexts.get_backend
+        contexts.get_backend = lambda context, *args: context.backend or get_backend(context, *args)
         try:
             return stage.lower(lowering_platforms=(platform,))
         finally:
-            contexts.get_backend = refusing
+            contexts.get_backend = get_backend
 
 
 def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int] = ()) -> Any:
-    """The same with these inputs (positions among all) in host memory, for XLA and for who calls what comes of it.
+    """A copy of a lowered step that takes some of its inputs in host memory.
 
-    It is what jax writes for arguments with a memory kind; the devices of a described GPU know no kinds.
+    Both the module and the shardings of the call say so, as if jax had lowered arguments with a
+    memory kind. The devices of a described GPU have no memory kinds, so jax cannot do it.
 
     Args:
-      outputs: that the module puts into host memory, whatever the user's `out_shardings` say of it.
+      inputs: positions among all inputs.
+      outputs: positions of outputs that the module puts into host memory, whatever `out_shardings`
+        say.
     """
     if not inputs:
         return lowered
     outer, clone = _clone(lowered)
-    constants, kept = len(clone.const_args), sorted(clone.compile_args["kept_var_idx"])
+    constants = len(clone.const_args)
+    kept = sorted(clone.compile_args["kept_var_idx"])
     marked = [number for number, position in enumerate(kept) if position - constants in inputs]
-    (main,) = (one for one in clone._hlo.body.operations if str(one.name).strip('"') == "main")
+    operations = clone._hlo.body.operations
+    (main,) = (operation for operation in operations if str(operation.name).strip('"') == "main")
     shardings = list(clone.compile_args["in_shardings"])
     with clone._hlo.context:
         attributes = list(main.attributes["arg_attrs"])
-        tokens = len(attributes) - len(shardings)  # of ordered effects; they come first
+        tokens = len(attributes) - len(shardings)  # arguments of ordered effects come first
         for number in marked:
-            found = {one.name: one.attr for one in attributes[tokens + number]}
-            found["mhlo.memory_kind"] = _ir.StringAttr.get(PINNED)
-            attributes[tokens + number] = _ir.DictAttr.get(found)
+            argument = attributes[tokens + number]
+            arg_attributes = {attribute.name: attribute.attr for attribute in argument}
+            arg_attributes["mhlo.memory_kind"] = _ir.StringAttr.get(PINNED)
+            attributes[tokens + number] = _ir.DictAttr.get(arg_attributes)
         main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
     results = list(clone.compile_args["out_shardings"])
     first = clone._device_list[0]
     if PINNED in {memory.kind for memory in first.addressable_memories()}:
         for number in marked:
-            known = shardings[number]
-            if isinstance(known, _UnspecifiedValue):  # jax would ask XLA, and then for device memory
-                known = jax.sharding.SingleDeviceSharding(first)
-            shardings[number] = known.with_memory_kind(PINNED)
+            sharding = shardings[number]
+            if isinstance(sharding, _UnspecifiedValue):  # XLA would choose device memory
+                sharding = jax.sharding.SingleDeviceSharding(first)
+            shardings[number] = sharding.with_memory_kind(PINNED)
         for number in outputs:
             if not isinstance(results[number], _UnspecifiedValue):
                 results[number] = results[number].with_memory_kind(PINNED)
@@ -92,58 +107,89 @@ def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int]
 
 
 def names_devices(traced: Any, leaves: Sequence[Any]) -> bool:
-    """Whether what `jax.jit(...).trace(...)` returned, or a leaf of its arguments, has a mesh or a sharding of several
-    devices: only then it can be divided over them.
+    """Does a traced step, or a leaf of its arguments, have a mesh or a sharding of several devices?
+
+    Only such a step can be divided over devices.
+
+    Args:
+      traced: the result of `jax.jit(...).trace(...)`.
     """
-    named = [getattr(leaf, "sharding", None) for leaf in leaves if getattr(leaf, "committed", True)]
-    named += [*traced._params["in_shardings"], *traced._params["out_shardings"]]
-    several = any(isinstance(one, jax.sharding.Sharding) and one.num_devices > 1 for one in named)
+    shardings = [
+        getattr(
+            leaf,
+            "sharding",
+            None,
+        )
+        for leaf in leaves
+        if getattr(leaf, "committed", True)
+    ]
+    shardings += [*traced._params["in_shardings"], *traced._params["out_shardings"]]
+    several = any(
+        isinstance(
+            sharding,
+            jax.sharding.Sharding,
+        )
+        and sharding.num_devices > 1
+        for sharding in shardings
+    )
     in_context = not (_mesh.get_concrete_mesh().empty and _mesh.get_abstract_mesh().empty)
     return several or in_context or _has_mesh(traced.jaxpr.jaxpr)
 
 
 def _has_mesh(jaxpr: Any) -> bool:
-    return any(eqn.primitive.name in _PLACING or any(map(_has_mesh, sub_jaxprs(eqn))) for eqn in jaxpr.eqns)
+    return any(
+        eqn.primitive.name in _PLACING
+        or any(
+            map(_has_mesh, sub_jaxprs(eqn)),
+        )
+        for eqn in jaxpr.eqns
+    )
 
 
 def constrained_partitions(closed: Any) -> int:
-    """The most devices of a mesh over which a sharding constraint or a `shard_map` of the program divides."""
-    found = [1]
+    """The most devices over which a sharding constraint or a `shard_map` of the program divides."""
+    counts = [1]
     for eqn in getattr(closed, "jaxpr", closed).eqns:
-        named = getattr(eqn.params.get("sharding"), "mesh", eqn.params.get("mesh"))
-        found += [named.size] if isinstance(named, Mesh | AbstractMesh) and not named.empty else []
-        found += map(constrained_partitions, sub_jaxprs(eqn))
-    return max(found)
+        mesh = getattr(eqn.params.get("sharding"), "mesh", eqn.params.get("mesh"))
+        if isinstance(mesh, Mesh | AbstractMesh) and not mesh.empty:
+            counts.append(mesh.size)
+        counts += map(constrained_partitions, sub_jaxprs(eqn))
+    return max(counts)
 
 
-def asked_sizes(closed: Any) -> frozenset[int]:
-    """Elements on one device of arrays that a sharding constraint, a `reshard` or a `shard_map` says how to divide."""
-    found = set[int]()
+def constrained_sizes(closed: Any) -> frozenset[int]:
+    """Elements on one device of every array that the user constrains.
+
+    Constraints are sharding constraints, `reshard`s and the arguments of `shard_map`s.
+    """
+    sizes = set[int]()
     for eqn in getattr(closed, "jaxpr", closed).eqns:
         if eqn.primitive.name == "shard_map":
-            found |= {math.prod(var.aval.shape) for var in eqn.params["jaxpr"].invars}
-        named = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
-        # jax writes a `reshard` by itself, too, where all axes of the mesh are XLA's to decide
-        says = eqn.primitive.name == "sharding_constraint" or (
-            eqn.primitive.name == "reshard" and AxisType.Explicit in named.mesh.axis_types
+            sizes |= {math.prod(var.aval.shape) for var in eqn.params["jaxpr"].invars}
+        sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
+        # jax also adds `reshard`s of its own, where XLA decides over all axes of the mesh
+        is_constraint = eqn.primitive.name == "sharding_constraint" or (
+            eqn.primitive.name == "reshard" and AxisType.Explicit in sharding.mesh.axis_types
         )
-        if says and isinstance(named, NamedSharding):
-            axes = jax.tree.leaves([one for one in named.spec if one is not PartitionSpec.UNCONSTRAINED])
-            parts = math.prod(named.mesh.shape[axis] for axis in axes)
-            found |= {math.prod(var.aval.shape) // parts for var in eqn.outvars}
-        found |= frozenset[int]().union(*map(asked_sizes, sub_jaxprs(eqn)))
-    return frozenset(found)
+        if is_constraint and isinstance(sharding, NamedSharding):
+            unconstrained = PartitionSpec.UNCONSTRAINED
+            axes = jax.tree.leaves([axis for axis in sharding.spec if axis is not unconstrained])
+            parts = math.prod(sharding.mesh.shape[axis] for axis in axes)
+            sizes |= {math.prod(var.aval.shape) // parts for var in eqn.outvars}
+        sizes |= frozenset[int]().union(*map(constrained_sizes, sub_jaxprs(eqn)))
+    return frozenset(sizes)
 
 
 @dataclass(frozen=True)
 class Division:
-    """What `jax.jit(...).lower(...)` returned, divided over devices.
+    """How jax divides a lowered step over devices.
 
     Attributes:
-      count: partitions.
-      devices: jax's devices in the order of partitions; None if there is an abstract mesh alone.
-      inputs: the sharding of every input; None where XLA chooses it, or jax leaves the input out.
-      meshes: the meshes of inputs and outputs, each once.
+      count: number of partitions.
+      devices: jax's devices in the order of partitions; None if the step names only abstract
+        meshes.
+      inputs: the sharding of every input; None if XLA chooses it, or if jax drops the input.
+      meshes: the different meshes of inputs and outputs.
     """
 
     count: int
@@ -153,56 +199,78 @@ class Division:
 
 
 def division_of(lowered: Any, inputs: int) -> Division:
-    """How jax divides it; `inputs` counts the leaves of the dynamic arguments."""
-    known = lowered._lowering
-    given, results = known.compile_args["in_shardings"], known.compile_args["out_shardings"]
-    constants, kept = len(known.const_args), sorted(known.compile_args["kept_var_idx"])
-    found: list[Any] = [None] * inputs
-    for sharding, position in zip(given, kept, strict=True):
+    """How jax divides a lowered step.
+
+    Args:
+      inputs: number of leaves of the dynamic arguments.
+    """
+    lowering = lowered._lowering
+    in_shardings = lowering.compile_args["in_shardings"]
+    out_shardings = lowering.compile_args["out_shardings"]
+    constants = len(lowering.const_args)
+    kept = sorted(lowering.compile_args["kept_var_idx"])
+    by_input: list[Any] = [None] * inputs
+    for sharding, position in zip(in_shardings, kept, strict=True):
         if position >= constants and not isinstance(sharding, _UnspecifiedValue):
-            found[position - constants] = sharding
-    meshes = dict.fromkeys(one.mesh for one in (*given, *results) if isinstance(one, NamedSharding))
-    devices = None if known._device_list is None else tuple(known._device_list)
-    return Division(known.compile_args["num_devices"], devices, tuple(found), tuple(meshes))
+            by_input[position - constants] = sharding
+    shardings = (*in_shardings, *out_shardings)
+    named = (sharding for sharding in shardings if isinstance(sharding, NamedSharding))
+    meshes = dict.fromkeys(sharding.mesh for sharding in named)
+    devices = None if lowering._device_list is None else tuple(lowering._device_list)
+    count = lowering.compile_args["num_devices"]
+    return Division(count, devices, tuple(by_input), tuple(meshes))
 
 
 def on_devices(lowered: Any, devices: Sequence[Any]) -> Any:
-    """The same for these devices, one for each partition, whatever devices or abstract mesh it was lowered for."""
+    """A copy of a lowered step for other devices, one for each partition."""
     flat = tuple(devices)
 
     def moved(sharding: Any) -> Any:
         if isinstance(sharding, NamedSharding):
-            return NamedSharding(moved_mesh(sharding.mesh), sharding.spec, memory_kind=sharding.memory_kind)
+            return NamedSharding(
+                moved_mesh(sharding.mesh),
+                sharding.spec,
+                memory_kind=sharding.memory_kind,
+            )
         if isinstance(sharding, _GSPMDSharding):
             return _GSPMDSharding(flat, sharding._hlo_sharding, memory_kind=sharding.memory_kind)
-        return SingleDeviceSharding(flat[0]) if isinstance(sharding, SingleDeviceSharding) else sharding
+        return (
+            SingleDeviceSharding(
+                flat[0],
+            )
+            if isinstance(sharding, SingleDeviceSharding)
+            else sharding
+        )
 
     def moved_mesh(mesh: Any) -> Mesh:
         shape = tuple(mesh.shape.values())
         return Mesh(np.array(flat).reshape(shape), mesh.axis_names, axis_types=mesh.axis_types)
 
-    known = lowered._lowering
-    clone, outer = copy.copy(known), copy.copy(lowered)
-    args = dict(known.compile_args)
+    lowering = lowered._lowering
+    args = dict(lowering.compile_args)
     for name in ("in_shardings", "out_shardings"):
         args[name] = tuple(map(moved, args[name]))
     args["intermediate_shardings"] = list(map(moved, args["intermediate_shardings"]))
     args["backend"] = _xla_bridge.get_device_backend(flat[0])
-    args["host_callbacks"] = ()  # who only compiles takes none
+    args["host_callbacks"] = ()  # the copy is compiled, never run
     if isinstance(args["context_mesh"], Mesh) and not args["context_mesh"].empty:
         args["context_mesh"] = moved_mesh(args["context_mesh"])
-    clone.compile_args, clone._device_list, clone._executable = args, _pxla._create_device_list(flat), None
+    clone = copy.copy(lowering)
+    clone.compile_args = args
+    clone._device_list = _pxla._create_device_list(flat)
+    clone._executable = None
+    outer = copy.copy(lowered)
     outer._lowering = clone
     return outer
 
 
 def module_name_of(lowered: Any) -> str:
-    """The name of what `jax.jit(...).lower(...)` returned, for example `jit_train_step`."""
+    """The name of a lowered step's module, for example `jit_train_step`."""
     return _ir.StringAttr(lowered._lowering._hlo.operation.attributes["sym_name"]).value
 
 
 def rename_module(lowered: Any, name: str) -> Any:
-    """The same under another name."""
+    """A copy of a lowered step with another name."""
     outer, clone = _clone(lowered)
     with clone._hlo.context:
         clone._hlo.operation.attributes["sym_name"] = _ir.StringAttr.get(name)
@@ -211,59 +279,81 @@ def rename_module(lowered: Any, name: str) -> Any:
 
 
 def _clone(lowered: Any) -> tuple[Any, Any]:
-    """A copy of what was lowered, and what is in it; jax, which keeps what it lowered, sees nothing of changes."""
-    known = lowered._lowering
-    with known._hlo.context, _ir.Location.unknown():
+    """A copy of a `jax.stages.Lowered`, and the copy's lowering, which may be changed.
+
+    jax caches the original, so changes must not reach it.
+    """
+    lowering = lowered._lowering
+    with lowering._hlo.context, _ir.Location.unknown():
         module = _ir.Module.create()
-        for one in known._hlo.body.operations:
-            module.body.append(one.operation.clone())
-        attributes = known._hlo.operation.attributes
+        for operation in lowering._hlo.body.operations:
+            module.body.append(operation.operation.clone())
+        attributes = lowering._hlo.operation.attributes
         for key in attributes:
             module.operation.attributes[key] = attributes[key]
-    clone = copy.copy(known)
+    clone = copy.copy(lowering)
     clone._hlo = module
-    clone._executable = None  # jax compiled the same for somebody else
+    clone._executable = None  # the original's, if it is compiled
     outer = copy.copy(lowered)
     outer._lowering = clone
     return outer, clone
 
 
 def module_text(proto: bytes) -> str:
-    """A serialized module as XLA prints it, constants whole."""
+    """A serialized module as XLA prints it, with all elements of its constants."""
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
     return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string(options)
 
 
 def module_proto(text: str) -> bytes:
-    """The serialized module of a text."""
+    """Parse a module's text and serialize the module."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
 
 
-def register_hook(callback: Callable[[bytes], bytes | None], platform: str, scheduled: bool) -> None:
-    """Have XLA call back with every module, serialized, before or after it schedules it; what is returned replaces it.
+def register_hook(
+    callback: Callable[[bytes], bytes | None],
+    platform: str,
+    scheduled: bool,
+) -> None:
+    """Have XLA pass every serialized module to a callback, whose result, if any, replaces the
+    module.
 
-    Of "cuda" also where no GPU is: the plugin must be loaded, as it is once a topology has been described.
+    "cuda" also works without a GPU if the plugin is loaded, as it is once a topology is described.
+
+    Args:
+      scheduled: call back after XLA schedules the module, not before.
     """
-    stage = _xla_hooks.PipelineStage.POST_SCHEDULER if scheduled else _xla_hooks.PipelineStage.PRE_SCHEDULER
+    stages = _xla_hooks.PipelineStage
+    stage = stages.POST_SCHEDULER if scheduled else stages.PRE_SCHEDULER
     name = f"memplan_{stage.name}"
     if platform == "cpu":
-        _xla_hooks.register_hlo_module_transformation(callback, name=name, stage=stage, platforms="cpu")
+        _xla_hooks.register_hlo_module_transformation(
+            callback,
+            name=name,
+            stage=stage,
+            platforms="cpu",
+        )
     else:
-        _xla_lib.register_xla_transform_c_api(_jax_lib.get_pjrt_plugin(platform), name, stage.value, callback)
+        _xla_lib.register_xla_transform_c_api(
+            _jax_lib.get_pjrt_plugin(platform),
+            name,
+            stage.value,
+            callback,
+        )
 
 
 class _Uncached:
-    """How many threads compile without jax's cache on disk, and how it was before the first of them."""
+    """Counts the threads that compile without jax's cache on disk, and saves the cache's state."""
 
     lock = threading.Lock()
     threads = 0
-    before: tuple[bool, bool]
+    before: tuple[bool, bool]  # the cache's state before the first thread
 
 
 @contextlib.contextmanager
 def without_compilation_cache() -> Iterator[None]:
-    """Compile without jax's persistent cache, whose key does not include the hook."""
+    """Compile without jax's persistent cache, since its key does not include the hook."""
     cache = _compilation_cache
     with _Uncached.lock:
         if not _Uncached.threads:
@@ -280,17 +370,18 @@ def without_compilation_cache() -> Iterator[None]:
 
 
 def disk_cache() -> Any:
-    """jax's persistent cache of compilations, with `get(key)` and `put(key, bytes)`; None where it is off."""
+    """jax's persistent compilation cache (`get(key)`, `put(key, bytes)`); None if it is off."""
     backend = _xla_bridge.get_backend()
-    used = _compilation_cache.is_persistent_cache_enabled() and _compilation_cache.is_cache_used(backend)
-    return _compilation_cache._get_cache(backend) if used else None
+    is_enabled = _compilation_cache.is_persistent_cache_enabled()
+    is_used = is_enabled and _compilation_cache.is_cache_used(backend)
+    return _compilation_cache._get_cache(backend) if is_used else None
 
 
 def least_seconds_to_cache() -> float:
-    """jax keeps in its persistent cache what takes so long to compile."""
+    """The shortest compilation, in seconds, that jax stores in its persistent cache."""
     return _config.persistent_cache_min_compile_time_secs.value
 
 
 def coordination_client() -> Any:
-    """The key-value store of jax.distributed, None before it is initialized."""
+    """The key-value store of jax.distributed; None before it is initialized."""
     return _distributed.global_state.client

@@ -1,4 +1,4 @@
-"""Jaxprs and their equations: what stands in them, and evaluating one equation."""
+"""Jaxprs and their equations: read them, rewrite them, evaluate one equation."""
 
 import contextlib
 import itertools
@@ -20,7 +20,7 @@ from jax._src.state import discharge as _discharge
 from jax._src.state.types import AbstractRef
 from jax.interpreters import mlir
 
-ClosedJaxpr = jex.Jaxpr  # one since 0.11
+ClosedJaxpr = jex.Jaxpr  # since 0.11, one class for open and closed jaxprs
 JaxprEqn = jex.JaxprEqn
 Literal = jex.Literal
 Var = jex.Var
@@ -48,13 +48,22 @@ def output_names(closed: ClosedJaxpr) -> tuple[str, ...]:
     """One readable path per output, as jax names them: `result[1]['logits']`."""
     names: Any = closed.jaxpr.debug_info.resolve_result_paths().result_paths
     count = len(closed.jaxpr.outvars)
-    return names if names and len(names) == count else tuple(f"result[{number}]" for number in range(count))
+    return (
+        names
+        if names
+        and len(
+            names,
+        )
+        == count
+        else tuple(f"result[{number}]" for number in range(count))
+    )
 
 
 def source_of(eqn: JaxprEqn) -> str:
     """`file:line` of the user's code that made this equation, or '' where jax did.
 
-    A library between jax and the user (flax, optax) is passed over, unless nothing else called it.
+    Frames of a library between jax and the user (flax, optax) are skipped, unless there are no
+    others.
     """
     frames = _source.user_frames(eqn.source_info.traceback)
     file, line = users_line([(frame.file_name, str(frame.start_line)) for frame in frames])
@@ -62,9 +71,14 @@ def source_of(eqn: JaxprEqn) -> str:
 
 
 def nearest_source(eqn: JaxprEqn, caller: JaxprEqn | None) -> JaxprEqn:
-    """The equation, or the one that calls its function if that alone has a line of the user's own, or of anyone's.
+    """The equation, or its caller if only the caller has a line of the user's own code, or any
+    line.
 
-    jax tells of equations inside of a function that it traces by itself, such as a loop's body, only the lines inside.
+    For a function that jax traces on its own, such as a loop's body, jax records only the lines
+    inside the function.
+
+    Args:
+      caller: the equation that calls the function in which `eqn` stands.
     """
     if caller is None:
         return eqn
@@ -74,30 +88,39 @@ def nearest_source(eqn: JaxprEqn, caller: JaxprEqn | None) -> JaxprEqn:
 
 
 def is_installed(file_name: str) -> bool:
-    """A library's, and not the user's own."""
+    """True for a file of an installed library, False for the user's own."""
     return _INSTALLED.search(file_name) is not None
 
 
 def users_line(frames: Sequence[tuple[str, str]]) -> tuple[str, str]:
-    """Of files and lines, the innermost first: the user's innermost, else the innermost of a library, else ('', '').
+    """The innermost frame of the user's code, else the innermost of a library, else ('', '').
 
-    memplan's own are never told, and what is around them only if nothing is within: it called memplan, not the step.
+    Frames of memplan are skipped. Frames outside of memplan's called memplan, not the step, so they
+    count only if there are none inside.
+
+    Args:
+      frames: (file, line), the innermost first.
     """
-    within = list(itertools.takewhile(lambda frame: not frame[0].startswith(_OWN), frames))
-    within = within or [frame for frame in frames if not frame[0].startswith(_OWN)]
-    own = [frame for frame in within if not is_installed(frame[0])]
-    return next(iter(own or within), ("", ""))
+    inside = list(itertools.takewhile(lambda frame: not frame[0].startswith(_OWN), frames))
+    candidates = inside or [frame for frame in frames if not frame[0].startswith(_OWN)]
+    users_own = [frame for frame in candidates if not is_installed(frame[0])]
+    return next(iter(users_own or candidates), ("", ""))
 
 
 def relative(source: str) -> str:
-    """Paths below the working directory are shown relative to it."""
-    here = os.getcwd() + os.sep
-    return source[len(here) :] if source.startswith(here) else source
+    """The source, relative to the working directory if it lies below it."""
+    working_directory = os.getcwd() + os.sep
+    return source[len(working_directory) :] if source.startswith(working_directory) else source
 
 
 @contextlib.contextmanager
 def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
-    """Bind in the equation's own name stack and context, and in its own source or that of its caller."""
+    """Inside the block, jax gives new equations the name stack, context and source of this
+    equation.
+
+    Args:
+      caller: see `nearest_source`.
+    """
     stack = _source.current_name_stack() + eqn.source_info.name_stack
     traceback = nearest_source(eqn, caller).source_info.traceback
     with _source.user_context(traceback, name_stack=stack), _mesh_of(eqn):
@@ -105,23 +128,32 @@ def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None
 
 
 def source_context(eqn: JaxprEqn) -> contextlib.AbstractContextManager[None]:
-    """Bind in the equation's source."""
+    """Inside the block, jax gives new equations the source of this equation."""
     return _source.user_context(eqn.source_info.traceback, name_stack=_source.current_name_stack())
 
 
 @contextlib.contextmanager
 def _mesh_of(eqn: JaxprEqn) -> Iterator[None]:
-    """The equation's context, with the mesh that is there already: it may be written again over other devices.
+    """The equation's context, but with the surrounding mesh if there is one.
 
-    Outside of any, the axes that a collective of this equation may name.
+    The equation may be written again over other devices than it was traced for. If there is no
+    surrounding mesh, the context has the axes that a collective of this equation may name.
     """
-    here, mesh = jax.sharding.get_abstract_mesh(), eqn.ctx.cur_abstract_mesh
+    surrounding = jax.sharding.get_abstract_mesh()
+    mesh = eqn.ctx.cur_abstract_mesh
     with contextlib.ExitStack() as stack:
         stack.enter_context(eqn.ctx.manager)
-        if here.manual_axes:
-            stack.enter_context(jax.sharding.use_abstract_mesh(here))
+        if surrounding.manual_axes:
+            stack.enter_context(jax.sharding.use_abstract_mesh(surrounding))
         elif mesh.manual_axes:
-            axes = [(name, mesh.shape[name]) for name in mesh.axis_names if name in mesh.manual_axes]
+            axes = [
+                (
+                    name,
+                    mesh.shape[name],
+                )
+                for name in mesh.axis_names
+                if name in mesh.manual_axes
+            ]
             stack.enter_context(_core.extend_axis_env_nd(axes))
         yield
 
@@ -129,12 +161,14 @@ def _mesh_of(eqn: JaxprEqn) -> Iterator[None]:
 def read(env: Mapping[Any, Any], atom: Any) -> Any:
     """The value of a variable or literal while a jaxpr is evaluated.
 
-    A literal array that was written inside a `shard_map` remembers the mesh; as a plain one it fits any.
+    A literal array that was written inside a `shard_map` has its mesh; as a numpy array it fits
+    any.
     """
     if not isinstance(atom, Literal):
         return env[atom]
     sharding = getattr(atom.aval, "sharding", None)
-    return np.asarray(atom.val) if sharding is not None and sharding.mesh.manual_axes else atom.val
+    has_mesh = sharding is not None and sharding.mesh.manual_axes
+    return np.asarray(atom.val) if has_mesh else atom.val
 
 
 def is_var(atom: Any) -> bool:
@@ -143,32 +177,37 @@ def is_var(atom: Any) -> bool:
 
 
 def value_of(literal: Any) -> Any:
-    """The value of a literal; jax's stubs give variables and literals one type."""
+    """The value of a literal (jax's stubs give variables and literals one type)."""
     return literal.val
 
 
 def aval_of(atom: Any) -> Any:
-    """The type of a variable or literal; jax's stubs give its base class, which knows neither shape nor dtype."""
+    """The type of a variable or literal (jax's stubs declare a class without shape and dtype)."""
     return atom.aval
 
 
 def bind(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Apply the equation's primitive to operands; always a list of results."""
+    """Apply the equation's primitive to operands; returns a list even for a single result."""
     out = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(_on_any_mesh(eqn.params)))
     return list(out) if eqn.primitive.multiple_results else [out]
 
 
 def _on_any_mesh(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Inside a `shard_map` the sharding of a result is its mesh alone: that of whatever mesh it is written over."""
+    """The parameters without the mesh of a surrounding `shard_map`.
+
+    Inside a `shard_map`, a result's sharding says only the mesh, and the equation may be written
+    again over another one.
+    """
     sharding = params.get("sharding")
     inside = isinstance(sharding, jax.sharding.NamedSharding) and bool(sharding.mesh.manual_axes)
     return {**params, "sharding": None} if inside else dict(params)
 
 
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The body of an equation that merely calls it, so that it can be inlined; None for any other equation.
+    """The body of an equation that only calls it, so that it can be inlined; None for other
+    equations.
 
-    A nested jit with shardings of its own, and anything with several bodies, is not merely a call.
+    A nested jit with shardings of its own, or an equation with several bodies, is more than a call.
     """
     name = eqn.primitive.name
     if name == "jit" or name == "pjit":
@@ -184,14 +223,14 @@ def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def divided_dims(sharding: Any, rank: int) -> tuple[int, ...]:
-    """The dimensions that a sharding divides; all for one that is not by the axes of a mesh."""
+    """The dimensions that a sharding divides; all of them if it is no NamedSharding."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
         return tuple(range(rank))
     return tuple(dim for dim, axes in enumerate(sharding.spec) if axes not in (None, ()))
 
 
 def part_nbytes(aval: Any, sharding: Any) -> int:
-    """Bytes that one device has of an array with this sharding; None is none."""
+    """Bytes that one device has of an array with this sharding; None means undivided."""
     if sharding is None or not getattr(aval, "size", 0):
         return nbytes_of(aval)
     return nbytes_of(aval) * math.prod(sharding.shard_shape(aval.shape)) // math.prod(aval.shape)
@@ -207,7 +246,7 @@ REMATTED = "rematted_computation"
 
 
 def recomputes(eqn: JaxprEqn) -> bool:
-    """Does a `jax.checkpoint` of the step run this equation, or all in it, for the second time?"""
+    """Does a `jax.checkpoint` of the step run this equation, or its body, for the second time?"""
     return bool(eqn.params.get("differentiated")) or REMATTED in scope_of(eqn)
 
 
@@ -227,77 +266,101 @@ class Scan:
     """A `lax.scan`: its operands are constants, carries, stacks; its results carries, stacks."""
 
     body: ClosedJaxpr
-    # consts, carries: how many
-    consts: int
-    carries: int
+    consts: int  # number of constants
+    carries: int  # number of carried values
     trips: int  # its length
     reverse: bool
     unroll: int
 
     @property
     def following(self) -> Any:
-        """Per trip, the slice of the trip that comes after it; the last one has its own."""
+        """For each trip, the index of the next trip's slice; the last trip has its own."""
         trips = jax.numpy.arange(self.trips)
-        return jax.numpy.maximum(trips - 1, 0) if self.reverse else jax.numpy.minimum(trips + 1, self.trips - 1)
+        if self.reverse:
+            return jax.numpy.maximum(trips - 1, 0)
+        return jax.numpy.minimum(trips + 1, self.trips - 1)
 
     def split(self, operands: Sequence[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Operands of the equation, or inputs of the body: constants, carries, and stacks or their slices."""
+        """Split operands (or inputs of the body): constants, carries, stacks (or slices)."""
         first = self.consts + self.carries
-        return list(operands[: self.consts]), list(operands[self.consts : first]), list(operands[first:])
+        return (
+            list(operands[: self.consts]),
+            list(operands[self.consts : first]),
+            list(operands[first:]),
+        )
 
     def run(self, body: Callable[..., Sequence[Any]], operands: Sequence[Any]) -> list[Any]:
-        """The loop with another flat body of the same signature; operands and results as of the equation."""
+        """Run the loop with another body of the same signature, on the equation's operands."""
         consts, carries, stacks = self.split(operands)
 
         def trip(carry: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any]]:
             results = list(body(*consts, *carry, *slices))
             return results[: self.carries], results[self.carries :]
 
-        carried, made = jax.lax.scan(trip, carries, stacks, length=self.trips, reverse=self.reverse, unroll=self.unroll)
-        return [*carried, *made]
+        carried, stacked = jax.lax.scan(
+            trip,
+            carries,
+            stacks,
+            length=self.trips,
+            reverse=self.reverse,
+            unroll=self.unroll,
+        )
+        return [*carried, *stacked]
 
 
 def scan_of(eqn: JaxprEqn) -> Scan | None:
-    """The scan that an equation is; None if it is no `lax.scan`."""
+    """The equation as a `Scan`; None if it is no `lax.scan`."""
     if eqn.primitive.name != "scan":
         return None
     params = eqn.params
     consts, carries, _ = (len(list(part)) for part in params["ft_in"].unpack())
-    return Scan(params["jaxpr"], consts, carries, params["length"], params["reverse"], params["unroll"])
+    return Scan(
+        params["jaxpr"],
+        consts,
+        carries,
+        params["length"],
+        params["reverse"],
+        params["unroll"],
+    )
 
 
 @dataclass(frozen=True)
-class Computation:
+class InnerJaxpr:
     """A branch of a `lax.cond`, or the body of a loop."""
 
     body: ClosedJaxpr
-    operands: Sequence[Any]  # of the equation, for the inputs of the body; of a stack it gets a slice
-    trips: int  # how often it runs, as far as that is known
-    sliced_nbytes: int  # of the slices that a trip reads and makes
-    carried: Sequence[int] = ()  # positions of a body's inputs that the next trip has from this one
+    # the equation's operands, one for each input of the body; a trip of a scan gets slices of its
+    # stacks
+    operands: Sequence[Any]
+    trips: int  # how often it runs; 1 if that is unknown
+    sliced_nbytes: int  # bytes of the slices that a trip reads and makes
+    carried: Sequence[int] = ()  # positions of the body's inputs that a loop carries
 
 
-def computations_of(eqn: JaxprEqn) -> list[Computation]:
-    """The computations that an equation runs by choice or repeatedly; none for one that merely calls."""
-    params, operands = eqn.params, list(eqn.invars)
+def computations_of(eqn: JaxprEqn) -> list[InnerJaxpr]:
+    """The branches or the loop body of an equation; none for an equation that only calls."""
+    params = eqn.params
+    operands = list(eqn.invars)
     match eqn.primitive.name:
         case "cond":
-            return [Computation(branch, operands[1:], 1, 0) for branch in params["branches"]]
+            return [InnerJaxpr(branch, operands[1:], 1, 0) for branch in params["branches"]]
         case "while":
             body = params["body_jaxpr"]
             carried = range(params["body_nconsts"], len(body.jaxpr.invars))
-            return [Computation(body, operands[params["cond_nconsts"] :], 1, 0, carried)]
+            return [InnerJaxpr(body, operands[params["cond_nconsts"] :], 1, 0, carried)]
         case "scan":
-            scan, body = scan_of(eqn), params["jaxpr"]
+            scan = scan_of(eqn)
+            body = params["jaxpr"]
             assert scan is not None
             carried = range(scan.consts, scan.consts + scan.carries)
             slices = [*scan.split(body.jaxpr.invars)[2], *body.jaxpr.outvars[scan.carries :]]
-            return [Computation(body, operands, scan.trips, sum(nbytes_of(aval_of(one)) for one in slices), carried)]
+            sliced_nbytes = sum(nbytes_of(aval_of(atom)) for atom in slices)
+            return [InnerJaxpr(body, operands, scan.trips, sliced_nbytes, carried)]
     return []
 
 
 def with_computation(eqn: JaxprEqn, index: int, body: ClosedJaxpr) -> JaxprEqn:
-    """The equation with another jaxpr for one of its computations."""
+    """The equation with another jaxpr for one of its `computations_of`."""
     params = eqn.params
     match eqn.primitive.name:
         case "cond":
@@ -317,26 +380,28 @@ def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:
 
 
 def with_jaxprs(eqn: JaxprEqn, jaxprs: Sequence[Any]) -> JaxprEqn:
-    """The equation with others in their place."""
-    left = iter(jaxprs)
+    """The equation with other `sub_jaxprs`, in the same order."""
+    if not jaxprs:
+        return eqn
+    replacements = iter(jaxprs)
 
     def changed(value: Any) -> Any:
         if isinstance(value, tuple):
             return tuple(map(changed, value))
-        return next(left) if isinstance(value, jex.Jaxpr) else value
+        return next(replacements) if isinstance(value, jex.Jaxpr) else value
 
-    return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()}) if jaxprs else eqn
+    return eqn.replace(params={name: changed(value) for name, value in eqn.params.items()})
 
 
 def as_struct(aval: Any) -> Any:
-    """A shape to trace with, weak type included; in host memory, the type itself."""
+    """A ShapeDtypeStruct with weak type to trace with; an array in host memory keeps its aval."""
     if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
         return aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
 
 
 def nbytes_of(aval: Any) -> int:
-    """Bytes of a dense array of this type; typed keys count their words, tokens and references nothing."""
+    """Bytes of a dense array of this type; a key array counts its words, a token or reference 0."""
     if not hasattr(aval, "shape") or not hasattr(aval, "dtype"):
         return 0
     dtype = aval.dtype
@@ -348,7 +413,9 @@ def nbytes_of(aval: Any) -> int:
 
 
 def is_on_host(atom: Any) -> bool:
-    """True for an array in host memory (`jax.device_put(x, jax.memory.Space.Host)` inside the step)."""
+    """True for an array in host memory (`jax.device_put(x, jax.memory.Space.Host)` inside the
+    step).
+    """
     return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
 
 
@@ -358,34 +425,44 @@ def is_reference(atom: Any) -> bool:
 
 
 def discharge_references(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Mutable references made inside (`jax.new_ref`) become values, a new one at every write."""
+    """Replace the mutable arrays that the jaxpr makes (`jax.new_ref`) by values.
+
+    Every write makes a new value.
+    """
     refs = [var for eqn in closed.jaxpr.eqns for var in eqn.outvars if is_reference(var)]
     return _discharge.discharge_state(closed) if refs else closed
 
 
 def dce(closed: ClosedJaxpr) -> ClosedJaxpr:
-    """Remove equations that nothing observable depends on; inputs stay as they are."""
+    """Remove equations that neither results nor effects depend on; all inputs stay."""
     jaxpr, _ = _pe.dce_jaxpr(closed.jaxpr, [True] * len(closed.jaxpr.outvars), instantiate=True)
     return jex.Jaxpr(jaxpr, closed.consts)
 
 
-def with_eqns(closed: ClosedJaxpr, eqns: Sequence[JaxprEqn], constants: Mapping[Var, Any] | None = None) -> ClosedJaxpr:
-    """The same with other equations, and with further constants that they read."""
-    jaxpr, more = closed.jaxpr, constants or {}
-    return jex.Jaxpr(
-        jaxpr.replace(eqns=list(eqns), constvars=[*jaxpr.constvars, *more]), [*closed.consts, *more.values()]
-    )
+def with_eqns(
+    closed: ClosedJaxpr,
+    eqns: Sequence[JaxprEqn],
+    constants: Mapping[Var, Any] | None = None,
+) -> ClosedJaxpr:
+    """The jaxpr with other equations, and with additional constants that they read."""
+    jaxpr = closed.jaxpr
+    new_constants = constants or {}
+    constvars = [*jaxpr.constvars, *new_constants]
+    consts = [*closed.consts, *new_constants.values()]
+    return jex.Jaxpr(jaxpr.replace(eqns=list(eqns), constvars=constvars), consts)
 
 
 def new_primitive(name: str, function: Callable[..., Any]) -> jex.Primitive:
-    """A primitive that computes what a function of jax computes: one array, shaped and lowered as that is."""
+    """A primitive that computes a jax function's one result, and is typed and lowered like the
+    function.
+    """
 
     def typed(*avals: Any, **params: Any) -> Any:
-        made = jax.eval_shape(lambda *operands: function(*operands, **params), *avals)
-        return avals[0].update(shape=made.shape, dtype=made.dtype, weak_type=False)
+        result = jax.eval_shape(lambda *operands: function(*operands, **params), *avals)
+        return avals[0].update(shape=result.shape, dtype=result.dtype, weak_type=False)
 
-    made = jex.Primitive(name)
-    made.def_impl(function)
-    made.def_abstract_eval(typed)
-    mlir.register_lowering(made, mlir.lower_fun(function, multiple_results=False))
-    return made
+    primitive = jex.Primitive(name)
+    primitive.def_impl(function)
+    primitive.def_abstract_eval(typed)
+    mlir.register_lowering(primitive, mlir.lower_fun(function, multiple_results=False))
+    return primitive

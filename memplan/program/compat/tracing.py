@@ -1,4 +1,4 @@
-"""Arrays, keys and traces: what jax knows of values, and what it traced of a function."""
+"""Arrays, keys and traces: facts of values and of traced functions that jax keeps to itself."""
 
 import contextlib
 import functools
@@ -15,7 +15,7 @@ from jax.experimental.layout import Layout, with_layout_constraint
 
 
 def hide_frames(folder: str) -> None:
-    """Leave the frames of these files out of tracebacks, wherever jax leaves out its own."""
+    """Hide the frames of these files in tracebacks in which jax hides its own."""
     _traceback_util.register_exclusion(folder)
 
 
@@ -25,7 +25,7 @@ def is_tracing() -> bool:
 
 
 def transform_of(values: Sequence[Any]) -> str | None:
-    """Name of a differentiating or batching trace among the values ('grad', 'vmap'), else None."""
+    """'grad' or 'vmap' if a value is traced by a differentiating or batching trace, else None."""
     for value in values:
         if isinstance(value, _core.Tracer):
             name = type(value).__name__
@@ -37,48 +37,57 @@ def transform_of(values: Sequence[Any]) -> str | None:
 
 
 def placement_of(array: Any, any_memory: bool = False) -> Any:
-    """The sharding that an array or a shape is committed to; None where it is free, or where jax puts it anyway.
+    """The sharding that an array or a shape is committed to.
+
+    None if it is not committed, or if it is committed to the device that jax chooses by default.
 
     Args:
-      any_memory: host memory is as good as the device's.
+      any_memory: do not distinguish host memory from device memory.
     """
     sharding = getattr(array, "sharding", None)
     if sharding is None or (isinstance(array, jax.Array) and not array.committed):
         return None
-    if sharding.num_devices > 1:  # of an abstract mesh jax tells nothing else
+    if sharding.num_devices > 1:  # the only fact that an abstract mesh has, too
         return sharding.with_memory_kind(None) if any_memory else sharding
-    return _unless_usual(sharding, any_memory)
+    return _unless_default(sharding, any_memory)
 
 
 @functools.lru_cache(maxsize=1024)
-def _unless_usual(sharding: Any, any_memory: bool) -> Any:
-    usual = jax.local_devices()[0]
-    kind = usual.default_memory().kind
-    found = sharding.with_memory_kind(kind) if any_memory else sharding
-    return None if found.device_set == {usual} and found.memory_kind in (None, kind) else found
+def _unless_default(sharding: Any, any_memory: bool) -> Any:
+    device = jax.local_devices()[0]
+    kind = device.default_memory().kind
+    placement = sharding.with_memory_kind(kind) if any_memory else sharding
+    is_default = placement.device_set == {device} and placement.memory_kind in (None, kind)
+    return None if is_default else placement
 
 
 def donated_inputs(traced: Any) -> tuple[bool, ...]:
-    """One flag per leaf of the dynamic arguments of what `jax.jit(...).trace(...)` returned."""
+    """Is each leaf of a traced step's dynamic arguments donated?"""
     return tuple(traced._params["donated_invars"])
 
 
 def argument_structures(traced: Any) -> tuple[Any, ...]:
-    """Structures of the positional, dynamic arguments; `Traced.in_tree` needs `has_args_info`."""
+    """Structures of the positional, dynamic arguments (`Traced.in_tree` needs `has_args_info`)."""
     by_position, _ = traced._in_tree.children()
     return tuple(by_position.children())
 
 
 def in_tree_of(traced: Any) -> Any:
-    """The structure of (args, kwargs), without the static ones; likewise."""
+    """The structure of (args, kwargs) without static arguments, by the same private attribute."""
     return traced._in_tree
 
 
 def jit_options_of(jitted: Any) -> dict[str, Any]:
-    """The options that `jax.jit` was given, of what it returned."""
+    """The options with which `jax.jit` returned this function."""
     info = jitted._jit_info
-    names = ("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "keep_unused")
-    options = {name: given for name in names if (given := getattr(info, name))}
+    names = (
+        "static_argnums",
+        "static_argnames",
+        "donate_argnums",
+        "donate_argnames",
+        "keep_unused",
+    )
+    options = {name: option for name in names if (option := getattr(info, name))}
     for name in ("in_shardings", "out_shardings"):
         leaves = getattr(info, f"{name}_leaves")
         if not all(isinstance(leaf, _UnspecifiedValue) for leaf in leaves):
@@ -87,7 +96,10 @@ def jit_options_of(jitted: Any) -> dict[str, Any]:
 
 
 def has_args_info(traced: Any) -> bool:
-    """May jax put its descriptions of leaves into the containers of the arguments? Some check what they are given."""
+    """Can jax put its descriptions of leaves into the containers of the arguments?
+
+    Some containers check their contents and refuse.
+    """
     try:
         return traced.args_info is not None
     except Exception:
@@ -98,7 +110,7 @@ def has_args_info(traced: Any) -> bool:
 def differentiated_as(change: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Iterator[None]:
     """Inside the block, `jax.grad` and `jax.value_and_grad` differentiate `change(function)`.
 
-    Both releases look `vjp` up in jax._src.api when the gradient is traced.
+    jax 0.11 and 0.12 look up `vjp` in jax._src.api when they trace the gradient.
     """
     plain = _api.vjp
 
@@ -118,26 +130,31 @@ def is_key(leaf: Any) -> bool:
 
 
 def key_impl_of(dtype: Any) -> str:
-    """The generator's name, as `jax.random.wrap_key_data(impl=...)` takes it; jax.random.key_impl wants an array."""
+    """The generator's name for `jax.random.wrap_key_data(impl=...)`.
+
+    `jax.random.key_impl` needs an array.
+    """
     return dtype._impl.name
 
 
 def draws_by_itself(atom: Any) -> bool:
-    """True for what is no array of keys, and for keys of threefry: drawing from many is drawing from each.
+    """May an equation on this array be split along the array's dimensions?
 
-    The other generators draw for a whole batch from its first key (`jax.random`: "vmap over rbg keys").
+    True for threefry keys, each of which draws independently, and for arrays of no keys. The other
+    generators draw for a whole batch from its first key (`jax.random`: "vmap over rbg keys").
     """
     dtype = atom.aval.dtype
-    return not jax.numpy.issubdtype(dtype, jax.dtypes.prng_key) or key_impl_of(dtype) == "threefry2x32"
+    is_key_array = jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
+    return not is_key_array or key_impl_of(dtype) == "threefry2x32"
 
 
 def empty(shape: Sequence[int], dtype: Any, space: Any) -> Any:
-    """An array in a `jax.memory.Space` that nothing was written to."""
+    """An uninitialized array in a `jax.memory.Space`."""
     return jax.lax.broadcast(_lax.empty2(dtype, memory_space=space), shape)
 
 
 def in_order(array: Any) -> Any:
-    """The array, which XLA may lay out in no other order than that of its dimensions."""
+    """The array, with a constraint that XLA lays it out in the order of its dimensions."""
     if not array.ndim or is_key(array):
         return array
     return with_layout_constraint(array, Layout(tuple(range(array.ndim))))

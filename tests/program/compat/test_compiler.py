@@ -113,5 +113,5 @@ def test_what_a_program_says_how_to_divide() -> None:
 
     x = jax.ShapeDtypeStruct((10, 16), jnp.float32)
     on_mesh = jax.ShapeDtypeStruct((10, 16), jnp.float32, sharding=NamedSharding(mesh, P()))
-    assert compat.asked_sizes(jax.make_jaxpr(step)(x)) == {10 * 16 // 8, 10 // 2 * 16}
-    assert compat.asked_sizes(jax.jit(jax.grad(lambda x: (x**2).mean())).trace(on_mesh).jaxpr) == frozenset()
+    assert compat.constrained_sizes(jax.make_jaxpr(step)(x)) == {10 * 16 // 8, 10 // 2 * 16}
+    assert compat.constrained_sizes(jax.jit(jax.grad(lambda x: (x**2).mean())).trace(on_mesh).jaxpr) == frozenset()
