@@ -72,7 +72,7 @@ def _ending(outer: Inner, number: int) -> set[Any]:
     return {var for var in read if max(flat.readers[var]) == number and (var not in given or var in outer.own)}
 
 
-def _nbytes_around(outer: Inner, number: int, one: compat.Computation, ending: set[Any]) -> int:
+def _nbytes_around(outer: Inner, number: int, one: compat.InnerJaxpr, ending: set[Any]) -> int:
     """Bytes of what is made before and read later, of an equation's results, and of slices that its trip reads."""
     flat = outer.flat
     kept = [
