@@ -1,4 +1,4 @@
-"""One compilation with a plan in its middle, and the order in which programs are compiled until one fits.
+"""Compiles one program with a plan, and chooses the programs to compile until one fits.
 
 May import `planning`, `program`, `xla`, `hardware`, and of `verify` what judges a module and a program.
 """

@@ -28,16 +28,17 @@ _SLOW_RATIO = 1.25
 _FULL_SHARE = 0.8
 # More bytes than any step has: with this excess, loops keep as few residuals as they can.
 _EXCEEDS_ALL = 1 << 62
-# Raise the excess by at least a hundredth of the budget, so that a near miss or a slow plan does not select
-# the same residuals again. A GRU of 1,000 trips missed half its bytes by 1 MiB, less than a trip
-# stacks; the same residuals were chosen again, and at last all were on the host: 253 ms instead of
-# 191. On an A100, a value went to the host and back in each trip: 241 ms instead of 39.
+# Raise the excess by at least a hundredth of the budget, so that a near miss or a slow plan does
+# not select the same residuals again. A GRU of 1,000 trips missed half its bytes by 1 MiB, less
+# than a trip stacks; the same residuals were chosen again, and at last all were on the host: 253
+# ms instead of 191. On an A100, a value went to the host and back in each trip: 241 ms instead of
+# 39.
 _STEP_PARTS = 100
 # Compile a program without host copies if copies stall more than this share of a step.
 _STALL_SHARE = 0.05
 # Compile at most three programs in slabs: the estimate orders them, the compiler decides. For a
-# ResNet of 14 layers in a loop the first missed 40 % by 12 %; without a second, copies that no kernel
-# hides made a trip 19 times as long.
+# ResNet of 14 layers in a loop the first missed 40 % by 12 %; without a second, copies that no
+# kernel hides made a trip 19 times as long.
 _MOST_SLAB_PROGRAMS = 3
 
 
@@ -46,10 +47,12 @@ class _History:
     """All compilations of a step."""
 
     profiles: int = 0  # compilations that only measure collectives
-    unmodified: ScheduledModule | None = None  # the first module, if the first program was unmodified
+    # the first compilation's module, if its program was unmodified
+    unmodified: ScheduledModule | None = None
     # of all compilations in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
-    summaries: list[CompilationSummary] = field(default_factory=list)  # of all but profiles, in order
+    # of all compilations but profiles, in order
+    summaries: list[CompilationSummary] = field(default_factory=list)
 
     @property
     def compilations(self) -> int:
@@ -87,7 +90,7 @@ class Attempts:
     history: _History = field(default_factory=_History)  # what `run` has compiled
 
     def run(self, program: Program) -> Outcome:
-        """The first outcome that fits, or a faster one if its plan is slow; if none fits, the smallest."""
+        """The first outcome that fits, a faster one if that is slow, or the smallest if none fits."""
         best = self._compile_schedules(program)
         if self.follow is None:
             if _needs_better(best) and (indexed := self.indexed_stacks(program)) is not None:
@@ -147,7 +150,8 @@ class Attempts:
                 best = candidate if best is None else _better(best, candidate)
                 limit = candidate.limits.device_bytes
                 is_good = not _needs_better(candidate)
-                if excess == _EXCEEDS_ALL or (is_good and candidate.device_bytes > _FULL_SHARE * limit):
+                is_full = candidate.device_bytes > _FULL_SHARE * limit
+                if excess == _EXCEEDS_ALL or (is_good and is_full):
                     break
                 overshoot = candidate.device_bytes - limit
                 excess += overshoot if is_good else max(overshoot, limit // _STEP_PARTS)
@@ -185,8 +189,8 @@ class Attempts:
     def _compile_schedules(self, program: Program) -> Outcome:
         """Compile by the latency-hiding scheduler if the program copies, then by the serial one.
 
-        A program in slabs is compiled by the first alone. A saved plan fits only the schedule that it
-        was made for.
+        A program in slabs is compiled by the first alone. A saved plan fits only the schedule that
+        it was made for.
         """
         profile = self.compiler.profile(program)
         self.history.profiles += profile is not None
@@ -202,7 +206,7 @@ class Attempts:
         return best
 
     def _compile_within_limits(self, program: Program, profile: Profile | None, hides_latency: bool) -> Outcome:
-        """Compile by one of XLA's schedulers, again with more headroom where a prediction was too low.
+        """Compile by one of XLA's schedulers, again with more headroom if a prediction was too low.
 
         It stops when the outcome fits, is predicted not to fit, or has used all tries.
         """
@@ -213,7 +217,8 @@ class Attempts:
             if outcome.fits or not outcome.planned.fits or self.follow is not None:
                 break
             self.notify("compiling again, within what the first plan missed by", None)
-            headroom = headroom.plus_overshoot(outcome.limits, outcome.device_bytes, outcome.host_bytes)
+            sizes = outcome.device_bytes, outcome.host_bytes
+            headroom = headroom.plus_overshoot(outcome.limits, *sizes)
             outcome = self._compile(program, profile, hides_latency, headroom)
         return outcome
 

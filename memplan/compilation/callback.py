@@ -27,20 +27,21 @@ from memplan.xla.module import Module, read_module
 from memplan.xla.rewrites.early_copies import copy_early
 from memplan.xla.write import as_it_stands, write
 
-# Order kernels for these shares of the free memory, and keep the first order whose packing fits. On an
-# FSDP decoder at 80, 60, 45 and 30 % of its bytes the share was 0.9, 0.95, 1 and 0.95.
+# Order kernels for these shares of the free memory, and keep the first order whose packing fits.
+# On an FSDP decoder at 80, 60, 45 and 30 % of its bytes the share was 0.9, 0.95, 1 and 0.95.
 _OVERLAP_SHARES = (1.0, 0.95, 0.9, 0.8)
 # If an order's first plan is slow, plan again with 3 % less temporary memory. The margin is for
-# collectives that overlap kernels: an FSDP decoder of 8 layers on 2 x 4 A100s took 51, 52 and 55 ms
-# at 78, 59 and 44 % of its bytes by the first plan, 47, 49 and 50 ms by the second. Margins of up to
-# 15 % gave the same.
+# collectives that overlap kernels: an FSDP decoder of 8 layers on 2 x 4 A100s took 51, 52 and 55
+# ms at 78, 59 and 44 % of its bytes by the first plan, 47, 49 and 50 ms by the second. Margins of
+# up to 15 % gave the same.
 _SECOND_PLAN_MARGIN = 0.03
 # A plan is slow above 1.03 times its order's unplanned time; then another order is planned, too. A
-# decoder with FSDP and tensor parallelism at 45 % of its bytes took 156 ms in the link-feeding order,
-# 146 in XLA's.
+# decoder with FSDP and tensor parallelism at 45 % of its bytes took 156 ms in the link-feeding
+# order, 146 in XLA's.
 _SLOW_RATIO = 1.03
-# Look for orders within the budget, or within 1.01 times the bytes of XLA's order if that is more. For
-# an FSDP decoder, the order that takes 6 ms less than XLA's, of 57, needs 14 KiB more, of 8 GiB.
+# Look for orders within the budget, or within 1.01 times the bytes of XLA's order if that is more.
+# For an FSDP decoder, the order that takes 6 ms less than XLA's, of 57, needs 14 KiB more, of 8
+# GiB.
 _ORDER_GROWTH = 1.01
 
 
@@ -116,9 +117,9 @@ class Callback:
             return rewritten or as_it_stands(module)
 
     def _kernel_orders(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
-        """The fastest order that fits unplanned, else the orders to plan: link-feeding, XLA's, smallest.
+        """The fastest order that fits unplanned, else the orders to plan (`_orders_to_plan`).
 
-        XLA's comes first if the link-feeding one is slow. The order of a saved plan, if one is followed.
+        If a saved plan is followed, the order of that plan.
         """
         if self.machine is None:
             return (plain,)
@@ -139,7 +140,10 @@ class Callback:
     def _orders_to_plan(
         self, plain: ScheduledModule, smallest: ScheduledModule, order_budget: int
     ) -> Sequence[ScheduledModule]:
-        """The orders to plan, each once: link-feeding, XLA's (first, if the other is slow), smallest."""
+        """The orders to plan, each once: link-feeding, XLA's, smallest.
+
+        XLA's comes first if the link-feeding order is slow.
+        """
         feeding = plain.overlap(order_budget - plain.resident_bytes, feeds_links=True)
         is_slow = feeding.replay.step_s > _SLOW_RATIO * plain.replay.step_s
         orders = [plain, feeding, smallest] if is_slow else [feeding, plain, smallest]
@@ -155,7 +159,7 @@ class Callback:
             limit_nbytes = int(share * (budget - scheduled.resident_bytes))
             overlapped = scheduled.overlap(limit_nbytes, feeds_links)
             if overlapped.device_bytes <= budget:
-                return min(scheduled, overlapped, key=lambda module: (module.replay.step_s, module.device_bytes))
+                return min(scheduled, overlapped, key=_seconds_then_bytes)
         return scheduled
 
     def _rewrite(self, orders: Sequence[ScheduledModule], budget: int) -> str:
@@ -185,13 +189,14 @@ class Callback:
         base = packed.base
         text = write(base.module, base.problem, packed.schedule)
         written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
-        overlapped = self._overlap_collectives(written, min(budget, packed.plan.budget_bytes or budget))
+        overlap_budget = min(budget, packed.plan.budget_bytes or budget)
+        overlapped = self._overlap_collectives(written, overlap_budget)
         if overlapped is written:
             return _Candidate(packed, written, packed.device_bytes)
         return _Candidate(packed, overlapped, overlapped.device_bytes)
 
     def _pack_saved(self, plan: Plan, plain: ScheduledModule, budget: int) -> _PackedPlan | None:
-        """The saved plan; None if XLA chose other kernels for the same program and it no longer fits.
+        """The saved plan; None if it no longer fits because XLA chose other kernels.
 
         XLA times its kernels when it compiles, and may choose others each time that a job starts.
 
@@ -205,7 +210,7 @@ class Callback:
             plan.check(module.fingerprint)
         packed = None
         if plan.structure == module.structure:
-            with suppress(PlanMismatchError):  # a rewrite for these bytes may have other kernels now
+            with suppress(PlanMismatchError):  # the rewrite may have other kernels now
                 packed = _pack(replace(plan, fingerprint=module.fingerprint), plain, is_saved=True)
         if packed is not None and packed.device_bytes > budget:
             packed = None
@@ -217,7 +222,10 @@ class Callback:
         return packed
 
     def _plan_orders(self, orders: Sequence[ScheduledModule], budget: int) -> _Candidate:
-        """The best plan of the first order; plans later orders, too, while none fits or they may be faster."""
+        """The best candidate of all orders, planned until one fits and no other may be faster.
+
+        A later order is planned only if no plan fits, or if the first order's plan is slow.
+        """
         later_s = min((order.replay.step_s for order in orders[1:]), default=inf)
         candidates = list[_Candidate]()
         for number, order in enumerate(orders):
@@ -229,7 +237,7 @@ class Callback:
         return _best(candidates, budget)
 
     def _plan_order(self, plain: ScheduledModule, budget: int) -> Iterator[_Candidate]:
-        """A candidate for one order; if it is slow, a second one that leaves more room for overlap."""
+        """A candidate for one order; if it is slow, a second one with less temporary memory."""
         host_bytes = self.limits.host_bytes - self.headroom.host_bytes
         margin = int(_SECOND_PLAN_MARGIN * (budget - plain.resident_bytes))
         for limit in (budget, budget - margin):
@@ -244,7 +252,7 @@ class Callback:
 
 @dataclass(frozen=True)
 class _PackedPlan:
-    """A plan with the module that it is for, its schedule, and the offsets of that schedule's buffers."""
+    """A plan with its module, its schedule, and the offsets of that schedule's buffers."""
 
     plain: ScheduledModule  # one order of the module's kernels
     plan: Plan
@@ -268,6 +276,10 @@ class _Candidate:
 
 def _best(candidates: Sequence[_Candidate], budget: int) -> _Candidate:
     return min(candidates, key=lambda candidate: _rank(candidate.module, candidate.device_bytes, budget))
+
+
+def _seconds_then_bytes(module: ScheduledModule) -> tuple[float, int]:
+    return module.replay.step_s, module.device_bytes
 
 
 def _rank(module: ScheduledModule, device_bytes: int, budget: int) -> tuple[bool, float]:

@@ -1,4 +1,4 @@
-"""XLA with a plan in its middle: one program compiled once, for a target, under limits."""
+"""Compiles one program for a target under limits, and plans it inside XLA."""
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,17 +33,18 @@ Profile = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Compiler:
-    """Programs of one step, for a target."""
+    """Compiles programs of one step for a target."""
 
     target: Target
     limits: Limits  # of the whole step
-    planner: Planner  # makes the plan; `follow`: one to carry out instead
-    follow: Plan | None
-    agree: Agree  # brings all processes of the step to one plan
+    planner: Planner  # makes the plan if `follow` is None
+    follow: Plan | None  # a saved plan to follow
+    agree: Agree  # makes all processes of the step use one plan
     notify: Notify
-    between_hosts: str | None = None  # the type in which sums travel there, if it is not their own
-    key: str = ""  # of all that plans depend on, where jax's persistent cache keeps what is compiled
-    numbers: Iterator[int] = field(default_factory=itertools.count)  # of the modules that it keeps
+    between_hosts: str | None = None  # element type of sums between hosts, if not their own
+    key: str = ""  # cache key of everything a plan depends on; "" if the step is not cached
+    # numbers in the names of cached modules
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def compile(
         self,
@@ -52,27 +53,28 @@ class Compiler:
         hides_latency: bool = False,
         headroom: Headroom = Headroom(),
     ) -> Outcome:
-        """Compile with a plan in the middle, where the program does not fit as it is.
+        """Compile the program; if it does not fit unplanned, plan it during the compilation.
 
         Args:
           profile: see `profile`.
-          hides_latency: XLA's scheduler begins what is copied long before it is read, and so holds more.
-          headroom: is left free: what an earlier compilation took beyond its prediction.
+          hides_latency: XLA's scheduler starts copies long before their readers, and uses more memory.
+          headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
 
         Raises:
-          WrongProgramError: the program is transformed, and has not the step's types.
+          WrongProgramError: a transform changed the step's input or output types.
         """
         if program.rewritten is not None:
             check_types(program.traced.jaxpr, program.rewritten)
-        callback, name = self._callback(program, headroom), f"{self.key}_{next(self.numbers)}" if self.key else ""
+        callback = self._callback(program, headroom)
+        name = f"{self.key}_{next(self.numbers)}" if self.key else ""
         executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
-        if not callback.was_called:  # jax has it from an earlier start, of which no plan is left
+        if not callback.was_called:  # jax has the executable of an earlier start, whose plan is lost
             executable, gathers = self._compile(program, callback, profile, hides_latency)
             name = ""
         return self._outcome(program, executable, callback, hides_latency, gathers, name)
 
     def restore(self, program: Program, kept: Kept) -> Outcome | Restored:
-        """What an earlier start compiled for a step; where jax has forgotten it, compiled again by its plan."""
+        """The executable of an earlier start; if jax has dropped it, compiled again by the saved plan."""
         callback = self._callback(program, Headroom())
         executable, gathers = self._compile(program, callback, None, kept.hides_latency, name=kept.name)
         if callback.was_called:
@@ -117,21 +119,24 @@ class Compiler:
         )
 
     def profile(self, program: Program) -> Profile | None:
-        """Seconds of every instruction of a step with collectives, by a separate compilation; None without collectives.
+        """Seconds of every instruction of a step over several GPUs; None on one device or on CPUs.
 
-        XLA's scheduler guesses from the size of a message what a collective takes, and lets it wait. A profile goes by
-        the names that instructions have from fusion on, and XLA calls nobody back between fusion and scheduling.
+        It is empty if the step has no collectives.
+
+        Without a profile, XLA's scheduler guesses a collective's seconds from the size of its
+        message. A profile needs instruction names as they are after fusion, and XLA has no
+        callback between fusion and scheduling, so the step is compiled separately for its profile.
         """
         if program.machine is None or not self.target.is_gpu:
             return None
         self.notify("compiling for the seconds of its collectives", None)
-        found: list[Replay] = []
+        replays: list[Replay] = []
 
         def read(text: str) -> None:
-            found.append(replay(text, self.target.device, program.machine))
+            replays.append(replay(text, self.target.device, program.machine))
 
         self._compile(program, read, None, hides_latency=False, runs=False)
-        return found[0].seconds if found[0].collectives else {}
+        return replays[0].seconds if replays[0].collectives else {}
 
     def _compile(
         self,
@@ -143,24 +148,25 @@ class Compiler:
         name: str = "",
     ) -> tuple[Executable, tuple[Gather, ...]]:
         """The program compiled, and its unexpected gathers; see `Target.compile`."""
-        early = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
+        flags = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
         if program.machine is None:
-            return compile_program(program, self.target, early, profile, rewrite, name=name), ()
-        asked = compat.constrained_sizes(program.traced.jaxpr)
-        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, asked, runs)
-        found = _compile_shaped(program, self.target, shaping, early, profile, rewrite)
-        return found, shaping.gathers
+            return compile_program(program, self.target, flags, profile, rewrite, name=name), ()
+        expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
+        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, expected_sizes, runs)
+        executable = _compile_shaped(program, self.target, shaping, flags, profile, rewrite)
+        return executable, shaping.gathers
 
 
-def compile_unplanned(found: Outcome) -> Executable:
-    """Compile the unmodified step of an outcome without a plan, but with the collectives that its plan has.
+def compile_unplanned(outcome: Outcome) -> Executable:
+    """Compile the unmodified step of an outcome unplanned, but with the collectives of the plan.
 
-    These add in another order than those that `jax.jit` would have. On one device, the step is that of `jax.jit`.
+    They add in another order than the collectives of `jax.jit`. On one device, the step is that of
+    `jax.jit`.
     """
-    program, target = found.program.original, found.target
+    program, target = outcome.program.original, outcome.target
     if program.machine is None:
         return compile_program(program, target)
-    shaping = Shaping(program.machine, target.is_gpu, found.between_hosts)
+    shaping = Shaping(program.machine, target.is_gpu, outcome.between_hosts)
     return _compile_shaped(program, target, shaping, {}, None, lambda text: None)
 
 
@@ -172,11 +178,11 @@ def _compile_shaped(
     profile: Profile | None,
     rewrite: Rewrite,
 ) -> Executable:
-    """Compile a program over several devices, with its collectives shaped before `rewrite` is called."""
+    """Compile a program for several devices; shape its collectives before calling `rewrite`."""
 
     def with_lines(text: str) -> str | None:
-        told = shaping.with_lines(text)
-        return rewrite(told) or (None if told is text else as_it_stands(read_module(told)))
+        original = shaping.with_lines(text)
+        return rewrite(original) or (None if original is text else as_it_stands(read_module(original)))
 
     flags = {**collective_flags(shaping.machine, shaping.on_gpu), **flags}
     return compile_program(program, target, flags, profile, with_lines, shaping)
@@ -196,7 +202,7 @@ def compile_program(
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The arguments without their arrays, so that a plan does not keep a whole training state alive."""
+    """Shapes in place of arrays, so that a plan does not keep a whole training state alive."""
 
     def shape(leaf: Any) -> Any:
         if not isinstance(leaf, jax.Array):

@@ -1,4 +1,4 @@
-"""Plans and reports in jax's persistent compilation cache, so that a job's next start compiles nothing.
+"""Plans and reports in jax's persistent cache, so that a job's next start compiles nothing.
 
 jax stores the executable under a key of its module, its options and the machine. The module's name
 contains a digest of everything else that the plan depends on. memplan stores a second entry with the

@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Headroom:
-    """Bytes that a plan leaves unused below the limits, because a compilation exceeded its prediction."""
+    """Bytes below the limits that a plan leaves unused, because a prediction was exceeded."""
 
     device_bytes: int = 0
     host_bytes: int = 0

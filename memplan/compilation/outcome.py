@@ -1,4 +1,4 @@
-"""Results of compilations: the outcome of one, the summary of one that was rejected, a restored one."""
+"""Results of compilations: an outcome, a summary, a program restored from the cache."""
 
 import functools
 from dataclasses import dataclass, replace
@@ -36,7 +36,7 @@ class CompilationSummary:
 
 @dataclass(frozen=True)
 class Restored:
-    """A program that an earlier start of the job planned and compiled, from jax's persistent cache."""
+    """A program that an earlier start of the job compiled, from jax's persistent cache."""
 
     program: Program
     target: Target
@@ -81,7 +81,7 @@ class Outcome:
 
     @property
     def method(self) -> str:
-        """The planner and the transforms; without a plan, the transform, or `plain` for the unmodified step."""
+        """The planner and transforms; without a plan, the main transform or `plain`."""
         program = self.program
         plan = self.planned.plan
         if plan is None:

@@ -30,12 +30,13 @@ from memplan.xla.rewrites.merge import merge_fusions
 from memplan.xla.rewrites.split import split_fusions
 from memplan.xla.settle_pairs import settle_pairs
 
-# Accept a plan with extra outputs if it takes at most 1.1 times the plain step; else also plan without.
-# Where the packing has large holes, extra outputs can cost more than they save: ResNet-50 at 30 % took
-# 175 ms with them and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms and 2.6.
+# Accept a plan with extra outputs if it takes at most 1.1 times the plain step; else also plan
+# without. Where the packing has large holes, extra outputs can cost more than they save: ResNet-50
+# at 30 % took 175 ms with them and 144 without, the 3D U-Net in bfloat16 at half its bytes 2.9 ms
+# and 2.6.
 _EXTRA_OUTPUTS_RATIO = 1.1
 Agree = Callable[[str, str, Callable[[], Plan]], Plan]
-"""(fingerprint of the module, key of all other inputs, function that makes a plan) -> the plan of all processes."""
+"""(module's fingerprint, key of all other inputs, function that plans) -> all processes' plan."""
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,9 @@ class Plans:
     def make(self) -> Plan:
         """The fastest plan within the budget; if none fits, the smallest.
 
-        If the smallest fits, a plan with its split kernels is made for the budget, too. The smallest
-        is the same for every budget, so that all errors name the same smallest budget that works.
+        If the smallest fits, a plan with its split kernels is made for the budget, too. The
+        smallest is the same for every budget, so that all errors name the same smallest budget
+        that works.
         """
         plain = self.plain
         budget_nbytes = self.budget_bytes - plain.resident_bytes
@@ -76,8 +78,7 @@ class Plans:
         candidates = [self._plan(0, 0)]
         if candidates[0].solution.nbytes <= budget_nbytes:
             candidates.append(self._plan(0, budget_nbytes))
-        best = min(candidates, key=lambda candidate: candidate.rank(candidate.solution.nbytes <= budget_nbytes))
-        return best.plan
+        return min(candidates, key=lambda plan: plan.rank(plan.solution.nbytes <= budget_nbytes)).plan
 
     def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> _PlanCandidate:
         """A plan within a budget for temporaries, for the module rewritten for `rewrite_nbytes`."""
@@ -141,7 +142,7 @@ class ScheduledModule:
     overlapped: tuple[int, bool] | None = None  # the limit that its order is for: `Plan.overlapped`
 
     def overlap(self, limit_nbytes: int, feeds_links: bool = False) -> ScheduledModule:
-        """The module with collectives that overlap more kernels (`Overlap.order`); itself if none moves."""
+        """Overlap collectives with more kernels (`Overlap.order`); the module itself if none moves."""
         order = tuple(self._overlap.order(limit_nbytes, feeds_links))
         if list(order) == sorted(order):
             return self
@@ -159,7 +160,7 @@ class ScheduledModule:
         return {}
 
     def with_waits(self) -> ScheduledModule:
-        """A copy that charges each collective of the entry only the stall that it causes in this order.
+        """A copy that charges each collective of the entry only the stall it causes in this order.
 
         A plan may end a collective before the next kernel begins. After planning, the neighbouring
         kernels overlap the collective again.
@@ -195,13 +196,14 @@ class ScheduledModule:
     def rewrite(self, budget_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
         """The module rewritten for this many bytes of temporaries; the module itself for None.
 
-        On a GPU, it makes collectives synchronous that hold much memory while they run, inlines cheap
-        values into their readers, merges fusions with common operands, and splits fusions that need
-        much of the budget. On a CPU it changes nothing: XLA:CPU has no multi-output fusions, and
-        rounds float16 inside a fusion differently than between two.
+        On a GPU, it makes collectives synchronous that hold much memory while they run, inlines
+        cheap values into their readers, merges fusions with common operands, and splits fusions
+        that need much of the budget. On a CPU it changes nothing: XLA:CPU has no multi-output
+        fusions, and rounds float16 inside a fusion differently than between two.
 
         Args:
-          values: become extra outputs of fusions that read their operands (`xla.rewrites.extra_outputs`).
+          values: become extra outputs of fusions that read their operands
+            (`xla.rewrites.extra_outputs`).
           whole: do not split fusions.
         """
         if budget_nbytes is None or self.device.target is None:
@@ -216,7 +218,7 @@ class ScheduledModule:
         return {}
 
     def _fuse(self, budget_nbytes: int, values: Sequence[str]) -> ScheduledModule:
-        """The module with other fusions: producers inlined, siblings merged, values as extra outputs."""
+        """The module with producers inlined, siblings merged, and values as extra outputs."""
         if values:
             merged = self.rewrite(budget_nbytes, whole=True)
             return merged._with(add_outputs(merged.module, values, budget_nbytes))
@@ -255,7 +257,8 @@ class ScheduledModule:
     def resident_bytes(self) -> int:
         """Bytes on the device during the whole step.
 
-        These are arguments, large constants, outputs that alias no argument, and the outputs' table.
+        These are arguments, large constants, outputs that alias no argument, and the outputs'
+        table.
         """
         module = self.module
         arguments = sum(buffer.nbytes for buffer in self.problem.buffers if buffer.role is Role.ARGUMENT)

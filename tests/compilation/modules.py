@@ -1,4 +1,4 @@
-"""A scheduled module in which a value waits long for its last reader, and planners that answer what they are told."""
+"""A scheduled module in which a value waits long for its last reader, and a planner with preset answers."""
 
 from __future__ import annotations
 
@@ -31,22 +31,22 @@ def scheduled(text: str = TEXT) -> ScheduledModule:
 
 
 def no_agreement(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
-    """Of a process that is alone."""
+    """The agreement of a single process."""
     return make()
 
 
 @dataclass(frozen=True)
 class InOrder:
-    """A planner that keeps the order, counts what it is asked, and says that it takes so many seconds."""
+    """A planner that keeps the order, records its calls, and gives solutions the seconds that `seconds` computes."""
 
     name: str = "in order"
     seconds: Callable[[Problem], float] = lambda problem: 1.0
-    asked: list[tuple[Problem, int, int, CopySeconds | None]] = field(default_factory=list)
+    calls: list[tuple[Problem, int, int, CopySeconds | None]] = field(default_factory=list)
 
     def plan(
         self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
     ) -> Solution:
-        self.asked.append((problem, budget_nbytes, host_nbytes, copy_s))
+        self.calls.append((problem, budget_nbytes, host_nbytes, copy_s))
         schedule = runs(range(len(problem.kernels)))
         nbytes = pack(problem, schedule).nbytes
         return Solution(schedule, nbytes, self.seconds(problem), 0, 0.0, nbytes <= budget_nbytes)

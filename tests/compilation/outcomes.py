@@ -33,12 +33,12 @@ def outcome(
     waits_s: float = 0.0,
     bound_s: float = 1.0,
 ) -> Outcome:
-    """It takes so many seconds, and waits for copies; without a plan, `bound_s` and 500 bytes."""
+    """An outcome with these bytes and seconds; its plain module has 500 bytes."""
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
     replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0)
     result = SimpleNamespace(replay=replay)
-    known = {"fits": predicted_to_fit, "plain": plain, "plan": None, "result": result, "bound_s": bound_s}
-    planned = cast(Any, SimpleNamespace(**known, predicted_bytes=nbytes))
+    facts = {"fits": predicted_to_fit, "plain": plain, "plan": None, "result": result, "bound_s": bound_s}
+    planned = cast(Any, SimpleNamespace(**facts, predicted_bytes=nbytes))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
     return Outcome(program, target, LIMITS, executable, planned, None, 1)

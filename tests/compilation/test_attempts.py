@@ -27,58 +27,59 @@ class Fake:
 
     takes: list[int | Outcome]
     profiles: bool = False
-    asked: list[tuple[Program, bool, Headroom]] = field(default_factory=list)
+    calls: list[tuple[Program, bool, Headroom]] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
 
     def profile(self, program: Program) -> dict[str, float] | None:
         return {} if self.profiles else None
 
     def compile(self, program: Program, profile: Any, hides_latency: bool, headroom: Headroom) -> Outcome:
-        self.asked.append((program, hides_latency, headroom))
-        taken = self.takes[len(self.asked) - 1]
-        return outcome(program, taken) if isinstance(taken, int) else taken
+        self.calls.append((program, hides_latency, headroom))
+        answer = self.takes[len(self.calls) - 1]
+        return outcome(program, answer) if isinstance(answer, int) else answer
 
 
 def attempt(
     compiler: Fake,
     program: Program = PROGRAM,
-    others: tuple[Program, ...] = (),
+    programs: tuple[Program, ...] = (),
     slabs: tuple[Program, ...] = (),
     expected_bytes: tuple[int, ...] = (),
     expected_s: float = 1.0,
     by_index: Program | None = None,
     **options: Any,
 ) -> Outcome:
-    left, asked_for = list(others), list[int]()
+    choices = list(programs)
+    missing = list[int]()
 
-    def fewer_residuals(asked: Program, excess_bytes: int, moves: bool) -> Program | None:
-        assert asked is program or asked is by_index
-        asked_for.append(excess_bytes)
-        return left.pop(0) if left else None
+    def fewer_residuals(original: Program, excess_bytes: int, moves: bool) -> Program | None:
+        assert original is program or original is by_index
+        missing.append(excess_bytes)
+        return choices.pop(0) if choices else None
 
-    def by_slabs(asked: Program, seconds: float) -> Iterator[Candidate]:
-        assert asked is program or asked is by_index
+    def by_slabs(original: Program, seconds: float) -> Iterator[Candidate]:
+        assert original is program or original is by_index
         if seconds >= expected_s:
-            for number, one in enumerate(slabs):
-                yield Candidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
+            for number, candidate in enumerate(slabs):
+                yield Candidate(
+                    expected_bytes[number] if expected_bytes else 100, lambda candidate=candidate: candidate
+                )
 
-    found = Attempts(compiler, lambda asked: by_index, fewer_residuals, by_slabs, lambda *_: None, **options).run(
-        program
-    )
-    assert len(compiler.asked) == len(compiler.takes), "stopped too early"
-    compiler.missing = asked_for
-    return found
+    result = Attempts(compiler, lambda _: by_index, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
+    assert len(compiler.calls) == len(compiler.takes), "stopped too early"
+    compiler.missing = missing
+    return result
 
 
 def test_what_fits_is_compiled_once() -> None:
-    found = attempt(Fake([100]))
-    assert (found.device_bytes, found.compilations) == (100, 1)
+    result = attempt(Fake([100]))
+    assert (result.device_bytes, result.compilations) == (100, 1)
 
 
 def test_a_missed_prediction_reserves_what_it_missed_by() -> None:
     compiler = Fake([107, 103, 99])
     assert attempt(compiler).compilations == 3
-    assert [headroom for *_, headroom in compiler.asked] == [Headroom(), Headroom(7), Headroom(10)]
+    assert [headroom for *_, headroom in compiler.calls] == [Headroom(), Headroom(7), Headroom(10)]
 
 
 def test_it_stops_after_so_many_tries() -> None:
@@ -89,12 +90,12 @@ def test_it_stops_after_so_many_tries() -> None:
 def test_host_bytes_are_reserved_too() -> None:
     compiler = Fake([outcome(PROGRAM, 90, 60), outcome(PROGRAM, 90, 50)])
     assert attempt(compiler).fits
-    assert compiler.asked[1][2] == Headroom(0, 10)
+    assert compiler.calls[1][2] == Headroom(0, 10)
 
 
 def test_what_was_predicted_not_to_fit_is_not_tried_again() -> None:
-    found = attempt(Fake([outcome(PROGRAM, 120, predicted_to_fit=False)]))
-    assert not found.fits and found.compilations == 1
+    result = attempt(Fake([outcome(PROGRAM, 120, predicted_to_fit=False)]))
+    assert not result.fits and result.compilations == 1
 
 
 def followed(hides_latency: bool | None) -> Plan:
@@ -102,27 +103,27 @@ def followed(hides_latency: bool | None) -> Plan:
 
 
 def test_a_plan_that_is_followed_is_compiled_once() -> None:
-    assert attempt(Fake([120]), others=(COPYING,), follow=followed(None)).device_bytes == 120
+    assert attempt(Fake([120]), programs=(COPYING,), follow=followed(None)).device_bytes == 120
 
 
 @pytest.mark.parametrize("hides_latency", [True, False])
 def test_a_plan_is_followed_on_the_schedule_that_it_was_made_for(hides_latency: bool) -> None:
     compiler = Fake([120])
     attempt(compiler, COPYING, follow=followed(hides_latency))
-    assert [hides for _, hides, _ in compiler.asked] == [hides_latency]
+    assert [hides for _, hides, _ in compiler.calls] == [hides_latency]
 
 
 def test_a_plan_that_does_not_say_its_schedule_is_tried_on_both() -> None:
     compiler = Fake([*misses((COPYING, 120)), 90])
     attempt(compiler, COPYING, follow=followed(None))
-    assert [hides for _, hides, _ in compiler.asked] == [True, False]
+    assert [hides for _, hides, _ in compiler.calls] == [True, False]
 
 
 def test_a_program_that_copies_is_tried_with_overlap_first() -> None:
     miss = outcome(COPYING, 120, predicted_to_fit=False)
     compiler = Fake([miss, 90])
     assert attempt(compiler, COPYING).compilations == 2
-    assert [hides for _, hides, _ in compiler.asked] == [True, False]
+    assert [hides for _, hides, _ in compiler.calls] == [True, False]
 
 
 def test_where_copies_do_not_overlap_there_is_one_schedule() -> None:
@@ -136,103 +137,106 @@ def with_residuals(*kept: int) -> Program:
 
 
 def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
-    others = tuple(with_residuals(number) for number in range(3))
-    compiler = Fake([*misses((PROGRAM, 130), (others[0], 120)), 90])
-    found = attempt(compiler, others=others)
-    assert [id(program) for program, *_ in compiler.asked] == [id(program) for program in (PROGRAM, *others[:2])]
+    programs = tuple(with_residuals(number) for number in range(3))
+    compiler = Fake([*misses((PROGRAM, 130), (programs[0], 120)), 90])
+    result = attempt(compiler, programs=programs)
+    assert [id(program) for program, *_ in compiler.calls] == [id(program) for program in (PROGRAM, *programs[:2])]
     assert compiler.missing == [30, 50]
-    assert found.program is others[1] and found.compilations == 3
+    assert result.program is programs[1] and result.compilations == 3
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (1.2, 0)])
-def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: float, taken: int) -> None:
-    others = with_residuals(0), with_residuals(1)
-    waiting = outcome(others[0], 90, waits_s=0.06)
-    compiler = Fake([*misses((PROGRAM, 130)), waiting, outcome(others[1], 95, seconds=seconds)])
-    assert attempt(compiler, others=others).program is others[taken]
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, 1), (1.2, 0)])
+def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: float, chosen: int) -> None:
+    programs = with_residuals(0), with_residuals(1)
+    waiting = outcome(programs[0], 90, waits_s=0.06)
+    compiler = Fake([*misses((PROGRAM, 130)), waiting, outcome(programs[1], 95, seconds=seconds)])
+    assert attempt(compiler, programs=programs).program is programs[chosen]
     assert compiler.missing == [30, 30]
 
 
 def test_what_was_compiled_and_not_taken_is_told() -> None:
-    others = with_residuals(0), with_residuals(1)
-    found = attempt(Fake([*misses((PROGRAM, 130)), outcome(others[0], 60, seconds=2.0), 90]), others=others)
-    assert [(one.device_bytes, one.step_s, one.fits) for one in found.rejected] == [(130, 1.0, False), (60, 2.0, True)]
-    assert [one.method for one in found.rejected] == ["plain", "residuals"]
+    programs = with_residuals(0), with_residuals(1)
+    result = attempt(Fake([*misses((PROGRAM, 130)), outcome(programs[0], 60, seconds=2.0), 90]), programs=programs)
+    assert [(summary.device_bytes, summary.step_s, summary.fits) for summary in result.rejected] == [
+        (130, 1.0, False),
+        (60, 2.0, True),
+    ]
+    assert [summary.method for summary in result.rejected] == ["plain", "residuals"]
 
 
-@pytest.mark.parametrize(("seconds", "taken"), [(0.5, 1), (1.2, 0)])
-def test_where_much_is_left_loops_may_keep_more(seconds: float, taken: int) -> None:
-    others = with_residuals(0), with_residuals(1)
-    compiler = Fake([*misses((PROGRAM, 130)), outcome(others[0], 60), outcome(others[1], 95, seconds=seconds)])
-    assert attempt(compiler, others=others).program is others[taken]
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.5, 1), (1.2, 0)])
+def test_where_much_is_left_loops_may_keep_more(seconds: float, chosen: int) -> None:
+    programs = with_residuals(0), with_residuals(1)
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(programs[0], 60), outcome(programs[1], 95, seconds=seconds)])
+    assert attempt(compiler, programs=programs).program is programs[chosen]
     assert compiler.missing == [30, -10]
 
 
 def test_where_a_plan_of_kernels_makes_up_for_what_is_missing_slowly_loops_keep_fewer() -> None:
-    others = with_residuals(0), with_residuals(1)
-    slow = outcome(others[0], 100, seconds=6.0)
-    compiler = Fake([*misses((PROGRAM, 130)), slow, outcome(others[1], 98)])
-    assert attempt(compiler, others=others).program is others[1]
+    programs = with_residuals(0), with_residuals(1)
+    slow = outcome(programs[0], 100, seconds=6.0)
+    compiler = Fake([*misses((PROGRAM, 130)), slow, outcome(programs[1], 98)])
+    assert attempt(compiler, programs=programs).program is programs[1]
     assert compiler.missing == [30, 31]
 
 
 def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None:
     """After so many tries, or where the same are chosen again."""
     for again in (False, True):
-        others = [with_residuals(number) for number in range(4)]
-        tries = [(others[0], 120)] if again else [(others[0], 120), (others[1], 110), (others[2], 102)]
+        programs = [with_residuals(number) for number in range(4)]
+        tries = [(programs[0], 120)] if again else [(programs[0], 120), (programs[1], 110), (programs[2], 102)]
         compiler = Fake([*misses((PROGRAM, 130), *tries), 70])
-        found = attempt(compiler, others=(others[0], others[0], others[3]) if again else tuple(others))
-        assert found.fits and found.program is others[3]
+        result = attempt(compiler, programs=(programs[0], programs[0], programs[3]) if again else tuple(programs))
+        assert result.fits and result.program is programs[3]
         assert compiler.missing[:-1] == ([30, 50] if again else [30, 50, 60]) and compiler.missing[-1] > 1 << 60
 
 
 def test_the_same_residuals_are_not_compiled_twice() -> None:
-    others = with_residuals(0), with_residuals(0), with_residuals(0)
-    compiler = Fake(misses((PROGRAM, 130), (others[0], 120)))
-    assert not attempt(compiler, others=others).fits
+    programs = with_residuals(0), with_residuals(0), with_residuals(0)
+    compiler = Fake(misses((PROGRAM, 130), (programs[0], 120)))
+    assert not attempt(compiler, programs=programs).fits
 
 
 def test_where_nothing_fits_the_smallest_is_told() -> None:
-    others = with_residuals(0), with_residuals(1)
-    found = attempt(Fake(misses((PROGRAM, 130), (others[0], 110), (others[1], 120))), others=others)
-    assert (found.device_bytes, found.compilations) == (110, 3) and found.program is others[0]
+    programs = with_residuals(0), with_residuals(1)
+    result = attempt(Fake(misses((PROGRAM, 130), (programs[0], 110), (programs[1], 120))), programs=programs)
+    assert (result.device_bytes, result.compilations) == (110, 3) and result.program is programs[0]
 
 
-def misses(*taken: tuple[Program, int]) -> list[int | Outcome]:
+def misses(*sizes: tuple[Program, int]) -> list[int | Outcome]:
     """Outcomes as they were predicted, all too large."""
-    return [outcome(program, nbytes, predicted_to_fit=False) for program, nbytes in taken]
+    return [outcome(program, nbytes, predicted_to_fit=False) for program, nbytes in sizes]
 
 
 def test_slabs_come_after_loops_that_fewer_residuals_and_only_until_one_fits() -> None:
     fewer, slabs = with_residuals(), tuple(in_slabs() for _ in range(3))
     compiler = Fake([*misses((PROGRAM, 130), (fewer, 120), (slabs[0], 110)), 90])
-    found = attempt(compiler, others=(fewer,), slabs=slabs)
-    assert [id(program) for program, *_ in compiler.asked] == [id(one) for one in (PROGRAM, fewer, *slabs[:2])]
-    assert found.fits and found.program is slabs[1] and found.compilations == 4
+    result = attempt(compiler, programs=(fewer,), slabs=slabs)
+    assert [id(program) for program, *_ in compiler.calls] == [id(program) for program in (PROGRAM, fewer, *slabs[:2])]
+    assert result.fits and result.program is slabs[1] and result.compilations == 4
 
 
 def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
-    one = in_slabs(on_host=True)
+    slabs = in_slabs(on_host=True)
     compiler = Fake([*misses((PROGRAM, 130)), 107, 99])
-    assert attempt(compiler, slabs=(one,)).fits
-    assert [hides for _, hides, _ in compiler.asked[1:]] == [True, True]
-    assert compiler.asked[2][2] == Headroom(7)
+    assert attempt(compiler, slabs=(slabs,)).fits
+    assert [hides for _, hides, _ in compiler.calls[1:]] == [True, True]
+    assert compiler.calls[2][2] == Headroom(7)
 
 
 def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() -> None:
     slabs = tuple(in_slabs() for _ in range(5))
-    found = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
-    assert found.program is PROGRAM and found.closest_slab_attempt is not None
-    assert found.closest_slab_attempt.device_bytes == 140
-    assert found.closest_slab_attempt.in_slabs == slabs[1].in_slabs
+    result = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
+    assert result.program is PROGRAM and result.closest_slab_attempt is not None
+    assert result.closest_slab_attempt.device_bytes == 140
+    assert result.closest_slab_attempt.in_slabs == slabs[1].in_slabs
 
 
 def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less() -> None:
     slabs = tuple(in_slabs() for _ in range(4))
     compiler = Fake(misses((PROGRAM, 130), (slabs[0], 110), (slabs[2], 105), (slabs[3], 101)))
-    found = attempt(compiler, slabs=slabs, expected_bytes=(95, 94, 85, 81))
-    assert not found.fits and found.compilations == 4
+    result = attempt(compiler, slabs=slabs, expected_bytes=(95, 94, 85, 81))
+    assert not result.fits and result.compilations == 4
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -245,39 +249,41 @@ def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(order: 
 
 
 def test_the_one_taken_keeps_the_unmodified_step_and_counts_every_compilation() -> None:
-    unmodified, other = cast(Any, object()), in_slabs()
+    unmodified, split = cast(Any, object()), in_slabs()
     first = replace(outcome(PROGRAM, 120, predicted_to_fit=False), unmodified=unmodified)
-    found = attempt(Fake([first, 90]), slabs=(other,))
-    assert found.program is other and found.unmodified is unmodified and found.compilations == 2
+    result = attempt(Fake([first, 90]), slabs=(split,))
+    assert result.program is split and result.unmodified is unmodified and result.compilations == 2
 
 
 def test_what_fits_is_taken_even_if_it_takes_more() -> None:
-    one = in_slabs()
-    compiler = Fake([*misses((PROGRAM, 130)), outcome(one, 90, 51, predicted_to_fit=False), 100])
-    assert attempt(compiler, slabs=(one, in_slabs())).device_bytes == 100
+    slabs = in_slabs()
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(slabs, 90, 51, predicted_to_fit=False), 100])
+    assert attempt(compiler, slabs=(slabs, in_slabs())).device_bytes == 100
 
 
 @pytest.mark.parametrize("slab", [(101, 1.0), (80, 4.0)])
 def test_slabs_that_do_not_fit_or_are_slower_are_not_taken(slab: tuple[int, float]) -> None:
-    one = in_slabs()
-    compiler = Fake([outcome(PROGRAM, 90, seconds=3.0), outcome(one, slab[0], seconds=slab[1], predicted_to_fit=False)])
-    assert attempt(compiler, slabs=(one,)).program is PROGRAM
+    slabs = in_slabs()
+    compiler = Fake(
+        [outcome(PROGRAM, 90, seconds=3.0), outcome(slabs, slab[0], seconds=slab[1], predicted_to_fit=False)]
+    )
+    assert attempt(compiler, slabs=(slabs,)).program is PROGRAM
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(1.4, "slabs"), (1.6, "whole")])
 def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None:
-    one = in_slabs()
-    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(one, 95, seconds=seconds, bound_s=1.5)])
-    found = attempt(compiler, slabs=(one, in_slabs()))
-    assert found.program is (one if chosen == "slabs" else PROGRAM) and found.fits and found.compilations == 2
+    slabs = in_slabs()
+    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(slabs, 95, seconds=seconds, bound_s=1.5)])
+    result = attempt(compiler, slabs=(slabs, in_slabs()))
+    assert result.program is (slabs if chosen == "slabs" else PROGRAM) and result.fits and result.compilations == 2
 
 
 def test_after_slabs_that_a_slow_plan_makes_fit_those_are_tried_that_are_expected_to_take_less() -> None:
     slabs = tuple(in_slabs() for _ in range(3))
     slow = outcome(slabs[0], 100, seconds=2.0)  # of 500 bytes
     compiler = Fake([outcome(PROGRAM, 90, seconds=3.0), slow, outcome(slabs[2], 95, seconds=1.2)])
-    found = attempt(compiler, slabs=slabs, expected_bytes=(95, 90, 19))
-    assert found.program is slabs[2] and found.compilations == 3
+    result = attempt(compiler, slabs=slabs, expected_bytes=(95, 90, 19))
+    assert result.program is slabs[2] and result.compilations == 3
 
 
 def by_index() -> Program:
@@ -285,14 +291,14 @@ def by_index() -> Program:
 
 
 @pytest.mark.parametrize("first", [outcome(PROGRAM, 130, predicted_to_fit=False), outcome(PROGRAM, 90, seconds=1.3)])
-@pytest.mark.parametrize(("second", "taken"), [((95, 1.1), True), ((140, 0.5), False)])
+@pytest.mark.parametrize(("second", "chosen"), [((95, 1.1), True), ((140, 0.5), False)])
 def test_where_nothing_fits_or_a_plan_is_slow_stacks_are_read_by_index(
-    first: Outcome, second: tuple[int, float], taken: bool
+    first: Outcome, second: tuple[int, float], chosen: bool
 ) -> None:
-    other = by_index()
-    compiler = Fake([first, outcome(other, second[0], seconds=second[1], predicted_to_fit=False)])
-    found = attempt(compiler, by_index=other)
-    assert found.compilations == 2 and found.program is (other if taken else PROGRAM)
+    indexed = by_index()
+    compiler = Fake([first, outcome(indexed, second[0], seconds=second[1], predicted_to_fit=False)])
+    result = attempt(compiler, by_index=indexed)
+    assert result.compilations == 2 and result.program is (indexed if chosen else PROGRAM)
 
 
 def test_a_fast_plan_keeps_its_stacks() -> None:
@@ -300,9 +306,9 @@ def test_a_fast_plan_keeps_its_stacks() -> None:
 
 
 def test_loops_keep_fewer_residuals_where_their_stacks_are_read_by_index() -> None:
-    other, fewer = by_index(), with_residuals(0)
-    compiler = Fake([*misses((PROGRAM, 130), (other, 110)), 95])
-    assert attempt(compiler, by_index=other, others=(fewer,)).program is fewer
+    indexed, fewer = by_index(), with_residuals(0)
+    compiler = Fake([*misses((PROGRAM, 130), (indexed, 110)), 95])
+    assert attempt(compiler, by_index=indexed, programs=(fewer,)).program is fewer
     assert compiler.missing == [10]
 
 

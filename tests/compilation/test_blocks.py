@@ -22,9 +22,9 @@ def test_a_step_within_has_the_bits_of_the_step_as_it_is(name: str) -> None:
     x = jax.random.normal(key, (4096, 64))
     planned = partial(memplan.jit, run, split=False)
     plain = planned().plan(weights, x)
-    found = planned(budget=int(0.7 * plain.report.baseline_peak_bytes)).plan(weights, x)
-    assert found.report.recomputations_found
-    expected, results = (jax.tree.leaves(one(weights, x)) for one in (jax.jit(run), found.compile()))
+    result = planned(budget=int(0.7 * plain.report.baseline_peak_bytes)).plan(weights, x)
+    assert result.report.recomputations_found
+    expected, results = (jax.tree.leaves(call(weights, x)) for call in (jax.jit(run), result.compile()))
     assert all(map(np.array_equal, expected, results))
 
 
@@ -41,8 +41,8 @@ def test_a_step_within_takes_hardly_longer_than_by_itself(name: str) -> None:
     for run in (step, WITHIN[name](step)):
         plain = planned(run)
         budget = plain.baseline_peak_bytes - 4 * args[1].size * 4
-        found = planned(run, budget)
-        assert found.compiled_peak_bytes <= budget and found.copies_found and found.host_peak_bytes
-        assert abs(found.compiled_peak_bytes - found.predicted_peak_bytes) <= 4096
-        over.append(found.predicted_step_s / found.baseline_step_s)
+        result = planned(run, budget)
+        assert result.compiled_peak_bytes <= budget and result.copies_found and result.host_peak_bytes
+        assert abs(result.compiled_peak_bytes - result.predicted_peak_bytes) <= 4096
+        over.append(result.predicted_step_s / result.baseline_step_s)
     assert 1 <= over[1] <= 1.05 * over[0]

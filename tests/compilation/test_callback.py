@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from memplan.compilation import callback as module
+from memplan.compilation import callback as callback_file
 from memplan.compilation.callback import Callback
 from memplan.compilation.limits import Headroom, Limits
 from memplan.errors import PlanMismatchError
@@ -46,45 +46,45 @@ def called_back(
 
 def test_what_fits_goes_through_untouched() -> None:
     planner = InOrder()
-    found = called_back(WHOLE, planner=planner)
-    assert found(TEXT) is None
-    assert not planner.asked
-    assert found.planned.result is found.planned.plain
-    assert (found.planned.plan, found.planned.fits) == (None, True)
-    assert (found.planned.predicted_bytes, found.planned.planning_s) == (WHOLE, 0.0)
+    callback = called_back(WHOLE, planner=planner)
+    assert callback(TEXT) is None
+    assert not planner.calls
+    assert callback.planned.result is callback.planned.plain
+    assert (callback.planned.plan, callback.planned.fits) == (None, True)
+    assert (callback.planned.predicted_bytes, callback.planned.planning_s) == (WHOLE, 0.0)
 
 
 def test_what_does_not_is_planned_within_the_budget() -> None:
-    found = called_back(RESIDENT + LEAST)
-    text = found(TEXT)
+    callback = called_back(RESIDENT + LEAST)
+    text = callback(TEXT)
     assert text is not None
     kernels = [op.name for op in read_module(text).entry.ops.values() if op.opcode in ("fusion", "custom-call")]
     assert len(kernels) == len(WITH_RECOMPUTE)
-    planned = found.planned
+    planned = callback.planned
     assert planned.fits and planned.predicted_bytes == RESIDENT + LEAST == planned.result.device_bytes
     assert planned.result is planned.written and planned.plain.device_bytes == WHOLE
 
 
 def test_a_plan_that_is_too_large_is_handed_back_and_said_not_to_fit() -> None:
-    found = called_back(RESIDENT + LEAST - 1)
-    assert found(TEXT) is not None
-    assert not found.planned.fits and found.planned.predicted_bytes == RESIDENT + LEAST
+    callback = called_back(RESIDENT + LEAST - 1)
+    assert callback(TEXT) is not None
+    assert not callback.planned.fits and callback.planned.predicted_bytes == RESIDENT + LEAST
 
 
 def test_a_reserve_is_left_free_of_both_memories() -> None:
     assert called_back(WHOLE + 7, Headroom(7))(TEXT) is None
     planner = InOrder()
     called_back(WHOLE + 7, Headroom(8, NBYTES), planner)(TEXT)
-    _, budget_nbytes, host_nbytes, _ = planner.asked[0]
+    _, budget_nbytes, host_nbytes, _ = planner.calls[0]
     assert (budget_nbytes, host_nbytes) == (TEMPORARIES - 1, 9 * NBYTES)
 
 
 def test_a_followed_plan_is_carried_out_where_the_module_would_fit_too() -> None:
     planner = InOrder()
-    found = called_back(WHOLE, planner=planner, follow=PLAN)
-    assert found(TEXT) is not None
-    assert not planner.asked
-    assert found.planned.plan is PLAN and found.planned.predicted_bytes == RESIDENT + LEAST
+    callback = called_back(WHOLE, planner=planner, follow=PLAN)
+    assert callback(TEXT) is not None
+    assert not planner.calls
+    assert callback.planned.plan is PLAN and callback.planned.predicted_bytes == RESIDENT + LEAST
 
 
 def test_a_followed_plan_for_another_module_is_refused() -> None:
@@ -106,9 +106,9 @@ ALGORITHM = changed(TEXT, ('custom_call_target="grad"', 'custom_call_target="gra
 
 
 def follows(text: str, budget: int, program: str = "step", plan: Plan = NOTED) -> Callback:
-    found = replace(called_back(budget, follow=plan), program=program)
-    assert found(text) is not None
-    return found
+    callback = replace(called_back(budget, follow=plan), program=program)
+    assert callback(text) is not None
+    return callback
 
 
 @pytest.mark.filterwarnings("error")
@@ -118,9 +118,9 @@ def test_a_followed_plan_of_the_same_module_is_not_warned_of() -> None:
 
 def test_another_algorithm_of_the_same_program_is_followed_and_named() -> None:
     with pytest.warns(UserWarning, match=r"grad: grad \w+, now grad \w+\); the plan is used"):
-        found = follows(ALGORITHM, RESIDENT + LEAST)
-    assert found.planned.plan == replace(NOTED, fingerprint=scheduled(ALGORITHM).module.fingerprint)
-    assert found.planned.predicted_bytes == RESIDENT + LEAST
+        callback = follows(ALGORITHM, RESIDENT + LEAST)
+    assert callback.planned.plan == replace(NOTED, fingerprint=scheduled(ALGORITHM).module.fingerprint)
+    assert callback.planned.predicted_bytes == RESIDENT + LEAST
 
 
 def test_another_algorithm_with_which_it_no_longer_fits_is_planned_for() -> None:
@@ -130,8 +130,8 @@ def test_another_algorithm_with_which_it_no_longer_fits_is_planned_for() -> None
 
 def test_other_kernels_of_the_same_program_are_planned_for() -> None:
     with pytest.warns(UserWarning, match=r"early: none, now early \w+.*planned again"):
-        found = follows(OTHER, WHOLE, plan=replace(NOTED, kernels=NOTED.kernels[1:]))
-    assert found.planned.plan is not None and found.planned.plan.planner == "kernels"
+        callback = follows(OTHER, WHOLE, plan=replace(NOTED, kernels=NOTED.kernels[1:]))
+    assert callback.planned.plan is not None and callback.planned.plan.planner == "kernels"
 
 
 @pytest.mark.parametrize(
@@ -146,8 +146,8 @@ def test_a_module_that_computes_something_else_is_not_handed_back(monkeypatch: p
     def write(*args: Any) -> str:
         return original(*args).replace("tanh(", "sine(")
 
-    original = module.write
-    monkeypatch.setattr(module, "write", write)
+    original = callback_file.write
+    monkeypatch.setattr(callback_file, "write", write)
     with pytest.raises(NotThePlainModuleError):
         called_back(WHOLE - 1)(TEXT)
 
@@ -176,10 +176,11 @@ def planned_for(
       outcomes: bytes and seconds of each plan.
       orders: of kernels, each of which takes a second without a budget.
     """
-    limits, left = list[int](), iter(outcomes)
+    limits = list[int]()
+    remaining = iter(outcomes)
 
     def write(*_: object) -> SimpleNamespace:
-        nbytes, seconds = next(left)
+        nbytes, seconds = next(remaining)
         return SimpleNamespace(module=SimpleNamespace(replay=SimpleNamespace(step_s=seconds)), device_bytes=nbytes)
 
     def plans(plain: object, limit: int, *_: object) -> SimpleNamespace:
@@ -187,11 +188,11 @@ def planned_for(
         return SimpleNamespace(agree=lambda _: PLAN)
 
     for name, fake in (("Plans", plans), ("_pack", lambda *_: None)):
-        monkeypatch.setattr(module, name, fake)
+        monkeypatch.setattr(callback_file, name, fake)
     monkeypatch.setattr(Callback, "_write", write)
-    ways: Any = [SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))] * orders
-    found = replace(called_back(BUDGET), machine=EIGHT)._plan_orders(ways, BUDGET)
-    return limits, (found.device_bytes, found.module.replay.step_s)
+    orders_to_plan: Any = [SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))] * orders
+    callback = replace(called_back(BUDGET), machine=EIGHT)._plan_orders(orders_to_plan, BUDGET)
+    return limits, (callback.device_bytes, callback.module.replay.step_s)
 
 
 LESS = 970  # with room for collectives

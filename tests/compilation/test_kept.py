@@ -1,4 +1,4 @@
-"""Entries in jax's persistent cache: found again, told where damaged, and none where the cache is off."""
+"""Entries in jax's persistent cache: found again, reported where damaged, and none where the cache is off."""
 
 from __future__ import annotations
 
@@ -53,10 +53,10 @@ def test_without_jaxs_cache_nothing_is_kept(tmp_path: Path) -> None:
 
 
 def test_all_that_a_plan_depends_on_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = {kept.digest("step", 10), kept.digest("step", 11), kept.digest("other", 10)}
-    assert len(found) == 3 and kept.digest("step", 10) in found
+    digests = {kept.digest("step", 10), kept.digest("step", 11), kept.digest("other", 10)}
+    assert len(digests) == 3 and kept.digest("step", 10) in digests
     monkeypatch.setattr(kept.io, "version_of", lambda name: "another")
-    assert kept.digest("step", 10) not in found
+    assert kept.digest("step", 10) not in digests
     monkeypatch.undo()
     monkeypatch.setattr(kept, "_code", lambda: "another")
-    assert kept.digest("step", 10) not in found
+    assert kept.digest("step", 10) not in digests

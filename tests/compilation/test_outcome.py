@@ -31,34 +31,34 @@ def test_the_step_as_it_is_has_no_plan() -> None:
 
 
 def test_a_transformed_program_has_one_without_any_of_its_module() -> None:
-    found = planned(ON_HOST)
-    plan, plain = found.plan, found.planned.plain
+    result = planned(ON_HOST)
+    plan, plain = result.plan, result.planned.plain
     assert plan is not None
     assert plan.on_host == (0,) and plan.planner == "none"
     assert plan.fingerprint == plain.module.fingerprint
     assert plan.actions == tuple((Kind.RUN, kernel.name) for kernel in plain.problem.kernels)
 
 
-def test_a_plan_says_what_the_program_has_on_the_host() -> None:
-    made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
-    whole, held = planned(PROGRAM, made).plan, planned(ON_HOST, made).plan
-    assert whole is not None and held == replace(whole, on_host=(0,))
-    assert (whole.actions, whole.fingerprint, whole.on_host) == (made.actions, "f00d", ())
+def test_a_savedsays_what_the_program_has_on_the_host() -> None:
+    saved = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
+    whole, on_host = planned(PROGRAM, saved).plan, planned(ON_HOST, saved).plan
+    assert whole is not None and on_host == replace(whole, on_host=(0,))
+    assert (whole.actions, whole.fingerprint, whole.on_host) == (saved.actions, "f00d", ())
 
 
-def test_a_plan_tells_its_program_and_its_kernels() -> None:
-    found = planned(PROGRAM, Plan((), "f00d", "kernels"))
-    module = found.planned.plain.module
-    assert found.plan is not None and found.plan.program == planned(ON_HOST).program.original.digest
-    assert found.plan.structure == module.structure
-    assert dict(found.plan.kernels) == module.chosen_kernels and found.plan.kernels
+def test_a_savedtells_its_program_and_its_kernels() -> None:
+    result = planned(PROGRAM, Plan((), "f00d", "kernels"))
+    module = result.planned.plain.module
+    assert result.plan is not None and result.plan.program == planned(ON_HOST).program.original.digest
+    assert result.plan.structure == module.structure
+    assert dict(result.plan.kernels) == module.chosen_kernels and result.plan.kernels
 
 
-def test_a_program_in_slabs_has_a_plan_that_says_which() -> None:
+def test_a_program_in_slabs_has_a_savedthat_says_which() -> None:
     program = in_slabs()
-    found = planned(program)
-    assert found.plan is not None and found.plan.planner == found.method == "slabs"
-    assert found.plan.slabs == tuple(one.slabs for one in program.in_slabs)
-    made = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
-    assert planned(program, made).method == "kernels, in slabs" and planned(PROGRAM, made).method == "kernels"
+    result = planned(program)
+    assert result.plan is not None and result.plan.planner == result.method == "slabs"
+    assert result.plan.slabs == tuple(part.slabs for part in program.in_slabs)
+    saved = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
+    assert planned(program, saved).method == "kernels, in slabs" and planned(PROGRAM, saved).method == "kernels"
     assert planned(PROGRAM).method == "plain"

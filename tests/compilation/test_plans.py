@@ -34,17 +34,17 @@ def test_a_plan_is_for_the_room_that_residents_leave() -> None:
 
 
 def test_the_smallest_is_the_same_for_every_budget() -> None:
-    found = [
+    plans = [
         within(PLAIN.resident_bytes + nbytes).make() for nbytes in (LEAST - 1, LEAST // 2, 0, -PLAIN.resident_bytes)
     ]
-    assert len({replace(plan, budget_bytes=None) for plan in found}) == 1 and found[0].rewritten_for_nbytes == 0
+    assert len({replace(plan, budget_bytes=None) for plan in plans}) == 1 and plans[0].rewritten_for_nbytes == 0
 
 
 def test_copies_are_offered_at_their_price_where_the_host_has_room() -> None:
     planner = InOrder()
     for host_bytes in (0, 5):
         Plans(PLAIN, PLAIN.device_bytes, host_bytes, planner).make()
-    (*_, no_room, without), (*_, room, with_host) = planner.asked
+    (*_, no_room, without), (*_, room, with_host) = planner.calls
     assert (no_room, without, room) == (0, None, 5)
     assert with_host is not None and with_host(NBYTES) == copy_seconds(NBYTES, CPU)
 
@@ -54,20 +54,20 @@ def has_extra(problem: Problem) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("share", "tries", "taken"),
+    ("share", "tries", "chosen"),
     [(1.05, 1, True), (1.5, 2, True), (3.0, 2, False)],
     ids=["little more than the step as it is", "faster than without", "slower than without"],
 )
 def test_extra_outputs_come_first_and_go_where_they_cost_more(
-    monkeypatch: pytest.MonkeyPatch, share: float, tries: int, taken: bool
+    monkeypatch: pytest.MonkeyPatch, share: float, tries: int, chosen: bool
 ) -> None:
     monkeypatch.setattr(scheduled_file, "output_costs", lambda *_: {"masked": 0.5})
     monkeypatch.setattr(scheduled_file, "recomputed_kernels", lambda problem, _: {0})
     plain = ScheduledModule(read_module(BESIDE), V100)
     planner = InOrder(seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s)
     plan = within(ROOMY, planner, plain).make()
-    assert [has_extra(problem) for problem, *_ in planner.asked] == [True, False][:tries]
-    assert plan.extra_outputs == (("masked",) if taken else ())
+    assert [has_extra(problem) for problem, *_ in planner.calls] == [True, False][:tries]
+    assert plan.extra_outputs == (("masked",) if chosen else ())
 
 
 def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,18 +81,18 @@ def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest
     monkeypatch.setattr(scheduled_file, "recomputed_kernels", recomputed)
     planner, plain = InOrder(), ScheduledModule(read_module(BESIDE), V100)
     assert within(ROOMY, planner, plain).make().extra_outputs == ()
-    assert len(planner.asked) == 1
+    assert len(planner.calls) == 1
     assert prices == [plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2]
 
 
 def test_all_processes_follow_what_was_agreed_on() -> None:
-    asked: list[str] = []
-    other = Plan((), "f00d", "kernels")
+    fingerprints: list[str] = []
+    agreed = Plan((), "f00d", "kernels")
 
     def agree(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
-        asked.append(fingerprint)
-        return other
+        fingerprints.append(fingerprint)
+        return agreed
 
     planner = InOrder()
-    assert within(PLAIN.device_bytes - 1, planner).agree(agree) is other
-    assert asked == [PLAIN.module.fingerprint] and not planner.asked
+    assert within(PLAIN.device_bytes - 1, planner).agree(agree) is agreed
+    assert fingerprints == [PLAIN.module.fingerprint] and not planner.calls

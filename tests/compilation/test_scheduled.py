@@ -12,10 +12,10 @@ from tests.xla.rewrites.test_merge import ARRAY, DONATED, THREE, changed, fusion
 
 
 def test_device_bytes_are_temporaries_arguments_outputs_and_their_table() -> None:
-    found = scheduled()
-    assert found.packing.nbytes == TEMPORARIES
-    assert found.resident_bytes == 3 * NBYTES + NBYTES + POINTER_BYTES
-    assert found.device_bytes == found.resident_bytes + TEMPORARIES
+    module = scheduled()
+    assert module.packing.nbytes == TEMPORARIES
+    assert module.resident_bytes == 3 * NBYTES + NBYTES + POINTER_BYTES
+    assert module.device_bytes == module.resident_bytes + TEMPORARIES
 
 
 def test_an_output_over_a_donated_argument_takes_no_bytes_of_its_own() -> None:
@@ -41,27 +41,27 @@ def test_large_constants_are_there_throughout_in_fusions_too() -> None:
     large, small = "  %large = f32[512,64]{1,0} constant({...})\n", "  %small = f32[512]{0} constant({...})\n"
     inside = TEXT[:entry].replace(" {\n", f" {{\n{large}", 1)
     outside = TEXT[entry:].replace(" {\n", f" {{\n{large.replace('%large', '%other')}{small}", 1)
-    found = scheduled(inside + outside)
-    assert found.constant_bytes == 2 * (1 << 17) and scheduled().constant_bytes == 0
-    assert found.resident_bytes == scheduled().resident_bytes + found.constant_bytes
-    assert found.packing.nbytes == TEMPORARIES
+    module = scheduled(inside + outside)
+    assert module.constant_bytes == 2 * (1 << 17) and scheduled().constant_bytes == 0
+    assert module.resident_bytes == scheduled().resident_bytes + module.constant_bytes
+    assert module.packing.nbytes == TEMPORARIES
 
 
 def test_a_gpus_module_is_rewritten_once_for_each_room() -> None:
-    found = replace(scheduled(THREE), device=V100)
-    roomy = found.rewrite(1 << 40)
+    module = replace(scheduled(THREE), device=V100)
+    roomy = module.rewrite(1 << 40)
     assert list(fusions(roomy.module)) == ["sums.all1"]
-    assert found.rewrite(1 << 40) is roomy and found.rewrite(1 << 39) is not roomy
-    assert found.rewrite(None) is found
-    assert roomy.resident_bytes == found.resident_bytes and roomy.replay.step_s < found.replay.step_s
+    assert module.rewrite(1 << 40) is roomy and module.rewrite(1 << 39) is not roomy
+    assert module.rewrite(None) is module
+    assert roomy.resident_bytes == module.resident_bytes and roomy.replay.step_s < module.replay.step_s
 
 
 def test_a_cpu_runs_kernels_whole_and_as_they_are() -> None:
-    found = scheduled(THREE)
-    assert found.rewrite(1) is found.rewrite(1 << 40) is found
+    module = scheduled(THREE)
+    assert module.rewrite(1) is module.rewrite(1 << 40) is module
 
 
 def test_only_the_timed_problem_takes_seconds() -> None:
-    found = scheduled()
-    assert not any(kernel.seconds for kernel in found.problem.kernels)
-    assert sum(kernel.seconds for kernel in found.timed_problem.kernels) == pytest.approx(found.replay.step_s)
+    module = scheduled()
+    assert not any(kernel.seconds for kernel in module.problem.kernels)
+    assert sum(kernel.seconds for kernel in module.timed_problem.kernels) == pytest.approx(module.replay.step_s)
