@@ -16,7 +16,7 @@ from memplan.compilation.outcome import Compiled, Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.loops import Residuals
 from memplan.planning.plan import Plan
-from memplan.program.slabs.choose import Candidate
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import Program
 
 MOST_TRIES = 3  # compilations of one program by one schedule, each corrected by what the last prediction missed
@@ -68,7 +68,7 @@ class Attempts:
     # whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
     # (program, factor) -> programs in slabs, the fastest first, none estimated to take more than factor times as long
-    in_slabs: Callable[[Program, float], Iterator[Candidate]]
+    in_slabs: Callable[[Program, float], Iterator[SlabCandidate]]
     notify: Notify
     follow: Plan | None = None  # a plan to carry out; nothing is tried beside it
     tries: int = MOST_TRIES  # compilations of one program by one schedule, at most

@@ -14,7 +14,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.planning.graph import Graph, Value
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
-from memplan.program.slabs.choose import Candidate
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import IndexedStacks, LoopResiduals, Program, StateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
@@ -56,11 +56,11 @@ def attempt(
         asked_for.append(excess_bytes)
         return left.pop(0) if left else None
 
-    def by_slabs(asked: Program, seconds: float) -> Iterator[Candidate]:
+    def by_slabs(asked: Program, seconds: float) -> Iterator[SlabCandidate]:
         assert asked is program or asked is by_index
         if seconds >= expected_s:
             for number, one in enumerate(slabs):
-                yield Candidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
+                yield SlabCandidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
 
     found = Attempts(compiler, lambda asked: by_index, fewer_residuals, by_slabs, lambda *_: None, **options).run(
         program
