@@ -30,7 +30,7 @@ from memplan.program.loops.choose import fewer_residuals, pinned_residuals
 from memplan.program.loops.residuals import follow_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.pins import check as check_pins
-from memplan.program.slabs.choose import Candidate, slab_programs
+from memplan.program.slabs.choose import SlabCandidate, slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
@@ -267,7 +267,7 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
     def by_index(program: Program) -> Program | None:
         return with_indexed_stacks(program) if one_gpu else None
 
-    def in_slabs(program: Program, slower: float) -> Iterator[Candidate]:
+    def in_slabs(program: Program, slower: float) -> Iterator[SlabCandidate]:
         if request.split:
             notify("choosing slabs", None)
             for one in slab_programs(

@@ -17,7 +17,7 @@ from memplan.compilation.outcome import CompilationSummary, Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.loops import Residuals
 from memplan.planning.plan import Plan
-from memplan.program.slabs.choose import Candidate
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import Program
 
 # Compile one program by one schedule at most this often. Each time corrects the last prediction.
@@ -80,9 +80,8 @@ class Attempts:
     # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes
     # fewer, or else the one whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
-    # (program, factor) -> programs in slabs, fastest first, each with an estimate of at most factor
-    # times the program's seconds
-    in_slabs: Callable[[Program, float], Iterator[Candidate]]
+    # (program, factor) -> programs in slabs, the fastest first, none estimated to take more than factor times as long
+    in_slabs: Callable[[Program, float], Iterator[SlabCandidate]]
     notify: Notify
     follow: Plan | None = None  # a saved plan to follow; no other program is compiled
     tries: int = MOST_TRIES  # most compilations of one program by one schedule

@@ -1,4 +1,4 @@
-"""A flat jaxpr and its derived facts: variables by number, their readers, its graph with costs."""
+"""A flat jaxpr and facts derived from it: variable numbers, readers, the graph with costs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,18 @@ from memplan.program import compat, ops
 from memplan.program.interpret import interpret
 
 
-def flatten(closed: compat.ClosedJaxpr, caller: compat.JaxprEqn | None = None) -> compat.ClosedJaxpr:
+def flatten(
+    closed: compat.ClosedJaxpr,
+    caller: compat.JaxprEqn | None = None,
+) -> compat.ClosedJaxpr:
     """Inline every call and remove dead equations.
 
-    A differentiated `jax.checkpoint` becomes a barrier over its inputs and its equations, as in jax's lowering.
+    A differentiated `jax.checkpoint` becomes a barrier over its inputs, and its equations, as in
+    jax's lowering.
 
     Args:
-      caller: the equation that runs it, whose line is that of equations without one of the user's own.
+      caller: the equation that runs the jaxpr; equations without a line of the user's own get its
+        line.
 
     Raises:
       UnsupportedProgramError: a mutable array comes from outside; its writes could not be repeated.
@@ -42,28 +47,38 @@ def flatten(closed: compat.ClosedJaxpr, caller: compat.JaxprEqn | None = None) -
 
 
 def _inline(
-    closed: compat.ClosedJaxpr, operands: Sequence[Any], inputs: Sequence[Any], caller: compat.JaxprEqn | None
+    closed: compat.ClosedJaxpr,
+    operands: Sequence[Any],
+    inputs: Sequence[Any],
+    caller: compat.JaxprEqn | None,
 ) -> list[Any]:
-    """The results of a jaxpr within one that has these inputs, called by an equation."""
+    """The results of a jaxpr whose calls are inlined.
+
+    Args:
+      inputs: of the outermost jaxpr.
+      caller: the equation that calls the jaxpr.
+    """
 
     def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-        if eqn.primitive.name == "name" and not any(operands[0] is one for one in inputs):
-            return operands  # its pin, if any, is also that of what makes the value
+        if eqn.primitive.name == "name" and not any(operands[0] is value for value in inputs):
+            return operands  # the equation that makes the value carries the pin's mark, too
         body = compat.call_body(eqn)
         if body is None:
             return compat.bind(eqn, operands)
         if compat.needs_barrier(eqn) and operands:
             operands = jax.lax.optimization_barrier(operands)
-        with jax.named_scope(compat.REMATTED) if compat.recomputes(eqn) else contextlib.nullcontext():
+        rematted = jax.named_scope(compat.REMATTED)
+        with rematted if compat.recomputes(eqn) else contextlib.nullcontext():
             return _inline(body, operands, inputs, compat.nearest_source(eqn, caller))
 
     return interpret(closed, operands, rule, functools.partial(compat.user_context, caller=caller))
 
 
-def _outside_reference(what: str) -> UnsupportedProgramError:
+def _outside_reference(origin: str) -> UnsupportedProgramError:
     return UnsupportedProgramError(
-        f"{what} is a mutable array (jax.Ref): operations on it can be neither moved nor repeated. Pass its value and "
-        "return the new one, or make the reference inside the step with jax.new_ref."
+        f"{origin} is a mutable array (jax.Ref): operations on it can be neither moved nor "
+        "repeated. Pass its value and return the new one, or make the reference inside the step "
+        "with jax.new_ref."
     )
 
 
@@ -89,22 +104,22 @@ class Flat:
     @functools.cached_property
     def values(self) -> list[Any]:
         """Variables by value id: inputs, constants, results of equations."""
-        made = (var for eqn in self.eqns for var in eqn.outvars)
-        return [*self.invars, *self.closed.jaxpr.constvars, *made]
+        results = (var for eqn in self.eqns for var in eqn.outvars)
+        return [*self.invars, *self.closed.jaxpr.constvars, *results]
 
     @functools.cached_property
     def number_of(self) -> Mapping[Any, int]:
-        """By variable, its value id."""
+        """The value id of each variable."""
         return {var: number for number, var in enumerate(self.values)}
 
     @functools.cached_property
     def readers(self) -> Mapping[Any, set[int]]:
-        """By variable, the numbers of the equations that read it."""
-        found: dict[Any, set[int]] = {}
+        """The numbers of the equations that read each variable."""
+        readers: dict[Any, set[int]] = {}
         for number, eqn in enumerate(self.eqns):
             for atom in filter(compat.is_var, eqn.invars):
-                found.setdefault(atom, set()).add(number)
-        return found
+                readers.setdefault(atom, set()).add(number)
+        return readers
 
     @functools.cached_property
     def returned(self) -> frozenset[Any]:
@@ -113,9 +128,19 @@ class Flat:
 
     @functools.cached_property
     def graph(self) -> Graph:
-        """Its equations with their costs, its values with their bytes; an op's id is its equation's number."""
-        names = [*compat.input_names(self.closed), *(f"constant:{n}" for n, _ in enumerate(self.closed.consts))]
-        names += [f"{eqn.primitive.name}:{number}" for eqn in self.eqns for number, _ in enumerate(eqn.outvars)]
+        """The equations with their costs and the values with their bytes.
+
+        An op's id is its equation's number.
+        """
+        names = list(compat.input_names(self.closed))
+        names += [f"constant:{number}" for number, _ in enumerate(self.closed.consts)]
+        names += [
+            f"{eqn.primitive.name}:{number}"
+            for eqn in self.eqns
+            for number, _ in enumerate(
+                eqn.outvars,
+            )
+        ]
         unread = {
             var
             for eqn in self.eqns
@@ -126,7 +151,8 @@ class Flat:
         def value(var: Any, name: str) -> Value:
             aval = var.aval
             nbytes = 0 if var in unread or compat.is_on_host(var) else compat.nbytes_of(aval)
-            return Value(name, nbytes, tuple(getattr(aval, "shape", ())), str(getattr(aval, "dtype", aval)))
+            shape = tuple(getattr(aval, "shape", ()))
+            return Value(name, nbytes, shape, str(getattr(aval, "dtype", aval)))
 
         def op(eqn: compat.JaxprEqn) -> Op:
             return Op(
@@ -145,10 +171,14 @@ class Flat:
         return Graph(tuple(map(value, self.values, names)), tuple(map(op, self.eqns)))
 
     def inner(self, number: int, index: int) -> Flat:
-        """One of the computations of an equation (`compat.computations_of`); the same each time.
+        """One of the computations of an equation (`compat.computations_of`), flattened once.
+
+        Args:
+          number: the equation's number.
+          index: the computation's index.
 
         Raises:
-          IndexError: there is none.
+          IndexError: the equation, or the computation, does not exist.
           UnsupportedProgramError: see `flatten`.
         """
         if (number, index) not in self._inner:
@@ -166,37 +196,50 @@ class Flat:
 
 
 @dataclass
-class Writer:
-    """Equations of a new jaxpr that shares variables with an old one: some of its equations, and traced functions."""
+class EquationWriter:
+    """Writes a new jaxpr: equations of an old one, and traced functions of its variables."""
 
-    flat: Flat  # the old one
+    flat: Flat  # the old jaxpr
     eqns: list[compat.JaxprEqn] = field(default_factory=list)
-    constants: dict[Any, np.ndarray] = field(default_factory=dict)  # constants that the old one does not have
+    # the new jaxpr's additional ones
+    constants: dict[Any, np.ndarray] = field(default_factory=dict)
 
     def write(self, function: Callable[..., Any], *operands: Any) -> Any:
-        """Write the equations of a function of variables, literals and constants; returns its result."""
-        fresh = functools.partial(function)  # jax caches traces by function, with their variables
+        """Write the equations of a function of variables, literals and constants.
+
+        Returns:
+          The variable, or literal, of the function's result.
+        """
+        # jax caches a trace, with its variables, by the function's identity
+        fresh = functools.partial(function)
         avals = (
-            jax.ShapeDtypeStruct(one.shape, one.dtype) if isinstance(one, np.ndarray) else compat.as_struct(one.aval)
-            for one in operands
+            jax.ShapeDtypeStruct(operand.shape, operand.dtype)
+            if isinstance(operand, np.ndarray)
+            else compat.as_struct(operand.aval)
+            for operand in operands
         )
         part = jax.make_jaxpr(fresh)(*avals).jaxpr
-        known = dict[Any, Any]()
-        for var, one in zip(part.invars, operands, strict=True):
-            if isinstance(one, np.ndarray):
-                self.constants[var] = one
+        new_names = dict[Any, Any]()
+        for var, operand in zip(part.invars, operands, strict=True):
+            if isinstance(operand, np.ndarray):
+                self.constants[var] = operand
             else:
-                known[var] = one
-        self.eqns += (eqn.replace(invars=[renamed(known, atom) for atom in eqn.invars]) for eqn in part.eqns)
-        return renamed(known, part.outvars[0])
+                new_names[var] = operand
+        self.eqns += (
+            eqn.replace(
+                invars=[renamed(new_names, atom) for atom in eqn.invars],
+            )
+            for eqn in part.eqns
+        )
+        return renamed(new_names, part.outvars[0])
 
-    def define(self, var: Any, made: Any, first: int) -> None:
-        """Rename a result of the equations from `first` on to a variable of the old jaxpr."""
-        known = {made: var}
+    def define(self, var: Any, result: Any, first: int) -> None:
+        """In the equations from `first` on, rename a result to a variable of the old jaxpr."""
+        new_names = {result: var}
         self.eqns[first:] = (
             eqn.replace(
-                invars=[renamed(known, atom) for atom in eqn.invars],
-                outvars=[known.get(one, one) for one in eqn.outvars],
+                invars=[renamed(new_names, atom) for atom in eqn.invars],
+                outvars=[new_names.get(outvar, outvar) for outvar in eqn.outvars],
             )
             for eqn in self.eqns[first:]
         )
@@ -206,6 +249,6 @@ class Writer:
         return Flat(compat.dce(compat.with_eqns(self.flat.closed, self.eqns, self.constants)))
 
 
-def renamed(known: Mapping[Any, Any], atom: Any) -> Any:
-    """The new name of a variable, if it has one."""
-    return known.get(atom, atom) if compat.is_var(atom) else atom
+def renamed(new_names: Mapping[Any, Any], atom: Any) -> Any:
+    """The new name of a variable; the variable or literal itself if it has none."""
+    return new_names.get(atom, atom) if compat.is_var(atom) else atom

@@ -65,9 +65,7 @@ def lowerable(program: Program, on_gpu: bool) -> Lowerable:
 
 
 def as_step(program: Program, jaxpr: compat.ClosedJaxpr) -> Callable[..., Any]:
-    """A function with the step's signature that evaluates `jaxpr`, to be jitted with the step's
-    options.
-    """
+    """A function with the step's signature and `jax.jit` options that evaluates `jaxpr`."""
     evaluate = compat.jaxpr_as_fun(jaxpr)
 
     @functools.wraps(program.step)
@@ -91,7 +89,8 @@ def _options_of_leaves(program: Program) -> dict[str, Any]:
     if {"in_shardings", "out_shardings"} & set(program.options):
         raise UnsupportedProgramError(
             f"the arguments of {program.name} are in containers that jax cannot lower with "
-            "shardings. Omit in_shardings and out_shardings, or pass the contents of the containers."
+            "shardings. Omit in_shardings and out_shardings, or pass the contents of the "
+            "containers."
         )
     donated = tuple(number for number, is_donated in enumerate(program.donated) if is_donated)
     return {**kept, "donate_argnums": donated}

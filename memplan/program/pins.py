@@ -34,9 +34,8 @@ def check(closed: compat.ClosedJaxpr, pins: Sequence[Pin]) -> None:
     for pin in pins:
         if pin.name not in named:
             names = f"it names {', '.join(map(repr, sorted(named)))}" if named else "it names none"
-            raise MemplanError(
-                f"pin: no value of the step is named {pin.name!r} by jax.ad_checkpoint.checkpoint_name; {names}."
-            )
+            no_value = f"no value of the step is named {pin.name!r}"
+            raise MemplanError(f"pin: {no_value} by jax.ad_checkpoint.checkpoint_name; {names}.")
         by_step = [source for source, again in named[pin.name] if again]
         if by_step and pin.where is not Where.RECOMPUTE:
             raise UnsupportedProgramError(

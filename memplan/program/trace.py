@@ -20,26 +20,32 @@ from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.pins import marked
 
-_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")  # addresses and paths differ between processes
-_UNORDERED = re.compile(r"\{('[^{}]*')\}")  # and so does the order of names in a set
+# Addresses, ids and paths, which differ between processes.
+_PRIVATE = re.compile(r"0x[0-9a-f]+|id=\d+|/[^\s:]+(?=:\d+)")
+# A set of names, whose order differs between processes.
+_UNORDERED = re.compile(r"\{('[^{}]*')\}")
 
 
 def comparable(text: str) -> str:
     """jax's print of a program, without the parts that differ between processes."""
-    ordered = _UNORDERED.sub(lambda found: "{" + ", ".join(sorted(found[1].split(", "))) + "}", text)
+
+    def sort_names(match: re.Match[str]) -> str:
+        return "{" + ", ".join(sorted(match[1].split(", "))) + "}"
+
+    ordered = _UNORDERED.sub(sort_names, text)
     return _PRIVATE.sub("_", ordered)
 
 
 @dataclass(frozen=True)
-class Traced:
+class TracedStep:
     """A step as jax traced it.
 
     Attributes:
       step: the user's function.
-      args, kwargs: what it was traced with.
-      options: the `jax.jit` options it was given.
-      stage: what `jax.jit(step, **options).trace(...)` returned.
-      division: over its devices; None if it runs on one.
+      args, kwargs: the arguments of the trace.
+      options: keyword arguments of `jax.jit`.
+      stage: the result of `jax.jit(step, **options).trace(...)`.
+      division: how jax divides the step over devices; None if it runs on one device.
     """
 
     step: Callable[..., Any]
@@ -65,12 +71,12 @@ class Traced:
 
     @functools.cached_property
     def donated(self) -> tuple[bool, ...]:
-        """One flag per input."""
+        """Is each input donated?"""
         return compat.donated_inputs(self.stage)
 
     @functools.cached_property
     def lowers_by_leaves(self) -> bool:
-        """False if jax can lower the step with its own containers; jmp's loss scales, for one, only by their leaves."""
+        """True if jax can lower only the leaves of the user's containers (jmp's loss scales)."""
         return not compat.has_args_info(self.stage)
 
 
@@ -78,7 +84,8 @@ class Traced:
 class LoopResiduals:
     """A transform: pairs of loops with other residuals."""
 
-    # the step's pairs of loops (`loops.residuals`) and their residuals; None as the user wrote them
+    # the step's pairs of loops (`loops.residuals`) and their residuals; None means as the user
+    # wrote them
     loops: tuple[tuple[Loop, Residuals | None], ...]
 
 
@@ -86,9 +93,8 @@ class LoopResiduals:
 class StateOnHost:
     """A transform: state in host memory (`state.host_state`)."""
 
-    # inputs, outputs: their positions
-    inputs: frozenset[int]
-    outputs: frozenset[int]
+    inputs: frozenset[int]  # positions of inputs in host memory
+    outputs: frozenset[int]  # positions of outputs in host memory
 
 
 @dataclass(frozen=True)
@@ -96,13 +102,16 @@ class InSlabs:
     """A transform: equations of one computation in loops over slabs (`slabs.write`)."""
 
     slabs: Slabs  # the decision
-    graph: SlabGraph  # of the computation before it, rewritten for the axis
-    begins: int  # value of that graph at which the axis begins
-    loops: tuple[LoopOverSlabs, ...]  # the resulting loops, by that graph
-    # ops of that graph that read arrays of the axis and cannot be split along it
+    graph: SlabGraph  # the computation before this transform, rewritten for the axis
+    begins: int  # value of `graph` at which the axis begins
+    loops: tuple[LoopOverSlabs, ...]  # the resulting loops, with values and ops of `graph`
+    # ops of `graph` that read arrays of the axis but cannot be split along it
     blocked: frozenset[int] = frozenset()
-    first: int = 1  # number of its first loop, of all loops of the program; a loop's name stack ends in `scope(number)`
-    where: str = ""  # the equation that the computation belongs to, with its `file:line`; "" for the program's own
+    # number of its first loop among the program's loops over slabs; a loop's name stack ends in
+    # `scope(number)`
+    first: int = 1
+    # the equation whose computation is in slabs, with its `file:line`; "" for the program itself
+    where: str = ""
 
     @staticmethod
     def scope(number: int) -> str:
@@ -122,15 +131,15 @@ Transform = LoopResiduals | StateOnHost | InSlabs | IndexedStacks
 class Program:
     """A step and its transforms."""
 
-    traced: Traced  # the unmodified step
-    machine: Machine | None = None  # that its partitions run on, if it is divided over several devices
+    traced: TracedStep  # the unmodified step
+    machine: Machine | None = None  # runs the partitions, if the step is divided over devices
     transforms: tuple[Transform, ...] = ()  # in order of application
-    rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr after them; None while it is the step's own
+    rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr after them; None before the first
     pins: tuple[Pin, ...] = ()  # in the order of their marks (`pins`)
 
     @functools.cached_property
     def flat(self) -> Flat:
-        """The flat jaxpr, made when first needed; its inputs are the leaves of the dynamic arguments, in order.
+        """The flat jaxpr, whose inputs are the leaves of the dynamic arguments, in order.
 
         Raises:
           UnsupportedProgramError: see `flatten`.
@@ -158,10 +167,13 @@ class Program:
 
     @functools.cached_property
     def digest(self) -> str:
-        """Digest of the step's equations and donations: the same in every process, for all of XLA's choices."""
+        """Digest of the step's equations and donations, equal in all processes."""
         division = self.traced.division
-        inputs = [getattr(one, "spec", one) for one in division.inputs] if division else ()
-        text = f"{self.traced.jaxpr} {self.donated} {inputs}" if inputs else f"{self.traced.jaxpr} {self.donated}"
+        shardings = division.inputs if division else ()
+        inputs = [getattr(sharding, "spec", sharding) for sharding in shardings]
+        text = f"{self.traced.jaxpr} {self.donated}"
+        if inputs:
+            text += f" {inputs}"
         return hashlib.sha256(comparable(text).encode()).hexdigest()
 
     @property
@@ -185,7 +197,7 @@ class Program:
         return tuple(map(compat.part_nbytes, avals, inputs))
 
     def kept(self, closed: compat.ClosedJaxpr) -> list[bool]:
-        """For each input of a jaxpr of the step: does jax keep it? Unread inputs go, unless `keep_unused` is set."""
+        """Does jax keep each input of a jaxpr? It drops unread inputs, unless `keep_unused`."""
         jaxpr = closed.jaxpr
         read = {*filter(compat.is_var, (atom for eqn in jaxpr.eqns for atom in eqn.invars))}
         read.update(filter(compat.is_var, jaxpr.outvars))
@@ -198,31 +210,34 @@ class Program:
     @property
     def loops(self) -> tuple[tuple[Loop, Residuals | None], ...]:
         """Its pairs of loops and their residuals; empty if all are as the user wrote them."""
-        return tuple(loop for one in self.transforms if isinstance(one, LoopResiduals) for loop in one.loops)
+        records = (record for record in self.transforms if isinstance(record, LoopResiduals))
+        return tuple(loop for record in records for loop in record.loops)
 
     @property
     def residuals(self) -> tuple[Residuals | None, ...]:
         """The residuals of its loops, as a plan stores them."""
-        return tuple(chosen for _, chosen in self.loops)
+        return tuple(residuals for _, residuals in self.loops)
 
     @property
     def in_slabs(self) -> tuple[InSlabs, ...]:
-        """Its loops over slabs; empty where it has none."""
-        return tuple(one for one in self.transforms if isinstance(one, InSlabs))
+        """Its computations in slabs; empty if it has none."""
+        return tuple(record for record in self.transforms if isinstance(record, InSlabs))
 
     @property
     def has_indexed_stacks(self) -> bool:
-        return any(isinstance(one, IndexedStacks) for one in self.transforms)
+        return any(isinstance(record, IndexedStacks) for record in self.transforms)
 
     @property
     def on_host(self) -> frozenset[int]:
         """Positions of inputs in host memory."""
-        return frozenset[int]().union(*(one.inputs for one in self.transforms if isinstance(one, StateOnHost)))
+        records = (record for record in self.transforms if isinstance(record, StateOnHost))
+        return frozenset[int]().union(*(record.inputs for record in records))
 
     @property
     def returned_to_host(self) -> frozenset[int]:
         """Positions of outputs in host memory."""
-        return frozenset[int]().union(*(one.outputs for one in self.transforms if isinstance(one, StateOnHost)))
+        records = (record for record in self.transforms if isinstance(record, StateOnHost))
+        return frozenset[int]().union(*(record.outputs for record in records))
 
 
 def trace(
@@ -235,12 +250,13 @@ def trace(
     """Trace `step` as `jax.jit(step, **options)` would.
 
     Args:
-      args, kwargs: arrays or `jax.ShapeDtypeStruct`s; static ones as they are.
+      args, kwargs: arrays or `jax.ShapeDtypeStruct`s, and static arguments.
       options: keyword arguments of `jax.jit`.
-      platform: "cuda" for a GPU that is absent; None is that of the step's devices.
+      platform: "cuda" for a GPU that is absent; None means the platform of the step's devices.
 
     Raises:
-      MeshError: shardings name an abstract mesh alone, which has no devices to run on; or constraints alone do.
+      MeshError: only an abstract mesh is named, which has no devices; or only constraints name a
+        mesh.
     """
     stage = jax.jit(step, **options).trace(*args, **kwargs)
     leaves = jax.tree_util.tree_leaves((args, kwargs))
@@ -248,20 +264,22 @@ def trace(
     if compat.names_devices(stage, leaves):
         count = len(compat.donated_inputs(stage))
         division = compat.division_of(lower(stage, platform), count)
-        if division.count < (wanted := compat.constrained_partitions(stage.jaxpr)):
+        wanted = compat.constrained_partitions(stage.jaxpr)
+        if division.count < wanted:
             raise MeshError(
-                f"a sharding constraint or shard_map divides over an AbstractMesh of {wanted} devices, but no argument "
-                f"lies on it: jax would run the step on {division.count}. Give in_shardings, or arguments on the mesh."
+                f"a sharding constraint or shard_map divides over an AbstractMesh of {wanted} "
+                f"devices, but no argument lies on it: jax would run the step on {division.count}. "
+                "Give in_shardings, or arguments on the mesh."
             )
     division = division if division and division.count > 1 else None
-    return Program(Traced(step, args, kwargs, dict(options), stage, division))
+    return Program(TracedStep(step, args, kwargs, dict(options), stage, division))
 
 
 def lower(stage: jax.stages.Traced, platform: str | None) -> jax.stages.Lowered:
-    """What jax lowers for a platform; None is that of the step's devices.
+    """Lower a traced step for a platform; None means the platform of the step's devices.
 
     Raises:
-      MeshError: there are no devices.
+      MeshError: the step's mesh is abstract and has no devices.
     """
     if platform is not None:
         return compat.lower_for(stage, platform)
@@ -271,6 +289,7 @@ def lower(stage: jax.stages.Traced, platform: str | None) -> jax.stages.Lowered:
         if "only AbstractMesh exists" not in str(error):
             raise
         raise MeshError(
-            "the step's shardings name an AbstractMesh, which has no devices. Pass device= to plan for described GPUs "
-            "in its place, or use a Mesh of this machine's devices (memplan.parallel.mesh)."
+            "the step's shardings name an AbstractMesh, which has no devices. Pass device= to plan "
+            "for described GPUs in its place, or use a Mesh of this machine's devices "
+            "(memplan.parallel.mesh)."
         ) from None

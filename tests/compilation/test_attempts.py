@@ -14,7 +14,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.planning.graph import Graph, Value
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
-from memplan.program.slabs.choose import Candidate
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import IndexedStacks, LoopResiduals, Program, StateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
@@ -57,13 +57,11 @@ def attempt(
         missing.append(excess_bytes)
         return choices.pop(0) if choices else None
 
-    def by_slabs(original: Program, seconds: float) -> Iterator[Candidate]:
-        assert original is program or original is by_index
+    def by_slabs(asked: Program, seconds: float) -> Iterator[SlabCandidate]:
+        assert asked is program or asked is by_index
         if seconds >= expected_s:
-            for number, candidate in enumerate(slabs):
-                yield Candidate(
-                    expected_bytes[number] if expected_bytes else 100, lambda candidate=candidate: candidate
-                )
+            for number, one in enumerate(slabs):
+                yield SlabCandidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
 
     result = Attempts(compiler, lambda _: by_index, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"

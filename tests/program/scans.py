@@ -80,8 +80,8 @@ def accumulated() -> Step:
 
     def step(ws: Any, batches: Any) -> Any:
         def trip(total: Any, batch: Any) -> Any:
-            value, found = gradient(ws, batch)
-            return total + found, value
+            value, weights_gradient = gradient(ws, batch)
+            return total + weights_gradient, value
 
         return jax.lax.scan(trip, jnp.zeros_like(ws), batches)
 
@@ -119,8 +119,15 @@ def dropped_out() -> Step:
     def loss(ws: Any, x: Any, key: Any) -> Any:
         def trip(carry: Any, w: Any) -> Any:
             h, key = carry
-            key, now = jax.random.split(key)
-            return (jnp.where(jax.random.bernoulli(now, 0.5, h.shape), _layer(h, w), h), key), None
+            key, trip_key = jax.random.split(key)
+            return (
+                jnp.where(
+                    jax.random.bernoulli(trip_key, 0.5, h.shape),
+                    _layer(h, w),
+                    h,
+                ),
+                key,
+            ), None
 
         return jax.lax.scan(trip, (x, key), ws)[0][0].sum()
 
@@ -211,10 +218,10 @@ def random_step(seed: int) -> Step:
                 run, reverse, trips = inner
                 weights = jnp.stack([slices[1] * (trip + 1) for trip in range(trips)])
                 rows = jnp.stack([values[-1] * (trip + 2) for trip in range(trips)])
-                ends, made = jax.lax.scan(
+                ends, rows_out = jax.lax.scan(
                     lambda c, s: run(c, s, shared), tuple(values[-2:]), (rows, weights), reverse=reverse
                 )
-                values += [*ends, made.sum(0)]
+                values += [*ends, rows_out.sum(0)]
             picked = [values[int(mix * len(values))] for mix in mixes]
             return (picked[0] + 0.1 * values[-1], picked[1]), picked[2]
 

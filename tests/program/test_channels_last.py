@@ -28,7 +28,8 @@ def looped(numbers: Numbers, groups: int) -> tuple[compat.ClosedJaxpr, list[Any]
     """A convolution of three batches in a scan, with its gradients, sides all different."""
     random = np.random.default_rng(0)
     sizes = {"N": 2, "C": 4, "D": 5, "H": 6, "W": 7}, {"O": 6, "I": 4 // groups, "D": 3, "H": 2, "W": 1}
-    shapes = [tuple(known[letter] for letter in order) for known, order in zip(sizes, numbers, strict=False)]
+    orders = zip(sizes, numbers, strict=False)
+    shapes = [tuple(size_of[letter] for letter in order) for size_of, order in orders]
     x, kernel = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((3, *shapes[0]), shapes[1]))
 
     def convolved(x: Any, kernel: Any) -> Any:
@@ -48,8 +49,12 @@ def looped(numbers: Numbers, groups: int) -> tuple[compat.ClosedJaxpr, list[Any]
 @pytest.mark.parametrize("groups", [1, 2])
 def test_numbers_stay(numbers: Numbers, groups: int) -> None:
     closed, args = looped(numbers, groups)
-    for one, expected in zip(interpret(channels_last(closed), args), interpret(closed, args), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-4)
+    for result, expected in zip(
+        interpret(channels_last(closed), args),
+        interpret(closed, args),
+        strict=True,
+    ):
+        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_no_convolution_in_a_loop_is_left_to_be_made_element_by_element() -> None:

@@ -81,8 +81,8 @@ def test_a_mutable_argument_is_refused_with_its_name() -> None:
 
 
 def test_a_mutable_constant_is_refused() -> None:
-    held = jax.new_ref(jnp.ones(3))
-    program = trace(lambda x: held[...] + x, (jnp.ones(3),), {}, {})
+    reference = jax.new_ref(jnp.ones(3))
+    program = trace(lambda x: reference[...] + x, (jnp.ones(3),), {}, {})
     with pytest.raises(UnsupportedProgramError, match="constant"):
         program.jaxpr  # noqa: B018
 

@@ -37,14 +37,14 @@ def test_a_rule_says_what_an_equation_does() -> None:
 
 def test_what_is_known_stays_as_it_is() -> None:
     product = next(eqn.outvars[0] for eqn in CLOSED.jaxpr.eqns if eqn.primitive.name == "mul")
-    known = {**bindings(CLOSED, (3.0, 4.0)), product: 0.0}
-    assert interpret_eqns(CLOSED.jaxpr.eqns, known, CLOSED.jaxpr.outvars) == [1.0, 4.0, 1.0]
+    bound = {**bindings(CLOSED, (3.0, 4.0)), product: 0.0}
+    assert interpret_eqns(CLOSED.jaxpr.eqns, bound, CLOSED.jaxpr.outvars) == [1.0, 4.0, 1.0]
 
 
 def test_a_part_of_a_jaxpr_needs_only_what_it_reads() -> None:
     (last,) = (eqn for eqn in CLOSED.jaxpr.eqns if eqn.primitive.name == "cos")
-    (found,) = interpret_eqns([last], {last.invars[0]: 0.0}, last.outvars)
-    assert found == 1.0
+    (result,) = interpret_eqns([last], {last.invars[0]: 0.0}, last.outvars)
+    assert result == 1.0
     with pytest.raises(KeyError):
         interpret_eqns([last], {}, last.outvars)
 
@@ -64,13 +64,13 @@ def test_a_value_that_nothing_reads_any_more_is_gone() -> None:
     class Number(float):  # a float knows no weak references
         pass
 
-    made: list[weakref.ref[Number]] = []
+    references: list[weakref.ref[Number]] = []
 
     def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Number]:
         gc.collect()
-        alive.append(sum(one() is not None for one in made))
+        alive.append(sum(reference() is not None for reference in references))
         number = Number(0)
-        made.append(weakref.ref(number))
+        references.append(weakref.ref(number))
         return [number]
 
     alive: list[int] = []

@@ -53,14 +53,14 @@ def test_a_lost_write_into_a_module_is_refused_and_named() -> None:
 
 @pytest.mark.parametrize("step", [reads, returns_it, returns_its_state], ids=lambda step: step.__name__)
 def test_a_step_that_loses_nothing_is_left_alone(step: Callable[..., Any]) -> None:
-    found, expected = memplan.jit(step)(Network(), X), jax.jit(step)(Network(), X)
-    assert jax.tree.all(jax.tree.map(jnp.array_equal, found, expected))
+    results, expected = memplan.jit(step)(Network(), X), jax.jit(step)(Network(), X)
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, results, expected))
 
 
 def test_whoever_splits_a_module_decides_what_comes_back() -> None:
     graph, state = nnx.split(Network())
-    found = memplan.jit(lambda state, x: writes(nnx.merge(graph, state), x))(state, X)
-    assert found == writes(Network(), X)
+    result = memplan.jit(lambda state, x: writes(nnx.merge(graph, state), x))(state, X)
+    assert result == writes(Network(), X)
 
 
 def test_other_containers_may_be_written_into() -> None:

@@ -19,11 +19,11 @@ def types(tree: Any) -> list[Any]:
     return [(aval.shape, aval.dtype, aval.weak_type) for aval in avals]
 
 
-def assert_same(expected: Any, found: Any) -> None:
+def assert_same(expected: Any, tree: Any) -> None:
     """Same tree, same types, and equal up to a rounding or two."""
-    assert jax.tree.structure(expected) == jax.tree.structure(found)
-    assert types(expected) == types(found)
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
+    assert jax.tree.structure(expected) == jax.tree.structure(tree)
+    assert types(expected) == types(tree)
+    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(tree), strict=True):
         if jnp.issubdtype(jax.typeof(a).dtype, jax.dtypes.prng_key):
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         elif jax.typeof(a).dtype == jax.dtypes.float0:

@@ -15,7 +15,7 @@ from memplan import pipeline
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.slabs.slabs import Slabs
-from memplan.program.slabs.choose import Candidate
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
 from memplan.report.model import Report
@@ -141,8 +141,8 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
 def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host, and read by both loops behind it."""
 
-    def one(program: Program, *_: object) -> list[Candidate]:
-        return [Candidate(0, lambda: with_slabs(program, on_host(program)))]
+    def one(program: Program, *_: object) -> list[SlabCandidate]:
+        return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
     monkeypatch.setattr(pipeline, "slab_programs", one)
     report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report

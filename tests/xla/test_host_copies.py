@@ -9,7 +9,7 @@ import pytest
 import memplan
 from memplan import pipeline
 from memplan.hardware import catalog
-from memplan.program.slabs.choose import Candidate
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.slabs.write import with_slabs
 from memplan.program.trace import Program
 from memplan.verify.dataflow import NotThePlainModuleError
@@ -132,8 +132,8 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(config: str,
 def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host by one loop, and read by two."""
 
-    def one(program: Program, *_: object) -> list[Candidate]:
-        return [Candidate(0, lambda: with_slabs(program, on_host(program)))]
+    def one(program: Program, *_: object) -> list[SlabCandidate]:
+        return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
     monkeypatch.setattr(pipeline, "slab_programs", one)
     options = dump_options(tmp_path)

@@ -1,5 +1,4 @@
-"""The only door to jax._src and jax.extend. Each switch names the release that needs it: 0.11.2 to
-0.12 work.
+"""The only door to jax._src and jax.extend. Each switch names its release: 0.11.2 to 0.12 work.
 
 May import nothing of memplan.
 """

@@ -316,10 +316,10 @@ def register_hook(
     platform: str,
     scheduled: bool,
 ) -> None:
-    """Have XLA pass every serialized module to a callback, whose result, if any, replaces the
-    module.
+    """Have XLA pass every serialized module to a callback.
 
-    "cuda" also works without a GPU if the plugin is loaded, as it is once a topology is described.
+    The callback's result, if any, replaces the module. "cuda" also works without a GPU if the
+    plugin is loaded, as it is once a topology is described.
 
     Args:
       scheduled: call back after XLA schedules the module, not before.

@@ -71,8 +71,7 @@ def source_of(eqn: JaxprEqn) -> str:
 
 
 def nearest_source(eqn: JaxprEqn, caller: JaxprEqn | None) -> JaxprEqn:
-    """The equation, or its caller if only the caller has a line of the user's own code, or any
-    line.
+    """The equation, or its caller if only the caller has a line of the user's code, or any line.
 
     For a function that jax traces on its own, such as a loop's body, jax records only the lines
     inside the function.
@@ -115,8 +114,7 @@ def relative(source: str) -> str:
 
 @contextlib.contextmanager
 def user_context(eqn: JaxprEqn, caller: JaxprEqn | None = None) -> Iterator[None]:
-    """Inside the block, jax gives new equations the name stack, context and source of this
-    equation.
+    """Inside the block, jax gives new equations this equation's name stack, context and source.
 
     Args:
       caller: see `nearest_source`.
@@ -146,14 +144,8 @@ def _mesh_of(eqn: JaxprEqn) -> Iterator[None]:
         if surrounding.manual_axes:
             stack.enter_context(jax.sharding.use_abstract_mesh(surrounding))
         elif mesh.manual_axes:
-            axes = [
-                (
-                    name,
-                    mesh.shape[name],
-                )
-                for name in mesh.axis_names
-                if name in mesh.manual_axes
-            ]
+            names = [name for name in mesh.axis_names if name in mesh.manual_axes]
+            axes = [(name, mesh.shape[name]) for name in names]
             stack.enter_context(_core.extend_axis_env_nd(axes))
         yield
 
@@ -204,8 +196,7 @@ def _on_any_mesh(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """The body of an equation that only calls it, so that it can be inlined; None for other
-    equations.
+    """The body of an equation that only calls it and can be inlined; None for other equations.
 
     A nested jit with shardings of its own, or an equation with several bodies, is more than a call.
     """
@@ -413,9 +404,7 @@ def nbytes_of(aval: Any) -> int:
 
 
 def is_on_host(atom: Any) -> bool:
-    """True for an array in host memory (`jax.device_put(x, jax.memory.Space.Host)` inside the
-    step).
-    """
+    """True for an array that the step put into host memory (`jax.memory.Space.Host`)."""
     return getattr(atom.aval, "memory_space", None) == jax.memory.Space.Host
 
 
@@ -453,9 +442,7 @@ def with_eqns(
 
 
 def new_primitive(name: str, function: Callable[..., Any]) -> jex.Primitive:
-    """A primitive that computes a jax function's one result, and is typed and lowered like the
-    function.
-    """
+    """A primitive with the result, the type and the lowering of a jax function of one result."""
 
     def typed(*avals: Any, **params: Any) -> Any:
         result = jax.eval_shape(lambda *operands: function(*operands, **params), *avals)

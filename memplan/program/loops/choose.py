@@ -1,11 +1,19 @@
-"""Choose residuals: of all options of a step's pairs of loops, the fastest within the bytes that there are."""
+"""Choose residuals: the fastest options of a step's pairs of loops within a limit of bytes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
-from memplan.planning.loops import PRICES, Loop, Option, Residuals, cheapest, options, stacked_nbytes
+from memplan.planning.loops import (
+    PRICES,
+    Loop,
+    Option,
+    Residuals,
+    cheapest,
+    options,
+    stacked_nbytes,
+)
 from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
 
@@ -13,32 +21,49 @@ from memplan.program.trace import Program
 def fewer_residuals(
     program: Program, device: Device, host_bytes: int, excess_bytes: int, may_segment: bool = True
 ) -> Program | None:
-    """The fastest program whose loops stack `excess_bytes` fewer bytes; if there is none, the one that stacks fewest.
+    """The fastest program that stacks `excess_bytes` fewer bytes, else the one that stacks fewest.
 
     Args:
-      may_segment: loops may run in segments, which take slices of whole stacks.
+      may_segment: loops may run in segments, which index whole stacks.
 
-    None if no loop reads another's stacks, or if none are fewer.
+    Returns:
+      None if no loop reads another's stacks, or if the loops cannot stack fewer bytes.
     """
-    original, chosen = program.original, program.loops
+    original = program.original
     loops = _loops_of(original)
-    frontiers = [options(loop if may_segment else replace(loop, reverses=False), device, host_bytes) for loop in loops]
-    now = sum(stacked_nbytes(loop, next((one for known, one in chosen if known == loop), None)) for loop in loops)
-    choice = _fastest(frontiers, now - excess_bytes)
-    return _written(original, loops, choice, device, host_bytes > 0) if _nbytes(choice) < now else None
+    frontiers = [
+        options(
+            loop if may_segment else replace(loop, reverses=False),
+            device,
+            host_bytes,
+        )
+        for loop in loops
+    ]
+    current_nbytes = sum(stacked_nbytes(loop, _residuals_of(loop, program)) for loop in loops)
+    choice = _fastest(frontiers, current_nbytes - excess_bytes)
+    if _nbytes(choice) >= current_nbytes:
+        return None
+    return _written(original, loops, choice, device, host_bytes > 0)
+
+
+def _residuals_of(loop: Loop, program: Program) -> Residuals | None:
+    """The residuals of a loop in a transformed program; None as the user wrote them."""
+    return next((residuals for candidate, residuals in program.loops if candidate == loop), None)
 
 
 def pinned_residuals(program: Program, device: Device) -> Program:
-    """The fastest program whose loops keep the pins; itself where they keep them as they are written."""
+    """The fastest program whose loops honour the pins; itself if they do as they are written."""
 
     def decide(loop: Loop) -> Residuals | None:
         return cheapest(loop, 0.0, device) if loop.has_moving_pins else None
 
-    return with_residuals(program, decide) if any(loop.has_moving_pins for loop in _loops_of(program)) else program
+    if not any(loop.has_moving_pins for loop in _loops_of(program)):
+        return program
+    return with_residuals(program, decide)
 
 
 def _loops_of(program: Program) -> list[Loop]:
-    """Its pairs of loops; none for a step that writes into its arguments."""
+    """The program's pairs of loops; none for a step that writes into its arguments."""
     try:
         return outer_loops(program)
     except UnsupportedProgramError:
@@ -46,30 +71,40 @@ def _loops_of(program: Program) -> list[Loop]:
 
 
 def _nbytes(choice: Sequence[Option]) -> int:
-    return sum(one.nbytes for one in choice)
+    return sum(option.nbytes for option in choice)
 
 
 def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> list[Option]:
-    """The fastest choice of one option per pair of loops that takes at most `nbytes`, or else the smallest choice.
+    """The fastest choice of one option per pair of loops within `nbytes`, else the smallest choice.
 
-    All pairs first pay the same price per byte. Then each pair in turn takes the room that the others leave.
+    First all pairs pay the same price per byte. Then each pair in turn takes the bytes that remain.
     """
-    found = [frontier[-1] for frontier in frontiers]
-    if _nbytes(found) > nbytes:
-        return found
+    choice = [frontier[-1] for frontier in frontiers]
+    if _nbytes(choice) > nbytes:
+        return choice
     for price in PRICES:
-        at_price = [min(frontier, key=lambda one: one.seconds + price * one.nbytes) for frontier in frontiers]
+
+        def cost(option: Option, price: float = price) -> float:
+            return option.seconds + price * option.nbytes
+
+        at_price = [min(frontier, key=cost) for frontier in frontiers]
         if _nbytes(at_price) <= nbytes:
-            found = at_price
+            choice = at_price
             break
     for number, frontier in enumerate(frontiers):
-        room = nbytes - _nbytes(found) + found[number].nbytes
-        found[number] = next(one for one in frontier if one.nbytes <= room)
-    return found
+        available_nbytes = nbytes - _nbytes(choice) + choice[number].nbytes
+        choice[number] = next(option for option in frontier if option.nbytes <= available_nbytes)
+    return choice
 
 
-def _written(program: Program, loops: Sequence[Loop], choice: Sequence[Option], device: Device, moves: bool) -> Program:
-    """The program with the chosen options; loops inside others have what a body has room for: the fewest bytes."""
+def _written(
+    program: Program,
+    loops: Sequence[Loop],
+    choice: Sequence[Option],
+    device: Device,
+    moves: bool,
+) -> Program:
+    """The program with the chosen options; a loop inside another stacks the fewest bytes."""
 
     def decide(loop: Loop) -> Residuals:
         if loop in loops:

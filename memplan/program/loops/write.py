@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -12,23 +12,35 @@ from jax import lax
 
 from memplan.planning.loops import Loop, Residuals, recomputed_ops
 from memplan.program import compat
-from memplan.program.host_memory import HostArray
+from memplan.program.host_memory import DEVICE, HostArray
 from memplan.program.interpret import bindings, interpret_eqns
 from memplan.program.loops.pairs import LoopPair
 
 
-@dataclass
-class WrittenPair:
-    """A pair of loops, written with residuals.
+@dataclass(frozen=True)
+class LoopInputs:
+    """The constants and stacks that the forward loop reads; the backward loop reads them, too."""
 
-    The first trips of the forward loop may be in segments: it keeps of a segment what is carried into it, the snapshot;
-    the backward loop runs the segment again from there, now with its residuals, before it runs the segment's own trips.
-    The residuals of all other trips are stacked by the forward loop. Trips in segments are counted by position, in the
-    order of the forward loop; slices are read from, and results written into, whole stacks, so that no segment copies
-    its part of them.
+    consts: list[Any]
+    stacks: list[Any]
 
-    The forward body returns the new residuals after its own results; the backward body takes them, and the constants
-    and slices of the forward loop, after its own operands.
+
+@dataclass(frozen=True)
+class SavedForBackward:
+    """The values that the forward loop saves for the backward loop."""
+
+    inputs: LoopInputs
+    snapshots: list[Any]  # for each carried value, its stack over the segments
+    residuals: list[Any]  # for each residual, its stack over the trips outside of segments
+
+
+@dataclass(frozen=True)
+class PairBodies:
+    """The new loop bodies of a pair.
+
+    The forward body returns the new residuals after its own results. The backward body takes the
+    constants of the forward loop before its own operands, and after them the slices of the forward
+    loop and the residuals.
     """
 
     pair: LoopPair
@@ -36,197 +48,352 @@ class WrittenPair:
     backward: compat.Scan
     loop: Loop
     residuals: Residuals
-    forward_body: compat.ClosedJaxpr = field(init=False)
-    backward_body: compat.ClosedJaxpr = field(init=False)
-    # What the forward loop leaves for the backward one: its constants and stacks, snapshots, and stacked residuals.
-    given: tuple[list[Any], list[Any]] = field(init=False)
-    snapshots: list[Any] = field(init=False)
-    stacked: list[Any] = field(init=False)
 
-    def write(self, within: Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]) -> None:
-        """Trace the new bodies; `within` flattens them, and rewrites the loops inside."""
-        inputs = [compat.as_struct(var.aval) for var in self.pair.body.invars]
-        residuals = [compat.as_struct(self._var(value).aval) for value in self.residuals.stacked]
-        consts, _, slices = self.forward.split(inputs)
-        theirs = [compat.as_struct(var.aval) for var in self.backward.body.jaxpr.invars]
-        own_consts, own_carries, own_slices = self.backward.split(theirs)
-        kept = self._not_taken(own_slices)
-        self.forward_body = within(jax.make_jaxpr(self._stack)(*inputs))
-        traced = jax.make_jaxpr(self._recompute)(consts, own_consts, own_carries, kept, slices, residuals)
-        self.backward_body = within(traced)
-
-    def run_forward(self, operands: Sequence[Any]) -> list[Any]:
-        """Replaces the forward equation; stacks that are gone are None."""
-        consts, carried, stacks = self.forward.split(operands)
-        self.given = consts, stacks
-        if self.residuals.segments:
-            made = self._empty_stacks(self.forward_body.out_avals[self.forward.carries : self._own_results])
-            carried, made = self._sweep(carried, made)
-            first = self.residuals.segmented_trips
-            carried, made, self.stacked = self._run_again(first, self.forward.trips - first, carried, made)
-        else:
-            carried, made = self._run_forward(carried)
-        left = iter(made)
-        count = len(made) + len(self.pair.stacks)
-        return [*carried, *(None if number in self.pair.stacks else next(left) for number in range(count))]
-
-    def run_backward(self, operands: Sequence[Any]) -> list[Any]:
-        """Replaces the backward equation."""
-        consts, carried, own = self.backward.split(operands)
-        own = self._not_taken(own)
-        if not self.residuals.segments:
-            return self._run_backward(consts, carried, own)
-        made = self._empty_stacks(self.backward_body.out_avals[self.backward.carries :])
-        length, first = self.residuals.segment_trips, self.residuals.segmented_trips
-        state = self._run_back(first, self.forward.trips - first, consts, own, self.stacked, (carried, made))
-
-        def segment(number: Any, state: Any, snapshot: list[Any]) -> Any:
-            *_, stacked = self._run_again(number * length, length, snapshot, [])
-            return self._run_back(number * length, length, consts, own, stacked, state), [], []
-
-        (carried, made), _ = _scan(segment, state, self.snapshots, self.residuals.segments, reverse=True)
-        return [*carried, *made]
-
-    def _run_forward(self, carried: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The forward loop in one piece: what it carries, and its results. It stacks residuals by layer."""
-        count, on_host = self._own_results - self.forward.carries, self.residuals.stacked_on_host
-
-        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
-            carried, made, residuals = self._forward_trip(carried, slices)
-            far, near = _apart(residuals, on_host)
-            return carried, far, [*made, *near]
-
-        forward, backward = self.forward, self.backward
-        # The first trip writes a layer before its own, the last one that reads fetches one behind its own.
-        spare = int(not forward.reverse or backward.reverse), int(forward.reverse or not backward.reverse)
-        far, _ = _apart([self._var(value).aval for value in self.residuals.stacked], on_host)
-        hosts = [_empty_on_host(aval, forward.trips, spare) for aval in far]
-        carried, (hosts, kept) = _scan(
-            trip, carried, self.given[1], forward.trips, hosts, forward.reverse, forward.unroll
-        )
-        self.stacked = _together((hosts, kept[count:]), on_host)
-        return carried, kept[:count]
-
-    def _run_backward(self, consts: list[Any], carried: list[Any], own: list[Any]) -> list[Any]:
-        """The backward loop in one piece."""
-        count = len(own) + len(self.given[1])
-
-        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
-            carried, made = self._backward_trip(consts, carried, slices[:count], slices[count:])
-            return carried, [], made
-
-        stacks, scan = [*own, *self.given[1], *self.stacked], self.backward
-        carried, (_, made) = _scan(trip, carried, stacks, scan.trips, reverse=scan.reverse, unroll=scan.unroll)
-        return [*carried, *made]
-
-    def _sweep(self, carried: list[Any], made: list[Any]) -> tuple[list[Any], list[Any]]:
-        """The forward loop over the trips in segments, of which it keeps the snapshots."""
-        length, on_host = self.residuals.segment_trips, self.residuals.snapshots_on_host
-
-        def segment(number: Any, state: Any, _: Any) -> Any:
-            *after, _ = self._run_again(number * length, length, *state)
-            return tuple(after), *_apart(state[0], on_host)
-
-        far, _ = _apart(carried, on_host)
-        hosts = [_empty_on_host(one, self.residuals.segments, spare=(1, 0)) for one in far]
-        state, kept = _scan(segment, (carried, made), [], self.residuals.segments, hosts)
-        self.snapshots = _together(kept, on_host)
-        return state
-
-    def _run_again(
-        self, first: Any, count: int, carried: list[Any], made: list[Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Trips of the forward loop from position `first` on: what they carry, their results, and stacked residuals.
+    def write(self, rewrite: Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]) -> WrittenPair:
+        """Trace the new bodies.
 
         Args:
-          made: stacks into which they write their results; empty if these are there already.
+          rewrite: flattens a body, and rewrites the loops inside.
+        """
+        inputs = [compat.as_struct(var.aval) for var in self.pair.body.invars]
+        residuals = [compat.as_struct(self.var_of(value).aval) for value in self.residuals.stacked]
+        consts, _, slices = self.forward.split(inputs)
+        backward_inputs = [compat.as_struct(var.aval) for var in self.backward.body.jaxpr.invars]
+        own_consts, own_carries, own_slices = self.backward.split(backward_inputs)
+        remaining = self.not_replaced(own_slices)
+        forward_body = rewrite(jax.make_jaxpr(self._run_forward)(*inputs))
+        backward_body = rewrite(
+            jax.make_jaxpr(
+                self._run_backward,
+            )(consts, own_consts, own_carries, remaining, slices, residuals)
+        )
+        return WrittenPair(self, forward_body, backward_body)
+
+    def var_of(self, value: int) -> Any:
+        """The variable of a value of the forward body."""
+        return self.pair.body.values[value]
+
+    def not_replaced(self, slices: Sequence[Any]) -> list[Any]:
+        """The backward loop's slices, or stacks, without those that the new residuals replace."""
+        replaced = set(self.pair.stacks.values())
+        return [piece for number, piece in enumerate(slices) if number not in replaced]
+
+    def _run_forward(self, *inputs: Any) -> list[Any]:
+        """The forward body: its carries, the remaining stacks, the new residuals."""
+        flat = self.pair.body
+        carries = self.forward.carries
+        remaining = [
+            atom
+            for number, atom in enumerate(
+                flat.outvars[carries:],
+            )
+            if number not in self.pair.stacks
+        ]
+        residuals = map(self.var_of, self.residuals.stacked)
+        outputs = [*flat.outvars[:carries], *remaining, *residuals]
+        return interpret_eqns(flat.eqns, bindings(flat.closed, inputs), outputs)
+
+    def _run_backward(
+        self,
+        consts: Any,
+        own_consts: Any,
+        own_carries: Any,
+        remaining: Any,
+        slices: Any,
+        residuals: Any,
+    ) -> list[Any]:
+        """The backward body, which recomputes the values that it no longer receives."""
+        flat = self.pair.body
+        const_vars, _, slice_vars = self.forward.split(flat.invars)
+        bound = dict(compat.consts_of(flat.closed))
+        bound.update(zip([*const_vars, *slice_vars], [*consts, *slices], strict=True))
+        residual_vars = map(self.var_of, self.residuals.stacked)
+        bound.update(zip(residual_vars, residuals, strict=True))
+
+        eqns = [flat.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
+        stacked_atoms = flat.outvars[self.forward.carries :]
+        matches = self.pair.stacks.items()
+        replaced = {slice_number: stacked_atoms[number] for number, slice_number in matches}
+        with jax.named_scope(compat.REMATTED):
+            values = interpret_eqns(eqns, bound, list(replaced.values()))
+
+        recomputed = dict(zip(replaced, values, strict=True))
+        next_remaining = iter(remaining)
+        own_slices = [
+            recomputed[number] if number in recomputed else next(next_remaining)
+            for number in range(len(remaining) + len(recomputed))
+        ]
+        return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own_slices)
+
+
+@dataclass(frozen=True)
+class WrittenPair:
+    """A pair of loops over the new bodies.
+
+    `run_forward` returns the values that it saves, and `run_backward` takes them. The first trips
+    of the forward loop may be in segments. The forward loop saves a snapshot of each segment: the
+    values that are carried into it. The backward loop runs the segment again from its snapshot, now
+    with residuals, before it runs the segment's own trips backward. The forward loop stacks the
+    residuals of all other trips.
+
+    Trips in segments are numbered in the order of the forward loop. They index the whole stacks
+    that they read and write, so no segment copies its part of a stack.
+    """
+
+    bodies: PairBodies
+    forward_body: compat.ClosedJaxpr
+    backward_body: compat.ClosedJaxpr
+
+    def run_forward(self, operands: Sequence[Any]) -> tuple[list[Any], SavedForBackward]:
+        """The forward loop: the results of its equation, and the values for the backward loop.
+
+        A result that only the backward loop reads is None: it is no longer stacked.
+        """
+        consts, carried, stacks = self._forward.split(operands)
+        inputs = LoopInputs(consts, stacks)
+        if self._residuals.segments:
+            result_avals = self.forward_body.out_avals[self._forward.carries : self._own_results]
+            results = self._empty_stacks(result_avals)
+            (carried, results), snapshots = self._run_segments(inputs, carried, results)
+            first = self._residuals.segmented_trips
+            count = self._forward.trips - first
+            carried, results, residuals = self._run_trips(inputs, first, count, carried, results)
+        else:
+            snapshots = []
+            carried, results, residuals = self._run_whole_forward(inputs, carried)
+
+        next_result = iter(results)
+        replaced = self.bodies.pair.stacks
+        all_results = [
+            None
+            if number in replaced
+            else next(
+                next_result,
+            )
+            for number in range(len(results) + len(replaced))
+        ]
+        return [*carried, *all_results], SavedForBackward(inputs, snapshots, residuals)
+
+    def run_backward(self, operands: Sequence[Any], saved: SavedForBackward) -> list[Any]:
+        """The backward loop: the results of its equation."""
+        consts, carried, stacks = self._backward.split(operands)
+        own = LoopInputs(consts, self.bodies.not_replaced(stacks))
+        if not self._residuals.segments:
+            return self._run_whole_backward(saved, own, carried)
+        results = self._empty_stacks(self.backward_body.out_avals[self._backward.carries :])
+        length = self._residuals.segment_trips
+        first = self._residuals.segmented_trips
+        count = self._forward.trips - first
+        state = (carried, results)
+        state = self._run_trips_back(saved.inputs, first, count, own, saved.residuals, state)
+
+        def run_segment_back(number: Any, state: Any, snapshot: list[Any]) -> Any:
+            *_, residuals = self._run_trips(saved.inputs, number * length, length, snapshot, [])
+            state = self._run_trips_back(
+                saved.inputs,
+                number * length,
+                length,
+                own,
+                residuals,
+                state,
+            )
+            return state, [], []
+
+        segments = self._residuals.segments
+        state, _ = _scan(run_segment_back, state, saved.snapshots, segments, reverse=True)
+        carried, results = state
+        return [*carried, *results]
+
+    @property
+    def _forward(self) -> compat.Scan:
+        return self.bodies.forward
+
+    @property
+    def _backward(self) -> compat.Scan:
+        return self.bodies.backward
+
+    @property
+    def _residuals(self) -> Residuals:
+        return self.bodies.residuals
+
+    @property
+    def _own_results(self) -> int:
+        """How many results the forward body has besides the residuals."""
+        return len(self.forward_body.out_avals) - len(self._residuals.stacked)
+
+    def _run_whole_forward(
+        self,
+        inputs: LoopInputs,
+        carried: list[Any],
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The forward loop without segments: its carries, its results, the stacked residuals."""
+        forward, backward = self._forward, self._backward
+        result_count = self._own_results - forward.carries
+        on_host = self._residuals.stacked_on_host
+
+        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
+            carried, results, residuals = self._forward_trip(inputs, carried, slices)
+            host_residuals, device_residuals = _by_memory(residuals, on_host)
+            return carried, host_residuals, [*results, *device_residuals]
+
+        # The first trip writes the layer before its own. The last trip of the loop that reads
+        # the stack fetches the layer after its own.
+        padding = (
+            int(not forward.reverse or backward.reverse),
+            int(forward.reverse or not backward.reverse),
+        )
+        avals = [self.bodies.var_of(value).aval for value in self._residuals.stacked]
+        host_avals, _ = _by_memory(avals, on_host)
+        hosts = [_empty_on_host(aval, forward.trips, padding) for aval in host_avals]
+        carried, (hosts, stacked) = _scan(
+            trip,
+            carried,
+            inputs.stacks,
+            forward.trips,
+            hosts,
+            forward.reverse,
+            forward.unroll,
+        )
+        residuals = _merged((hosts, stacked[result_count:]), on_host)
+        return carried, stacked[:result_count], residuals
+
+    def _run_whole_backward(
+        self,
+        saved: SavedForBackward,
+        own: LoopInputs,
+        carried: list[Any],
+    ) -> list[Any]:
+        """The backward loop without segments."""
+        count = len(own.stacks) + len(saved.inputs.stacks)
+        backward = self._backward
+
+        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
+            carried, results = self._backward_trip(
+                saved.inputs,
+                own.consts,
+                carried,
+                slices[:count],
+                slices[count:],
+            )
+            return carried, [], results
+
+        stacks = [*own.stacks, *saved.inputs.stacks, *saved.residuals]
+        carried, (_, results) = _scan(
+            trip,
+            carried,
+            stacks,
+            backward.trips,
+            reverse=backward.reverse,
+            unroll=backward.unroll,
+        )
+        return [*carried, *results]
+
+    def _run_segments(
+        self, inputs: LoopInputs, carried: list[Any], results: list[Any]
+    ) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
+        """The forward loop over the segments: its carries and results, and the snapshots."""
+        length = self._residuals.segment_trips
+        on_host = self._residuals.snapshots_on_host
+
+        def run_segment(number: Any, state: Any, _: Any) -> Any:
+            carried, results, _ = self._run_trips(inputs, number * length, length, *state)
+            return (carried, results), *_by_memory(state[0], on_host)
+
+        host_carried, _ = _by_memory(carried, on_host)
+        segments = self._residuals.segments
+        hosts = [_empty_on_host(aval, segments, padding=(1, 0)) for aval in host_carried]
+        state, snapshots = _scan(run_segment, (carried, results), [], segments, hosts)
+        return state, _merged(snapshots, on_host)
+
+    def _run_trips(
+        self, inputs: LoopInputs, first: Any, count: int, carried: list[Any], results: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """Trips of the forward loop from position `first` on.
+
+        Args:
+          results: stacks into which the trips write their results; empty if they have been written.
+
+        Returns:
+          The carries, the results, and the stacked residuals.
         """
         if not count:
-            return carried, made, []
+            return carried, results, []
 
         def trip(position: Any, state: Any, _: Any) -> Any:
-            layer, (carried, made) = self._layer(first + position), state
-            carried, results, residuals = self._forward_trip(carried, _slices(self.given[1], layer))
-            return (carried, made and _written(made, results, layer)), [], residuals
+            layer = self._layer(first + position)
+            carried, stacks = state
+            slices = _slices(inputs.stacks, layer)
+            carried, results, residuals = self._forward_trip(inputs, carried, slices)
+            return (carried, stacks and _written(stacks, results, layer)), [], residuals
 
-        (carried, made), (_, kept) = _scan(trip, (carried, made), [], count, unroll=self.forward.unroll)
-        return carried, made, kept
+        unroll = self._forward.unroll
+        state, (_, residuals) = _scan(trip, (carried, results), [], count, unroll=unroll)
+        carried, results = state
+        return carried, results, residuals
 
-    def _run_back(self, first: Any, count: int, consts: Any, own: Any, stacked: list[Any], state: Any) -> Any:
-        """Trips of the backward loop over the forward loop's from position `first` on."""
+    def _run_trips_back(
+        self,
+        inputs: LoopInputs,
+        first: Any,
+        count: int,
+        own: LoopInputs,
+        residuals: list[Any],
+        state: tuple[list[Any], list[Any]],
+    ) -> tuple[list[Any], list[Any]]:
+        """Trips of the backward loop that belong to the forward loop's from position `first` on.
+
+        Args:
+          state: the carries and results of the backward loop, before and after.
+        """
         if not count:
             return state
 
         def trip(position: Any, state: Any, residuals: list[Any]) -> Any:
-            layer, (carried, made) = self._layer(first + position), state
-            slices = _slices([*own, *self.given[1]], layer)
-            carried, results = self._backward_trip(consts, carried, slices, residuals)
-            return (carried, _written(made, results, layer)), [], []
+            layer = self._layer(first + position)
+            carried, stacks = state
+            slices = _slices([*own.stacks, *inputs.stacks], layer)
+            carried, results = self._backward_trip(inputs, own.consts, carried, slices, residuals)
+            return (carried, _written(stacks, results, layer)), [], []
 
-        return _scan(trip, state, stacked, count, reverse=True, unroll=self.backward.unroll)[0]
+        return _scan(trip, state, residuals, count, reverse=True, unroll=self._backward.unroll)[0]
 
-    @property
-    def _own_results(self) -> int:
-        """How many results the forward body has beside the residuals."""
-        return len(self.forward_body.out_avals) - len(self.residuals.stacked)
-
-    def _forward_trip(self, carried: list[Any], slices: list[Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """What it carries, its own results, and the residuals."""
-        results = list(compat.jaxpr_as_fun(self.forward_body)(*self.given[0], *carried, *slices))
-        carries, own = self.forward.carries, self._own_results
+    def _forward_trip(
+        self, inputs: LoopInputs, carried: list[Any], slices: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """One trip of the forward loop: its carries, its own results, and the residuals."""
+        run = compat.jaxpr_as_fun(self.forward_body)
+        results = list(run(*inputs.consts, *carried, *slices))
+        carries = self._forward.carries
+        own = self._own_results
         return results[:carries], results[carries:own], results[own:]
 
     def _backward_trip(
-        self, consts: list[Any], carried: list[Any], slices: list[Any], residuals: list[Any]
+        self,
+        inputs: LoopInputs,
+        own_consts: list[Any],
+        carried: list[Any],
+        slices: list[Any],
+        residuals: list[Any],
     ) -> tuple[list[Any], list[Any]]:
-        results = list(compat.jaxpr_as_fun(self.backward_body)(*self.given[0], *consts, *carried, *slices, *residuals))
-        return results[: self.backward.carries], results[self.backward.carries :]
+        """One trip of the backward loop: its carries and its results."""
+        run = compat.jaxpr_as_fun(self.backward_body)
+        results = list(run(*inputs.consts, *own_consts, *carried, *slices, *residuals))
+        carries = self._backward.carries
+        return results[:carries], results[carries:]
 
     def _layer(self, position: Any) -> Any:
         """The index of a trip's slices in the stacks."""
-        return self.forward.trips - 1 - position if self.forward.reverse else position
-
-    def _var(self, value: int) -> Any:
-        return self.pair.body.values[value]
-
-    def _not_taken(self, slices: Sequence[Any]) -> list[Any]:
-        """The backward loop's slices, or stacks, without those that the new residuals replace."""
-        taken = set(self.pair.stacks.values())
-        return [one for number, one in enumerate(slices) if number not in taken]
-
-    def _stack(self, *inputs: Any) -> list[Any]:
-        """The forward body: its carries, the remaining stacks, the new residuals."""
-        flat, carries = self.pair.body, self.forward.carries
-        stay = [atom for n, atom in enumerate(flat.outvars[carries:]) if n not in self.pair.stacks]
-        outputs = [*flat.outvars[:carries], *stay, *map(self._var, self.residuals.stacked)]
-        return interpret_eqns(flat.eqns, bindings(flat.closed, inputs), outputs)
-
-    def _recompute(
-        self, consts: Any, own_consts: Any, own_carries: Any, kept: Any, slices: Any, residuals: Any
-    ) -> list[Any]:
-        """The backward body, which recomputes the values that it no longer receives."""
-        flat = self.pair.body
-        first, _, last = self.forward.split(flat.invars)
-        known = dict(compat.consts_of(flat.closed))
-        known.update(zip([*first, *last], [*consts, *slices], strict=True))
-        known.update((self._var(v), value) for v, value in zip(self.residuals.stacked, residuals, strict=True))
-        eqns = [flat.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
-        results = flat.outvars[self.forward.carries :]
-        source = {taken: results[made] for made, taken in self.pair.stacks.items()}
-        with jax.named_scope(compat.REMATTED):
-            again = interpret_eqns(eqns, known, list(source.values()))
-        replaced = dict(zip(source, again, strict=True))
-        rest = iter(kept)
-        own = [replaced[n] if n in replaced else next(rest) for n in range(len(kept) + len(source))]
-        return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own)
+        return self._forward.trips - 1 - position if self._forward.reverse else position
 
     def _empty_stacks(self, avals: Sequence[Any]) -> list[Any]:
-        return [compat.empty((self.forward.trips, *one.shape), one.dtype, jax.memory.Space.Device) for one in avals]
+        trips = self._forward.trips
+        return [compat.empty((trips, *aval.shape), aval.dtype, DEVICE) for aval in avals]
 
 
-def _empty_on_host(aval: Any, trips: int, spare: tuple[int, int]) -> HostArray:
-    """A stack in host memory, with a layer to spare where a trip writes or fetches one beyond."""
-    return HostArray.empty((trips, *aval.shape), aval.dtype, dim=0, rows=1, trips=trips, spare=spare)
+def _empty_on_host(aval: Any, trips: int, padding: tuple[int, int]) -> HostArray:
+    """A stack in host memory, padded where a trip writes or fetches a layer beyond the stack."""
+    shape = (trips, *aval.shape)
+    return HostArray.empty(shape, aval.dtype, dim=0, rows=1, trips=trips, spare=padding)
 
 
 def _scan(
@@ -238,59 +405,90 @@ def _scan(
     reverse: bool = False,
     unroll: int = 1,
 ) -> tuple[Any, tuple[list[HostArray], list[Any]]]:
-    """Run `body` for positions 0 to count - 1, or back from there: its last state, and its stacked results.
+    """Run `body` for positions 0 to count - 1, or back from there.
+
+    A trip fetches the next trip's slices from the host, and writes the previous trip's results to
+    it, so that both copies overlap with its own computation.
 
     Args:
-      body: (position, state, slices of `stacks`) -> (state, results for the host, results for the device).
+      body: (position, state, slices of `stacks`) -> (state, results for the host, for the device).
       stacks: arrays, or HostArrays, whose slices arrive one trip before they are read.
-      hosts: takes the results for the host.
+      hosts: arrays into which the results for the host are written.
+
+    Returns:
+      The last state, and the stacked results: those on the host, those on the device.
     """
-    far = [one for one in stacks if isinstance(one, HostArray)]
-    near = [one for one in stacks if not isinstance(one, HostArray)]
+    host_stacks = [stack for stack in stacks if isinstance(stack, HostArray)]
+    device_stacks = [stack for stack in stacks if not isinstance(stack, HostArray)]
 
     def position(trip: Any) -> Any:
         return count - 1 - trip if reverse else trip
 
     def fetch(trip: Any) -> list[Any]:
-        return [host.rows(position(trip), (0, 1))[0] for host in far]
+        return [host.rows(position(trip), (0, 1))[0] for host in host_stacks]
 
-    def write(trip: Any, hosts: list[HostArray], leaving: list[Any]) -> list[HostArray]:
-        return [host.written(position(trip), value[None]) for host, value in zip(hosts, leaving, strict=True)]
+    def write(trip: Any, hosts: list[HostArray], results: list[Any]) -> list[HostArray]:
+        return [
+            host.written(
+                position(trip),
+                result[None],
+            )
+            for host, result in zip(hosts, results, strict=True)
+        ]
 
-    def trip(carry: Any, slices: Any) -> Any:
-        number, state, hosts, leaving, arrived = carry
-        coming = fetch(number + 1)
-        hosts = write(number - 1, hosts, leaving)
-        left, right = iter(arrived), iter(slices)
-        mine = [next(left if isinstance(one, HostArray) else right) for one in stacks]
-        state, out, kept = body(position(number), state, mine)
-        return (number + 1, state, hosts, out, coming), kept
+    def run_trip(carry: Any, device_slices: Any) -> Any:
+        trip, state, hosts, previous_results, host_slices = carry
+        next_host_slices = fetch(trip + 1)
+        hosts = write(trip - 1, hosts, previous_results)
 
-    empty = [compat.empty(one.array.shape[1:], one.array.dtype, jax.memory.Space.Device) for one in hosts]
-    carry = jnp.int32(0), state, list(hosts), empty, fetch(0)
-    (_, state, hosts, leaving, _), kept = lax.scan(trip, carry, near, length=count, reverse=reverse, unroll=unroll)
-    return state, (write(count - 1, hosts, leaving), kept)
+        from_host, from_device = iter(host_slices), iter(device_slices)
+        slices = [
+            next(
+                from_host if isinstance(stack, HostArray) else from_device,
+            )
+            for stack in stacks
+        ]
+        state, host_results, device_results = body(position(trip), state, slices)
+        return (trip + 1, state, hosts, host_results, next_host_slices), device_results
+
+    no_results = [compat.empty(host.array.shape[1:], host.array.dtype, DEVICE) for host in hosts]
+    carry = jnp.int32(0), state, list(hosts), no_results, fetch(0)
+    (_, state, hosts, last_results, _), device_results = lax.scan(
+        run_trip, carry, device_stacks, length=count, reverse=reverse, unroll=unroll
+    )
+    return state, (write(count - 1, hosts, last_results), device_results)
 
 
 def _slices(stacks: Sequence[Any], layer: Any) -> list[Any]:
-    return [lax.dynamic_index_in_dim(one, layer, keepdims=False, allow_negative_indices=False) for one in stacks]
+    return [
+        lax.dynamic_index_in_dim(
+            stack,
+            layer,
+            keepdims=False,
+            allow_negative_indices=False,
+        )
+        for stack in stacks
+    ]
 
 
 def _written(stacks: Sequence[Any], results: Sequence[Any], layer: Any) -> list[Any]:
-    """The stacks with the results of one trip."""
+    """The stacks after one trip wrote its results."""
     return [
         lax.dynamic_update_index_in_dim(stack, result, layer, 0, allow_negative_indices=False)
         for stack, result in zip(stacks, results, strict=True)
     ]
 
 
-def _apart(values: Sequence[Any], on_host: Sequence[bool]) -> tuple[list[Any], list[Any]]:
-    """Those for the host, and the others."""
+def _by_memory(values: Sequence[Any], on_host: Sequence[bool]) -> tuple[list[Any], list[Any]]:
+    """The values for the host, and those for the device."""
     pairs = list(zip(values, on_host, strict=True))
-    return [value for value, moves in pairs if moves], [value for value, moves in pairs if not moves]
+    return (
+        [value for value, is_on_host in pairs if is_on_host],
+        [value for value, is_on_host in pairs if not is_on_host],
+    )
 
 
-def _together(parts: tuple[Sequence[Any], Sequence[Any]], on_host: Sequence[bool]) -> list[Any]:
-    """The inverse of `_apart`."""
-    far, near = map(iter, parts)
-    return [next(far if moves else near) for moves in on_host]
+def _merged(parts: tuple[Sequence[Any], Sequence[Any]], on_host: Sequence[bool]) -> list[Any]:
+    """The inverse of `_by_memory`."""
+    from_host, from_device = map(iter, parts)
+    return [next(from_host if is_on_host else from_device) for is_on_host in on_host]

@@ -13,13 +13,16 @@ from memplan.program.ops.windows import Window
 
 def _dot_general(eqn: Eqn) -> Axes:
     (contract_l, contract_r), (batch_l, batch_r) = eqn.params["dimension_numbers"]
-    left, right = (range(len(shape_of(atom))) for atom in eqn.invars)
-    paired_l, paired_r = (*batch_l, *contract_l), (*batch_r, *contract_r)
-    free_l, free_r = ([dim for dim in left if dim not in paired_l], [dim for dim in right if dim not in paired_r])
+    lhs_dims, rhs_dims = (range(len(shape_of(atom))) for atom in eqn.invars)
+    paired_l = (*batch_l, *contract_l)
+    paired_r = (*batch_r, *contract_r)
+    free_l = [dim for dim in lhs_dims if dim not in paired_l]
+    free_r = [dim for dim in rhs_dims if dim not in paired_r]
     axis_l = {dim: axis for axis, dim in enumerate((*paired_l, *free_l))}
-    axis_r = {dim: axis for axis, dim in (*enumerate(paired_r), *enumerate(free_r, start=len(left)))}
+    axis_r = {dim: axis for axis, dim in enumerate(paired_r)}
+    axis_r.update((dim, axis) for axis, dim in enumerate(free_r, start=len(lhs_dims)))
     result = (*(axis_l[dim] for dim in (*batch_l, *free_l)), *(axis_r[dim] for dim in free_r))
-    operands = tuple(axis_l[dim] for dim in left), tuple(axis_r[dim] for dim in right)
+    operands = tuple(axis_l[dim] for dim in lhs_dims), tuple(axis_r[dim] for dim in rhs_dims)
     return Axes(operands, (result,), {axis_l[dim]: "sum" for dim in contract_l})
 
 
@@ -35,64 +38,78 @@ _BATCH, _FEATURES_IN, _FEATURES_OUT, _SPACE = 0, 1, 2, 3
 
 
 def _convolution(eqn: Eqn) -> Axes:
-    """Batch, input features (reduced), output features, and space; in a grouped convolution, groups stay together.
+    """Batch, input features (reduced), output features, and space; feature groups are not divided.
 
-    In space the image goes with the result or, if the filter is the larger one, with the filter, and is reduced:
-    gradients of filters have this form.
+    A spatial axis has the image and the result. If the kernel is larger than the result, as in
+    gradients of kernels, it has the image and the kernel, and is reduced.
     """
     numbers = eqn.params["dimension_numbers"]
     ungrouped = eqn.params["feature_group_count"] == 1
     one_batch = eqn.params["batch_group_count"] == 1
     rank = len(numbers.lhs_spec)
     sides: tuple[list[Axis], ...] = tuple([None] * rank for _ in range(3))
-    left, right, out = sides
+    lhs, rhs, out = sides
     if one_batch:
-        left[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = _BATCH
+        lhs[numbers.lhs_spec[0]] = out[numbers.out_spec[0]] = _BATCH
     if ungrouped:
-        left[numbers.lhs_spec[1]] = right[numbers.rhs_spec[1]] = _FEATURES_IN
+        lhs[numbers.lhs_spec[1]] = rhs[numbers.rhs_spec[1]] = _FEATURES_IN
     if ungrouped and one_batch:
-        right[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = _FEATURES_OUT
+        rhs[numbers.rhs_spec[0]] = out[numbers.out_spec[1]] = _FEATURES_OUT
     reduced: dict[int, Reduction] = {_FEATURES_IN: "sum"} if ungrouped else {}
     rows: dict[tuple[int, int], Rows] = {}
-    filters, made = shape_of(eqn.invars[1]), shape_of(eqn.outvars[0])
+    kernel_shape = shape_of(eqn.invars[1])
+    result_shape = shape_of(eqn.outvars[0])
     specs = (spec[2:] for spec in (numbers.lhs_spec, numbers.rhs_spec, numbers.out_spec))
-    params = (eqn.params[name] for name in ("window_strides", "padding", "lhs_dilation", "rhs_dilation"))
-    for axis, (of_left, of_right, of_out, *given) in enumerate(zip(*specs, *params, strict=True), start=_SPACE):
-        window, left[of_left] = Window(filters[of_right], *given), axis
-        if window.size > made[of_out]:
-            right[of_right], reduced[axis] = axis, "sum"
-            rows[0, axis] = window._replace(size=made[of_out], stride=window.apart, apart=window.stride).rows
+    names = ("window_strides", "padding", "lhs_dilation", "rhs_dilation")
+    params = (eqn.params[name] for name in names)
+    dims = zip(*specs, *params, strict=True)
+    for axis, (lhs_dim, rhs_dim, out_dim, *window_params) in enumerate(dims, start=_SPACE):
+        window = Window(kernel_shape[rhs_dim], *window_params)
+        size = result_shape[out_dim]
+        lhs[lhs_dim] = axis
+        if window.size > size:
+            rhs[rhs_dim] = axis
+            reduced[axis] = "sum"
+            swapped = window._replace(size=size, stride=window.apart, apart=window.stride)
+            rows[0, axis] = swapped.rows
         else:
-            out[of_out] = axis
+            out[out_dim] = axis
             rows[0, axis] = window.rows
-    return Axes((tuple(left), tuple(right)), (tuple(out),), reduced, rows=rows)
+    return Axes((tuple(lhs), tuple(rhs)), (tuple(out),), reduced, rows=rows)
 
 
 def _convolution_rows(part: Part, operands: list[Any]) -> list[Any]:
-    """The convolution, with an extra row that is cut off, along dimensions of a form on which XLA aborts the process.
+    """The convolution of a window of rows.
 
-    XLA's operand swap takes a dimension without padding, with `lhs_dilation == size == stride + 1`, for a dimension of
-    groups, and does not check that the image has `size` rows too, as groups have (`is_group_dim` in
-    algebraic_simplifier.cc of jaxlib 0.11 and 0.12, then conv_operand_swapper.cc). It swaps if the kernel has more rows
-    than the image along the other dimensions, as in slabs of few rows and in gradients of kernels.
+    XLA aborts the process for dimensions of a certain form. Along these, the convolution computes
+    an extra row, which is cut off.
+
+    XLA's operand swap mistakes a dimension for one of groups if it has no padding and `lhs_dilation
+    == size == stride + 1`. XLA does not check that the image has `size` rows, as groups have
+    (`is_group_dim` in algebraic_simplifier.cc of jaxlib 0.11 and 0.12, then
+    conv_operand_swapper.cc). It swaps if the kernel has more rows than the image along the other
+    dimensions, as in slabs of few rows and in gradients of kernels.
     """
     image, kernel = operands
-    params, numbers = part.eqn.params, part.eqn.params["dimension_numbers"]
-    padding, dim = list(params["padding"]), part.axes.dim_of(part.axes.operands[0], part.axis)
+    params = part.eqn.params
+    numbers = params["dimension_numbers"]
+    padding = list(params["padding"])
+    dim = part.axes.dim_of(part.axes.operands[0], part.axis)
     if dim in numbers.lhs_spec[2:]:
         padding[numbers.lhs_spec[2:].index(dim)] = part.padding()
-    more = list[int]()
+    padded = list[int]()
     for number, stride in enumerate(params["window_strides"]):
-        rows, size = image.shape[numbers.lhs_spec[2 + number]], kernel.shape[numbers.rhs_spec[2 + number]]
-        free = tuple(padding[number]) == (0, 0) and params["rhs_dilation"][number] == 1
-        if free and params["lhs_dilation"][number] == size == stride + 1 != rows:
-            more.append(number)
+        rows = image.shape[numbers.lhs_spec[2 + number]]
+        size = kernel.shape[numbers.rhs_spec[2 + number]]
+        is_plain = tuple(padding[number]) == (0, 0) and params["rhs_dilation"][number] == 1
+        if is_plain and params["lhs_dilation"][number] == size == stride + 1 != rows:
+            padded.append(number)
             padding[number] = (0, stride)
-    (made,) = part.bind(operands, padding=tuple(padding))
-    limits = list(made.shape)
-    for number in more:
+    (result,) = part.bind(operands, padding=tuple(padding))
+    limits = list(result.shape)
+    for number in padded:
         limits[numbers.out_spec[2 + number]] -= 1
-    return [lax.slice(made, [0] * made.ndim, limits) if more else made]
+    return [lax.slice(result, [0] * result.ndim, limits) if padded else result]
 
 
 def _convolution_flops(eqn: Eqn) -> float:
@@ -105,5 +122,10 @@ def _convolution_flops(eqn: Eqn) -> float:
 
 register(
     "conv_general_dilated",
-    Primitive(flops=_convolution_flops, is_matrix_product=True, axes=_convolution, run_rows=_convolution_rows),
+    Primitive(
+        flops=_convolution_flops,
+        is_matrix_product=True,
+        axes=_convolution,
+        run_rows=_convolution_rows,
+    ),
 )

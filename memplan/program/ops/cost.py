@@ -7,22 +7,25 @@ from memplan.program.ops.record import Eqn, Primitive, largest, of, register
 
 
 def is_along_rows(eqn: Eqn) -> bool:
-    """A reduction along the last axis alone."""
+    """Is the equation a reduction along the last axis alone?"""
     last = getattr(compat.aval_of(eqn.invars[0]), "ndim", 0) - 1 if eqn.invars else -1
     return of(eqn).fusion == "reduction" and eqn.params.get("axes") == (last,)
 
 
 def flops_of(eqn: Eqn) -> float:
-    """Floating-point operations of one execution; loops count their trips, unknown trips count once."""
+    """Floating-point operations of one execution; a loop of unknown length counts one trip."""
     record, bodies = of(eqn), compat.sub_jaxprs(eqn)
     if callable(record.flops):
         return record.flops(eqn)
     if bodies:
         return sum(map(flops_of_jaxpr, bodies))
-    return 0.0 if record.fusion == "view" else float(record.flops * max(largest(eqn.invars), largest(eqn.outvars)))
+    if record.fusion == "view":
+        return 0.0
+    return float(record.flops * max(largest(eqn.invars), largest(eqn.outvars)))
 
 
 def flops_of_jaxpr(jaxpr: Any) -> float:
+    """Floating-point operations of a jaxpr."""
     return sum(flops_of(eqn) for eqn in jaxpr.eqns)
 
 
@@ -30,12 +33,12 @@ def matrix_dtype(eqn: Eqn) -> str:
     """Operand type of the first matrix product in the equation, or '' where there is none."""
     if of(eqn).is_matrix_product:
         return str(compat.aval_of(eqn.invars[0]).dtype)
-    inner = (matrix_dtype(one) for body in compat.sub_jaxprs(eqn) for one in body.eqns)
-    return next(filter(None, inner), "")
+    dtypes = (matrix_dtype(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
+    return next(filter(None, dtypes), "")
 
 
 def traffic_of(eqn: Eqn) -> int:
-    """Bytes that the bodies of a loop move, over all trips, besides the equation's own inputs and outputs."""
+    """Bytes that a loop's body moves in all trips, besides the equation's inputs and outputs."""
     trips = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
     return trips * sum(
         2 * sum(compat.nbytes_of(var.aval) for var in inner.outvars) + traffic_of(inner)
@@ -52,7 +55,19 @@ def is_recomputable(eqn: Eqn) -> bool:
     return all(is_recomputable(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
 
 
-register("scan", Primitive(flops=lambda eqn: eqn.params["length"] * sum(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))))
-register("cond", Primitive(flops=lambda eqn: max(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))))
-# calls of Python, reads and writes outside of the program, barriers that the step asks for, custom partitioning
-register("pure_callback infeed outfeed optimization_barrier custom_partitioning", Primitive(recomputable=False))
+def _scan_flops(eqn: Eqn) -> float:
+    return eqn.params["length"] * sum(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))
+
+
+def _cond_flops(eqn: Eqn) -> float:
+    return max(map(flops_of_jaxpr, compat.sub_jaxprs(eqn)))
+
+
+register("scan", Primitive(flops=_scan_flops))
+register("cond", Primitive(flops=_cond_flops))
+# calls of Python, reads and writes outside of the program, barriers of the step, custom
+# partitioning
+register(
+    "pure_callback infeed outfeed optimization_barrier custom_partitioning",
+    Primitive(recomputable=False),
+)

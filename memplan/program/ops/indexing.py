@@ -9,25 +9,39 @@ from memplan.program.ops.record import Eqn, Primitive, of_operand, register
 
 
 def _same_size(eqn: Eqn) -> Axes:
-    """Every dimension in which the first operand, the result and further arrays have the same size."""
+    """Every dimension in which all arrays with the result's rank have the same size."""
     rank = len(shape_of(eqn.outvars[0]))
-    alike = [shape for shape in map(shape_of, (*eqn.invars, *eqn.outvars)) if len(shape) == rank]
-    return parallel(eqn, [dim for dim in range(rank) if len({shape[dim] for shape in alike}) > 1])
+    shapes = [shape for shape in map(shape_of, (*eqn.invars, *eqn.outvars)) if len(shape) == rank]
+    return parallel(eqn, [dim for dim in range(rank) if len({shape[dim] for shape in shapes}) > 1])
 
 
 def _indexed(
-    atoms: Sequence[Any], window_dims: Any, dropped_dims: Any, batched: Any, batched_indices: Any, indexed_dims: Any
+    atoms: Sequence[Any],
+    window_dims: Any,
+    dropped_dims: Any,
+    batched: Any,
+    batched_indices: Any,
+    indexed_dims: Any,
 ) -> tuple[int, list[Axis], list[Axis]]:
-    """The number of axes of the indices, and the axes of the array and of the slices.
+    """The axes of a gather or scatter: those of the indices, and dimensions that slices have whole.
 
-    They are those of the indices, and dimensions of the array that every slice has whole.
+    Args:
+      atoms: the array, the indices, the slices.
+      window_dims: dimensions of the slices that are the array's.
+      dropped_dims: dimensions of the array that the slices do not have.
+      batched, batched_indices: batching dimensions of the array and of the indices.
+      indexed_dims: dimensions of the array into which the indices point.
+
+    Returns:
+      The number of axes of the indices, the axes of the array, the axes of the slices.
     """
     shape, (*indices, _), slices = map(shape_of, atoms)
-    axes, pairs = iter(range(len(indices))), dict(zip(batched, batched_indices, strict=True))
+    axes = iter(range(len(indices)))
+    pairs = dict(zip(batched, batched_indices, strict=True))
     sliced: list[Axis] = [None if dim in window_dims else next(axes) for dim in range(len(slices))]
     array: list[Axis] = [pairs.get(dim) for dim in range(len(shape))]
-    kept = [dim for dim in range(len(shape)) if dim not in dropped_dims and dim not in pairs]
-    for dim, window in zip(kept, window_dims, strict=True):
+    window_axes = [dim for dim in range(len(shape)) if dim not in dropped_dims and dim not in pairs]
+    for dim, window in zip(window_axes, window_dims, strict=True):
         if slices[window] == shape[dim] and dim not in indexed_dims:
             array[dim] = sliced[window] = len(indices) + dim
     return len(indices), array, sliced
@@ -42,23 +56,31 @@ def _gather(eqn: Eqn) -> Axes:
 
 
 def _slice_size(eqn: Eqn, axes: Axes, axis: int) -> int | None:
-    """1 for a batched dimension, in which every slice has the element of its index; None otherwise."""
+    """The index of an axis in `slice_sizes`.
+
+    None for a batching dimension, along which every slice has one element, however many there are.
+    """
     dim = of_operand(eqn, axes, axis)
     return None if dim in eqn.params["dimension_numbers"].operand_batching_dims else dim
 
 
 def _scatter(eqn: Eqn, adds: bool = False) -> Axes:
-    """Parallel along batched indices; if it adds, also along others: parts are summed, the operand counts once."""
+    """Parallel along batching dimensions; if it adds, reduced along the indices' other dimensions.
+
+    The parts of a sum are added, and the operand counts once.
+    """
     numbers = eqn.params["dimension_numbers"]
     batched = numbers.operand_batching_dims, numbers.scatter_indices_batching_dims
-    dims = numbers.update_window_dims, numbers.inserted_window_dims, *batched, numbers.scatter_dims_to_operand_dims
-    indices, operand, updates = _indexed(eqn.invars, *dims)
-    free = [axis for axis in range(indices) if axis not in operand]
-    blocked = () if adds else free
-    rows, updates = (tuple(None if axis in blocked else axis for axis in side) for side in (range(indices), updates))
+    dims = numbers.update_window_dims, numbers.inserted_window_dims
+    indexed_dims = numbers.scatter_dims_to_operand_dims
+    count, operand, update_axes = _indexed(eqn.invars, *dims, *batched, indexed_dims)
+    not_batched = [axis for axis in range(count) if axis not in operand]
+    blocked = () if adds else not_batched
+    indices = tuple(None if axis in blocked else axis for axis in range(count))
+    updates = tuple(None if axis in blocked else axis for axis in update_axes)
     masked = (0,) if adds else ()
-    reduced: dict[int, Reduction] = dict.fromkeys(free if adds else (), "sum")
-    return Axes((tuple(operand), (*rows, None), updates), (tuple(operand),), reduced, masked)
+    reduced: dict[int, Reduction] = dict.fromkeys(not_batched if adds else (), "sum")
+    return Axes((tuple(operand), (*indices, None), updates), (tuple(operand),), reduced, masked)
 
 
 _moved = with_facts(Primitive, "elementwise", moves_elements=True)

@@ -1,4 +1,4 @@
-"""Sums of squares about a mean that is known only at the end, and their accumulation over parts."""
+"""Sums of squares about a mean, accumulated over parts together with the mean."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ class Moments(NamedTuple):
     """Count, mean and squares about the mean of the reduced elements, in float32 or wider."""
 
     count: Any  # number of elements, the same for all means
-    mean_hi: Any  # the mean is mean_hi + mean_lo: one number is too coarse for a mean far from zero
+    # the mean is mean_hi + mean_lo: one number is too coarse for a mean far from zero
+    mean_hi: Any
     mean_lo: Any
     squares: Any  # sum of squared distances from the mean
 
@@ -30,31 +31,36 @@ class Moments(NamedTuple):
 
     @classmethod
     def of(cls, x: Any, counts: Any, axes: Sequence[int]) -> Moments:
-        """Moments over some axes, of the elements that count; see `squares_about_mean`."""
-        x, counts = x.astype(_wide(x.dtype)), counts.astype(_wide(x.dtype))
+        """Moments of the elements that count, over some axes; see `squares_about_mean`."""
+        wide = _wide(x.dtype)
+        x = x.astype(wide)
+        counts = counts.astype(wide)
         count = counts.sum() * float(math.prod(x.shape[dim] for dim in axes) // counts.size)
         mean_hi = _rounded((x * counts).sum(tuple(axes)) / jnp.maximum(count, 1))
-        apart = x - jnp.expand_dims(mean_hi, tuple(axes))
-        mean_lo = (apart * counts).sum(tuple(axes)) / jnp.maximum(count, 1)
-        return cls(count, mean_hi, mean_lo, (jnp.square(apart) * counts).sum(tuple(axes)) - jnp.square(mean_lo) * count)
+        centred = x - jnp.expand_dims(mean_hi, tuple(axes))
+        mean_lo = (centred * counts).sum(tuple(axes)) / jnp.maximum(count, 1)
+        squares = (jnp.square(centred) * counts).sum(tuple(axes)) - jnp.square(mean_lo) * count
+        return cls(count, mean_hi, mean_lo, squares)
 
-    def accumulate(self, more: Moments) -> Moments:
-        """Moments of both sets, by Chan, Golub and LeVeque ("Updating formulae", 1979): no large squares cancel.
+    def accumulate(self, part: Moments) -> Moments:
+        """Moments of both sets, by Chan, Golub and LeVeque ("Updating formulae", 1979).
 
-        Means are compared relative to the first one, so that their difference is exact.
+        No large squares cancel. Means are compared relative to the first one, so that their
+        difference is exact.
         """
-        count = self.count + more.count
-        mean_hi = jnp.where(self.count > 0, self.mean_hi, more.mean_hi)
-        apart, share = more.mean_hi - mean_hi + more.mean_lo - self.mean_lo, more.count / jnp.maximum(count, 1)
-        squares = self.squares + more.squares + jnp.square(apart) * (self.count * share)
-        return Moments(count, mean_hi, self.mean_lo + apart * share, squares)
+        count = self.count + part.count
+        mean_hi = jnp.where(self.count > 0, self.mean_hi, part.mean_hi)
+        distance = part.mean_hi - mean_hi + part.mean_lo - self.mean_lo
+        share = part.count / jnp.maximum(count, 1)
+        squares = self.squares + part.squares + jnp.square(distance) * (self.count * share)
+        return Moments(count, mean_hi, self.mean_lo + distance * share, squares)
 
 
 def _rounded(mean: Any) -> Any:
-    """The number with one bit less than its type: the same value wherever it is read.
+    """The number with one bit less than its type, so that all its readers get the same value.
 
-    In compiled code, a mean that is divided where it is subtracted may not be rounded there; with a mean of 1e4
-    deviations, variances in slabs were wrong by 2e-4, those without by 1e-5.
+    A fused reader may compute a mean again without rounding it. With a mean of 1e4 deviations,
+    variances in slabs were wrong by 2e-4, other variances by 1e-5.
     """
     bits = jnp.finfo(mean.dtype)
     return lax.reduce_precision(mean, bits.nexp, bits.nmant - 1)
@@ -75,18 +81,19 @@ def squares_about_mean(x: Any, counts: Any, axes: Sequence[int]) -> Any:
     """sum((x - mean(x))^2) over some axes, in the type of x, computed in float32 or wider.
 
     Args:
-      counts: 1 for elements that count, else 0; as many dimensions as x, of its size or 1, and 1 along dimensions
-        that are not reduced.
+      counts: 1 for elements that count, else 0. It has as many dimensions as x, each of x's size or
+        of size 1; dimensions that are not reduced have size 1.
     """
     return _primitive.bind(x, counts, axes=tuple(axes))
 
 
 def _axes(eqn: Eqn) -> Axes:
-    """Reduced like a sum, but parts are combined with their counts and means: the counts must be on the axis, too."""
+    """Like a sum, but parts are combined with their counts, which must be on the axis, too."""
     axes = eqn.params["axes"]
     shape, counts = map(shape_of, eqn.invars)
     kept = tuple(dim for dim in range(len(shape)) if dim not in axes)
-    counted = tuple(dim if counts[dim] == shape[dim] and dim in axes else None for dim in range(len(shape)))
+    dims = range(len(shape))
+    counted = tuple(dim if counts[dim] == shape[dim] and dim in axes else None for dim in dims)
     operand = tuple(counted[dim] if dim in axes else dim for dim in range(len(shape)))
     reduced: dict[int, Reduction] = {dim: "moments" for dim in counted if dim is not None}
     return Axes((operand, counted), (kept,), reduced)

@@ -9,9 +9,10 @@ from memplan.program.ops.record import Eqn, Primitive, of_result, register
 
 
 def _keywise(eqn: Eqn) -> Axes | None:
-    """Axes of arrays of keys, along the dimensions that all have: with threefry each key draws independently.
+    """Axes of arrays of keys, along the dimensions that all arrays have.
 
-    Other generators do not promise that: one key of a batch draws for all.
+    Each key of threefry draws independently. With other generators, one key of a batch draws for
+    all.
     """
     if not all(map(compat.draws_by_itself, (*eqn.invars, *eqn.outvars))):
         return None
@@ -25,12 +26,15 @@ def _keywise(eqn: Eqn) -> Axes | None:
 
 
 def _has_keys(eqn: Eqn) -> bool:
-    """Bits of a single key are drawn by element number: a part of them continues the count of the previous part."""
+    """Has the equation several keys?
+
+    A single key draws its bits by element number: a part continues the count of the previous part.
+    """
     return bool(shape_of(eqn.invars[0]))
 
 
 def _bits(eqn: Eqn) -> Axes | None:
-    """Along the first dimension: one key for each part, or the bits of one key."""
+    """Along the dimensions of the keys or, for a single key, the first dimension of its bits."""
     if _has_keys(eqn):
         return _keywise(eqn)
     rank = len(shape_of(eqn.outvars[0]))
@@ -39,15 +43,22 @@ def _bits(eqn: Eqn) -> Axes | None:
 
 
 def _bits_size(eqn: Eqn, axes: Axes, axis: int) -> int | None:
-    """The shape parameter is that of one key's draw."""
-    dim, keys = of_result(eqn, axes, axis), len(axes.operands[0])
-    return None if dim is None or dim < keys else dim - keys
+    """The index of an axis in the shape parameter, which is the shape of one key's bits."""
+    dim = of_result(eqn, axes, axis)
+    key_dims = len(axes.operands[0])
+    return None if dim is None or dim < key_dims else dim - key_dims
 
 
 _drawn = with_facts(Primitive, "elementwise")
 register(
     "random_bits",
-    _drawn(moves_elements=True, flops=100, axes=_bits, sizes=("shape", _bits_size), can_run_rows=_has_keys),
+    _drawn(
+        moves_elements=True,
+        flops=100,
+        axes=_bits,
+        sizes=("shape", _bits_size),
+        can_run_rows=_has_keys,
+    ),
 )
 register("random_fold_in random_seed random_split", _drawn(moves_elements=True, axes=_keywise))
 register("threefry2x32", _drawn(flops=100))

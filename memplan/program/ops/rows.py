@@ -1,8 +1,8 @@
-"""Compute some rows of an equation's results from some rows of its operands.
+"""Compute rows of an equation's results from rows of its operands.
 
-Rows are counted along one axis of the equation (`axes`). A window at the rim includes rows before the first and after
-the last of an array, which `padding_value` gives a value. A loop over slabs carries accumulated sums, and for a
-cumulative equation the row before its window.
+Rows are counted along one axis of the equation (`axes`). A window at the border includes rows that
+the array does not have; `padding_value` gives their value. A loop over slabs carries accumulated
+sums and, for a cumulative equation, the row before the window.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,25 +13,34 @@ from jax import lax
 
 from memplan.planning.graph import Span
 from memplan.program import compat
-from memplan.program.ops.axes import Axes
+from memplan.program.ops.axes import Axes, Reduction
 from memplan.program.ops.moments import Moments
 from memplan.program.ops.record import Eqn, Part, extreme, of
 
 
 def local_params(eqn: Eqn, axes: Axes, axis: int, resized: Callable[[int], int]) -> dict[str, Any]:
-    """The equation's parameters for one part, in which the axis's dimensions have other sizes."""
-    params, known = dict(eqn.params), of(eqn).sizes
-    if known is not None and (at := known[1](eqn, axes, axis)) is not None:
-        sizes = list(params[known[0]])
-        sizes[at] = resized(sizes[at])
-        params[known[0]] = tuple(sizes)
+    """The equation's parameters for one part, in which the axis has another size.
+
+    Args:
+      resized: the size in the parameter -> the size in the part.
+    """
+    params = dict(eqn.params)
+    sizes_of = of(eqn).sizes
+    if sizes_of is None:
+        return params
+    name, index_of = sizes_of
+    index = index_of(eqn, axes, axis)
+    if index is not None:
+        sizes = list(params[name])
+        sizes[index] = resized(sizes[index])
+        params[name] = tuple(sizes)
     return params
 
 
 def needed(axes: Axes, axis: int, span: Span) -> dict[int, Span]:
-    """By position of an operand on the axis, the rows that these rows of the results need."""
-    sides = enumerate(axes.operands)
-    return {position: axes.rows_of(position, axis).of(*span) for position, side in sides if axis in side}
+    """The rows of each operand on the axis, by position, that rows of the results need."""
+    positions = [position for position, side in enumerate(axes.operands) if axis in side]
+    return {position: axes.rows_of(position, axis).of(*span) for position in positions}
 
 
 def run_rows(
@@ -41,10 +50,11 @@ def run_rows(
 
     Args:
       span: rows of the results; if the axis is reduced, of the last operand on it.
-      spans: rows of the operands on the axis, by position: those that `span` needs (`needed`).
-      operands: those rows, and the other operands whole.
+      spans: by position of an operand on the axis, the rows that `span` needs (`needed`).
+      operands: the rows `spans` of operands on the axis, and the whole other operands.
     """
-    rule, part = of(eqn).run_rows, Part(eqn, axes, axis, span, spans)
+    rule = of(eqn).run_rows
+    part = Part(eqn, axes, axis, span, spans)
     if rule is not None:
         return rule(part, list(operands))
     return part.bind(operands, **local_params(eqn, axes, axis, lambda _: span[1] - span[0]))
@@ -53,55 +63,69 @@ def run_rows(
 def padding_value(eqn: Eqn, axes: Axes, axis: int, position: int, operands: Sequence[Any]) -> Any:
     """The value for out-of-range rows of an operand; None if no valid row of a result reads them.
 
-    Otherwise these rows, which may hold NaN, would enter a whole sum, or the result's rows next to a padding.
+    Without it these rows, which may contain NaN, would enter a sum, or rows of the result near the
+    border.
     """
-    how, rule = axes.reduced.get(axis), of(eqn).padding_value
-    if how is None and axis not in axes.carried and not axes.leave(position, axis, eqn):
+    reduction = axes.reduced.get(axis)
+    rule = of(eqn).padding_value
+    if reduction is None and axis not in axes.carried and not axes.leave(position, axis, eqn):
         return None
     if rule is not None:
         return rule(eqn, position, operands)
-    return extreme(operands[position].dtype, "min" if how == "max" else "max") if how in ("max", "min") else 0
+    if reduction in ("max", "min"):
+        return _identity_of_extreme(reduction, operands[position].dtype)
+    return 0
 
 
-def identity(how: str, aval: Any) -> Any:
+def identity(reduction: Reduction, aval: Any) -> Any:
     """The identity of an accumulation."""
-    if how == "sum":
+    if reduction == "sum":
         return jnp.zeros(aval.shape, _wide(aval.dtype))
-    if how == "moments":
+    if reduction == "moments":
         return Moments.none(aval.shape, aval.dtype)
-    return jnp.full(aval.shape, extreme(aval.dtype, "min" if how == "max" else "max"))
+    return jnp.full(aval.shape, _identity_of_extreme(reduction, aval.dtype))
 
 
-def accumulate(how: str, total: Any, more: Any) -> Any:
-    """The accumulated value, with one more slab."""
-    if how == "sum":
-        return total + more.astype(total.dtype)
-    if how == "moments":
-        return total.accumulate(more)
-    return jnp.maximum(total, more) if how == "max" else jnp.minimum(total, more)
+def _identity_of_extreme(reduction: str, dtype: Any) -> Any:
+    """The least value for a maximum, the greatest for a minimum."""
+    return extreme(dtype, "min" if reduction == "max" else "max")
+
+
+def accumulate(reduction: Reduction, total: Any, part: Any) -> Any:
+    """The accumulated value after one more slab."""
+    if reduction == "sum":
+        return total + part.astype(total.dtype)
+    if reduction == "moments":
+        return total.accumulate(part)
+    return jnp.maximum(total, part) if reduction == "max" else jnp.minimum(total, part)
 
 
 def row_before(eqn: Eqn, axes: Axes, axis: int) -> Any:
-    """The identity as the row of a cumulative result before its first one."""
+    """The identity, as the row before the first row of a cumulative result."""
     aval = compat.aval_of(eqn.outvars[0])
-    shape = [1 if along == axis else size for along, size in zip(axes.results[0], aval.shape, strict=True)]
+    sizes = zip(axes.results[0], aval.shape, strict=True)
+    shape = [1 if dim_axis == axis else size for dim_axis, size in sizes]
     return jnp.full(shape, padding_value(eqn, axes, axis, 0, [aval]), _wide(aval.dtype))
 
 
 def run_cumulative(eqn: Eqn, window: Any, before: Any, rows: int) -> tuple[Any, Any]:
-    """A cumulative equation on a window of its operand: rows of the result, and the row before the next window.
+    """Run a cumulative equation on a window of its operand.
 
     Args:
-      before: the row of the result before the window (`row_before`, or as returned here).
-      rows: distance to the next window; the window has at least as many.
+      before: the row of the result before the window (by `row_before`, then by this function).
+      rows: distance to the next window; the window has at least as many rows.
+
+    Returns:
+      Rows of the result, and the row before the next window.
     """
     combined = of(eqn).accumulate
     assert combined is not None
-    (own,) = compat.bind(eqn, [window.astype(before.dtype)])
-    total = combined(before, own)
-    return total.astype(window.dtype), lax.slice_in_dim(total, rows - 1, rows, axis=eqn.params["axis"])
+    (within_window,) = compat.bind(eqn, [window.astype(before.dtype)])
+    result = combined(before, within_window)
+    rows_of_result = result.astype(window.dtype)
+    return rows_of_result, lax.slice_in_dim(result, rows - 1, rows, axis=eqn.params["axis"])
 
 
 def _wide(dtype: Any) -> Any:
-    """float32 or wider, for the accumulation of halves."""
+    """float32 or wider, to accumulate numbers of half precision."""
     return jnp.promote_types(dtype, jnp.float32) if jnp.issubdtype(dtype, jnp.floating) else dtype

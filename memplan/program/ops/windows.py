@@ -14,16 +14,17 @@ from memplan.program.ops.record import Eqn, Part, Primitive, greatest, largest, 
 
 
 class Window(NamedTuple):
-    """Windows along one dimension, in XLA's words."""
+    """Windows along one dimension."""
 
-    size: int
-    stride: int
-    padding: Span
-    dilation: int
-    apart: int
+    size: int  # rows of a window
+    stride: int  # distance between windows
+    padding: Span  # rows before the first, and after the last
+    dilation: int  # distance between rows of the operand (`base_dilation`, `lhs_dilation`)
+    apart: int  # distance between rows of a window (`window_dilation`, `rhs_dilation`)
 
     @property
     def reach(self) -> int:
+        """Rows from the first to the last of a window."""
         return (self.size - 1) * self.apart + 1
 
     @property
@@ -32,31 +33,39 @@ class Window(NamedTuple):
 
 
 def _with_padding(eqn: Eqn, number: int, padding: Span) -> tuple[Span, ...]:
-    """The paddings with this one replaced."""
-    given = tuple(eqn.params["padding"])
-    return (*given[:number], padding, *given[number + 1 :])
+    """The paddings of all dimensions, with one replaced."""
+    paddings = tuple(eqn.params["padding"])
+    return (*paddings[:number], padding, *paddings[number + 1 :])
 
 
 def _windows(eqn: Eqn) -> list[Window]:
-    """By dimension."""
+    """The windows along each dimension."""
     sizes = eqn.params["window_dimensions"]
     ones, none = (1,) * len(sizes), ((0, 0),) * len(sizes)
-    defaults = {"window_strides": ones, "padding": none, "base_dilation": ones, "window_dilation": ones}
-    rest = (eqn.params.get(name) or default for name, default in defaults.items())
-    return [Window(*one) for one in zip(sizes, *rest, strict=True)]
+    defaults = {
+        "window_strides": ones,
+        "padding": none,
+        "base_dilation": ones,
+        "window_dilation": ones,
+    }
+    params = (eqn.params.get(name) or default for name, default in defaults.items())
+    return [Window(*window_params) for window_params in zip(sizes, *params, strict=True)]
 
 
 def _windowed(eqn: Eqn) -> Axes:
-    """Every dimension; along dimensions of the window, rows read their neighbours."""
+    """Every dimension; along a dimension of the window, a row reads its neighbours."""
     return with_rows(eqn, [window.rows for window in _windows(eqn)])
 
 
 def _windowed_rows(part: Part, operands: list[Any]) -> list[Any]:
-    return part.bind(operands, padding=_with_padding(part.eqn, part.dim(part.axes.operands), part.padding()))
+    return part.bind(
+        operands,
+        padding=_with_padding(part.eqn, part.dim(part.axes.operands), part.padding()),
+    )
 
 
 def _select_and_scatter(eqn: Eqn) -> Axes:
-    """The gradient of a maximum: a row reads the windows that contain it (their source), and all their rows."""
+    """The gradient of a maximum: a row reads the windows that contain it, and all their rows."""
     rows: dict[tuple[int, int], Rows] = {}
     for dim, window in enumerate(_windows(eqn)):
         rows[0, dim] = Rows(1, window.stride, window.reach - 1 - window.padding[0], window.reach)
@@ -65,12 +74,14 @@ def _select_and_scatter(eqn: Eqn) -> Axes:
 
 
 def _select_and_scatter_rows(part: Part, operands: list[Any]) -> list[Any]:
-    """Whole windows, cut to the requested rows; rows that no window contains have no gradient."""
-    dim, (low, high), (first, last) = part.dim(part.axes.results), part.span, part.spans[1]
-    (made,) = part.bind(operands, padding=_with_padding(part.eqn, dim, (0, 0)))
-    config = [(0, 0, 0)] * made.ndim
+    """The gradients of whole windows, cut or padded to the span."""
+    dim = part.dim(part.axes.results)
+    low, high = part.span
+    first, last = part.spans[1]
+    (gradients,) = part.bind(operands, padding=_with_padding(part.eqn, dim, (0, 0)))
+    config = [(0, 0, 0)] * gradients.ndim
     config[dim] = (first - low, high - last, 0)
-    return [lax.pad(made, jnp.zeros((), made.dtype), config)]
+    return [lax.pad(gradients, jnp.zeros((), gradients.dtype), config)]
 
 
 def _initial_value(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
@@ -78,10 +89,11 @@ def _initial_value(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
 
 
 def _never_selected(eqn: Eqn, position: int, operands: Sequence[Any]) -> Any:
-    """The loser of every comparison for the compared array, zero for the array that is selected from."""
+    """A value that loses every comparison for the compared array, zero for the other array."""
     if position != 1:
         return 0
-    return (least if eqn.params["select_prim"].name == "ge" else greatest)(eqn, position, operands)
+    loser = least if eqn.params["select_prim"].name == "ge" else greatest
+    return loser(eqn, position, operands)
 
 
 def _flops(eqn: Eqn) -> float:

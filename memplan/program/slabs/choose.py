@@ -15,7 +15,8 @@ from memplan.hardware.device import Device
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
-from memplan.program import compat, places
+from memplan.program import compat
+from memplan.program.computations import PlacedComputation, computations
 from memplan.program.flat import Flat
 from memplan.program.ops import shape_of
 from memplan.program.slabs.axis import SlabAxis
@@ -23,22 +24,38 @@ from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program
 
-_SHARES = (4, 8, 16, 32, 64)  # of the room: split ops on arrays above such a part of it; 304^3: 4.03 s without the last
-_BEGINNINGS = 3  # shapes of largest arrays, at whose dimensions axes begin: a decoder's logits, scores, wide layers
-_FITTING = 4  # fitting numbers of rows to try: at 304^3 the fourth is the fastest
-_LESS = 0.6  # of the room: also choose for this part of it, then refine for all; 304^3 takes 3.88 s so, 4.03 without
-_REFINED = 2  # of the best for each room, refined value by value: with 4 no U-Net of `bench slabs` gains a thousandth
-_PAIRED = 2  # of the best of these, refined by pairs of values: 304^3 takes 3.88 s so, 4.08 without
-_MOST_ELEMENTS = 1 << 31  # of an operand: above it, cuDNN's 3D kernels fail or ask for 27 to 110 GiB of workspace
-_MOST_TRIPS = 1 << 14  # 0.16 s of launches; of millions, XLA of jax 0.11 does not get ready (`dynamic-slice-annotator`)
-_ALIKE = (
-    0.9  # of the most demanding kernel's bytes: computations with such a kernel are split, too, as alike branches are
-)
-_MARGIN = 0.95  # of the room: leaves space for what the estimate does not include (XLA's transposes, packing)
+# Split the ops on arrays above 1/4, 1/8, ... of the limit. A U-Net of 304^3 takes 4.03 s without
+# the last one, 3.88 s with it.
+_LARGE_SHARES = (4, 8, 16, 32, 64)
+# Begin axes at every dimension of the largest arrays of this many shapes. A decoder needs three:
+# its logits, its attention scores, its wide layers.
+_FIRST_SHAPES = 3
+# Try this many numbers of rows that fit. At 304^3 the fourth is the fastest.
+_FITTING_ROWS = 4
+# Also choose slabs for this share of the limit, then refine them for all of it. 304^3 takes 3.88 s
+# with this second search, 4.03 s without.
+_TIGHTER_SHARE = 0.6
+# Refine this many of the best slabs of each search value by value. With 4, no U-Net of `bench
+# slabs` gains a thousandth.
+_REFINED = 2
+# Refine this many of the refined slabs by pairs of values. 304^3 takes 3.88 s with this, 4.08 s
+# without.
+_REFINED_BY_PAIRS = 2
+# An operand has fewer elements than this. Above, cuDNN's 3D kernels fail or ask for 27 to 110 GiB
+# of workspace.
+_MOST_ELEMENTS = 1 << 31
+# A loop has at most so many trips: 0.16 s of launches. XLA of jax 0.11 does not finish compiling
+# loops of millions (`dynamic-slice-annotator`).
+_MOST_TRIPS = 1 << 14
+# Also split computations whose largest kernel is at least this share of the largest: alike branches
+# are.
+_ALIKE_SHARE = 0.9
+# Plan for this share of the limit. The estimate includes neither XLA's transposes nor packing.
+_MARGIN = 0.95
 
 
 @dataclass(frozen=True)
-class Found:
+class PricedSlabs:
     """Slabs, and their estimated cost."""
 
     axis: SlabAxis
@@ -46,11 +63,12 @@ class Found:
     slabs: Slabs
     price: Price
 
-    def refined(self) -> Found:
+    def refined(self) -> PricedSlabs:
+        """Refined value by value."""
         slabs, price = self.choice.refined(self.slabs)
         return replace(self, slabs=slabs, price=price)
 
-    def within(self, limits: SlabLimits) -> Found:
+    def within(self, limits: SlabLimits) -> PricedSlabs:
         """Refined for other limits."""
         if limits == self.choice.limits:
             return self
@@ -58,252 +76,354 @@ class Found:
         slabs, price = choice.descended(self.slabs)
         return replace(self, choice=choice, slabs=slabs, price=price)
 
-    def paired(self) -> Found:
+    def paired(self) -> PricedSlabs:
+        """Refined by pairs of values."""
         slabs, price = self.choice.paired(self.slabs)
         return replace(self, slabs=slabs, price=price)
 
+    @property
+    def fits(self) -> bool:
+        """Are they expected to fit the limits for which they were chosen?"""
+        return self.choice.limits.fits(self.price)
+
 
 @dataclass(frozen=True)
-class Candidate:
-    """A program in slabs, which is not yet written."""
+class SlabCandidate:
+    """A program in slabs that can be written."""
 
-    expected_bytes: int  # on the device, and on the host above its limit
+    expected_bytes: int  # on the device, plus what exceeds the host's limit
     write: Callable[[], Program]
 
 
 def slab_programs(
     program: Program, device: Device, device_bytes: int, host_bytes: int, slower: float
-) -> Iterator[Candidate]:
-    """The step in slabs, for slabs expected to take at most `slower` times as long, the most likely to fit first.
+) -> Iterator[SlabCandidate]:
+    """Yield the step in slabs, in several ways, the most likely to fit first.
 
-    The computations with the most demanding kernels are split: the program itself, branches, bodies of loops.
+    The computations with the most demanding kernels are split: the program itself, branches, bodies
+    of loops. Over a mesh, slabs go along dimensions that every device has whole, and bytes are
+    those of one device.
 
-    Over a mesh, slabs go along dimensions that are whole on every device, and the bytes are those of one.
+    Args:
+      slower: omit slabs that are expected to take more than `slower` times as long.
 
-    Yields nothing for a step that writes into its arguments.
+    Yields:
+      Nothing for a step that writes into its arguments.
     """
     try:
         flat = program.flat
     except UnsupportedProgramError:
         return
-    resident, most = _resident_bytes(program), int(_MARGIN * device_bytes)
-    donated = frozenset(var for var, given in zip(flat.invars, program.donated, strict=True) if given)
-    there = list(places.computations(places.Inner((), flat, 1, 0, _divided(program), donated)))
-    largest = max(one.kernel_nbytes for one in there)
-    choices = list[tuple[places.Inner, list[Found]]]()
-    for one in reversed(there):  # the innermost first: slabs change the numbers of what is around their own computation
-        if one.kernel_nbytes >= min(_ALIKE * largest, most - resident - one.around_nbytes):
-            limits = SlabLimits(most, host_bytes, resident + one.around_nbytes)
-            found = list(frontier(one.flat, device, limits, one.parts))
-            choices += [(one, found)] if found else []
-    for number in range(max((len(found) for _, found in choices), default=0)):
-        chosen = [(one, found[min(number, len(found) - 1)]) for one, found in choices]
-        whole = sum(found.choice.pricer.whole_seconds * one.trips for one, found in chosen)
-        if sum(found.price.seconds * one.trips for one, found in chosen) > slower * whole:
+    slabs_by_computation = _slabs_of_computations(program, flat, device, device_bytes, host_bytes)
+    count = max((len(ranked) for _, ranked in slabs_by_computation), default=0)
+    for rank in range(count):
+        chosen = list[tuple[PlacedComputation, PricedSlabs]]()
+        seconds = 0.0
+        unsplit_seconds = 0.0
+        nbytes = 0
+        for computation, ranked in slabs_by_computation:
+            priced = ranked[min(rank, len(ranked) - 1)]
+            chosen.append((computation, priced))
+            seconds += computation.trips * priced.price.seconds
+            unsplit_seconds += computation.trips * priced.choice.pricer.whole_seconds
+            # bytes above the host's limit would have to stay on the device
+            excess = max(0, priced.price.host_bytes - host_bytes)
+            nbytes = max(nbytes, priced.price.device_bytes + excess)
+        if seconds > slower * unsplit_seconds:
             continue
-        # what the host has no room for is as much too large
-        nbytes = max(
-            one.device_bytes + max(0, one.host_bytes - host_bytes) for one in (found.price for _, found in chosen)
+        yield SlabCandidate(nbytes, functools.partial(_written, program, chosen))
+
+
+def _slabs_of_computations(
+    program: Program, flat: Flat, device: Device, device_bytes: int, host_bytes: int
+) -> list[tuple[PlacedComputation, list[PricedSlabs]]]:
+    """For each computation to split, its slabs, the best first."""
+    resident = _resident_bytes(program)
+    limit = int(_MARGIN * device_bytes)
+    donated = frozenset(
+        var
+        for var, is_donated in zip(
+            flat.invars,
+            program.donated,
+            strict=True,
         )
-        yield Candidate(nbytes, functools.partial(_written, program, chosen))
+        if is_donated
+    )
+    whole_program = PlacedComputation((), flat, 1, 0, _mesh_parts(program), donated)
+    placed = list(computations(whole_program))
+    largest = max(computation.kernel_nbytes for computation in placed)
+    slabs_by_computation = list[tuple[PlacedComputation, list[PricedSlabs]]]()
+    # The innermost come first: writing slabs changes the numbers of the surrounding equations.
+    for computation in reversed(placed):
+        around = resident + computation.around_nbytes
+        if computation.kernel_nbytes >= min(_ALIKE_SHARE * largest, limit - around):
+            limits = SlabLimits(limit, host_bytes, around)
+            ranked = list(frontier(computation.flat, device, limits, computation.parts))
+            if ranked:
+                slabs_by_computation.append((computation, ranked))
+    return slabs_by_computation
 
 
-def _written(program: Program, chosen: Sequence[tuple[places.Inner, Found]]) -> Program:
-    made = program
-    for one, found in chosen:
-        made = with_slabs(made, replace(found.slabs, inside=one.place), found.axis if made is program else None)
-    return made
+def _written(program: Program, chosen: Sequence[tuple[PlacedComputation, PricedSlabs]]) -> Program:
+    """The program with all chosen slabs."""
+    written = program
+    for computation, priced in chosen:
+        slabs = replace(priced.slabs, inside=computation.place)
+        written = with_slabs(written, slabs, priced.axis if written is program else None)
+    return written
 
 
-def _divided(program: Program) -> dict[Any, tuple[int, ...]]:
-    """For each value that an input or a constraint divides over a mesh: into how many parts along each dimension."""
-    division, flat, found = program.traced.division, program.flat, dict[Any, tuple[int, ...]]()
-    told = [*zip(flat.invars, division.inputs, strict=False)] if division else []
-    for eqn in flat.closed.jaxpr.eqns if division else ():
-        told += [(var, eqn.params.get("sharding", eqn.params.get("dst_sharding"))) for var in eqn.outvars]
-    for var, sharding in told:
+def _mesh_parts(program: Program) -> dict[Any, tuple[int, ...]]:
+    """Into how many parts an input or a constraint divides each dimension of a value over a mesh.
+
+    Undivided values are left out.
+    """
+    division = program.traced.division
+    if not division:
+        return {}
+    flat = program.flat
+    shardings = list(zip(flat.invars, division.inputs, strict=False))
+    for eqn in flat.eqns:
+        sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
+        shardings += [(var, sharding) for var in eqn.outvars]
+    parts = dict[Any, tuple[int, ...]]()
+    for var, sharding in shardings:
         shape = shape_of(var)
-        if sharding is not None and math.prod(shape) and (part := sharding.shard_shape(shape)) != shape:
-            found[var] = tuple(size // own for size, own in zip(shape, part, strict=True))
-    return found
+        if sharding is None or not math.prod(shape):
+            continue
+        shard_shape = sharding.shard_shape(shape)
+        if shard_shape != shape:
+            parts[var] = tuple(size // part for size, part in zip(shape, shard_shape, strict=True))
+    return parts
 
 
 def frontier(
-    flat: Flat, device: Device, limits: SlabLimits, divided: Mapping[Any, tuple[int, ...]] = MappingProxyType({})
-) -> Iterator[Found]:
-    """Slabs of the first axis along which everything large can be split, the best first.
+    flat: Flat,
+    device: Device,
+    limits: SlabLimits,
+    parts: Mapping[Any, tuple[int, ...]] = MappingProxyType({}),
+) -> Iterator[PricedSlabs]:
+    """Yield slabs of the first axis along which everything large can be split, the best first.
+
+    If no slabs are expected to fit, the best of every axis come first, since the bytes of the
+    unsplit part are a guess: a plan of kernels may lower them.
 
     Args:
-      divided: parts of values over a mesh, along each dimension. What an axis goes through is taken to be in as many
-        parts as the one on it that is in most, so that as many devices share its work and bytes.
-
-    If nothing is expected to fit, the best of every axis come first, since the bytes that a plan of kernels makes of
-    the unsplit part are a guess.
+      parts: into how many parts a mesh divides each dimension of a value. All arrays on an axis are
+        assumed to be in as many parts as the one in most parts, so as many devices share the work.
     """
-    first, others = dict[Price, Found](), list[Found]()
-    for begun in _axes(flat):
-        inputs = {var: parts for var, parts in divided.items() if var in begun.axis.dims}
-        if any(parts[begun.axis.dims[var]] > 1 for var, parts in inputs.items()):
+    best_of_axes = dict[Price, PricedSlabs]()
+    remaining = list[PricedSlabs]()
+    for candidate in _candidate_axes(flat):
+        dims = candidate.axis.dims
+        on_axis = {var: parts_of_var for var, parts_of_var in parts.items() if var in dims}
+        if any(parts_of_var[dims[var]] > 1 for var, parts_of_var in on_axis.items()):
             continue
-        together = max(map(math.prod, inputs.values()), default=1)
-        best = _best(begun, device.times(together), limits.times(together))
-        if any(one.choice.limits.fits(one.price) for one in best):
-            yield from best
+        share = max(map(math.prod, on_axis.values()), default=1)
+        ranked = _ranked_slabs(candidate, device.times(share), limits.times(share))
+        if any(priced.fits for priced in ranked):
+            yield from ranked
             return
-        first |= {one.price: one for one in best[:1] if one.price not in first}
-        others += best[1:]
-    yield from first.values()
-    yield from sorted(others, key=_order)
+        for priced in ranked[:1]:
+            best_of_axes.setdefault(priced.price, priced)
+        remaining += ranked[1:]
+    yield from best_of_axes.values()
+    yield from sorted(remaining, key=_order)
 
 
-def _best(begun: _Begun, device: Device, limits: SlabLimits) -> list[Found]:
-    """Slabs of an axis for all of the room and, if some fit, for less of it; the best of each refined; in order."""
-    rooms = [sorted(_Search(begun, device, limits).run(), key=_order)]
-    if any(limits.fits(one.price) for one in rooms[0]):
-        rooms.append(sorted(_Search(begun, device, limits.less(_LESS)).run(), key=_order))
-    refined = sorted((one.refined().within(limits) for room in rooms for one in room[:_REFINED]), key=_order)
-    others = [*refined[_PAIRED:], *(one for room in rooms for one in room[_REFINED:])]
-    best = sorted([*(one.paired() for one in refined[:_PAIRED]), *others], key=_order)
-    return [*{one.slabs: one for one in best}.values()]
+def _ranked_slabs(
+    candidate: _CandidateAxis,
+    device: Device,
+    limits: SlabLimits,
+) -> list[PricedSlabs]:
+    """Slabs of an axis, the best first.
+
+    They are chosen for the limits and, if some fit, also for tighter ones. The best are refined.
+    """
+    searches = [sorted(_SlabSearch(candidate, device, limits).run(), key=_order)]
+    if any(limits.fits(priced.price) for priced in searches[0]):
+        tighter = limits.less(_TIGHTER_SHARE)
+        searches.append(sorted(_SlabSearch(candidate, device, tighter).run(), key=_order))
+    refined = sorted(
+        (priced.refined().within(limits) for ranked in searches for priced in ranked[:_REFINED]),
+        key=_order,
+    )
+    paired = [priced.paired() for priced in refined[:_REFINED_BY_PAIRS]]
+    unrefined = [priced for ranked in searches for priced in ranked[_REFINED:]]
+    ranked = sorted([*paired, *refined[_REFINED_BY_PAIRS:], *unrefined], key=_order)
+    return [*{priced.slabs: priced for priced in ranked}.values()]
 
 
-def _order(found: Found) -> tuple[int, float]:
-    return found.choice.limits.order(found.price)
+def _order(priced: PricedSlabs) -> tuple[int, float]:
+    """Sorting key: the smallest excess first, then the fastest."""
+    return priced.choice.limits.order(priced.price)
 
 
 @dataclass(frozen=True)
-class _Begun:
-    """An axis, with the value and dimension at which it begins and its rows there."""
+class _CandidateAxis:
+    """An axis, and the dimension of a value at which it begins."""
 
     axis: SlabAxis
     value: int
     dim: int
-    size: int
+    size: int  # rows of the value
 
     @property
     def split_nbytes(self) -> int:
-        """Bytes of all arrays that its ops make by slabs."""
+        """Bytes of all arrays that the axis's ops make by slabs."""
         graph = self.axis.graph
-        return sum(graph.graph.nbytes(value) for value in graph.sizes if graph.maker(value, graph.along) is not None)
+        return sum(
+            graph.graph.nbytes(
+                value,
+            )
+            for value in graph.sizes
+            if graph.maker(value, graph.along) is not None
+        )
 
 
-def _axes(flat: Flat) -> list[_Begun]:
-    """The different axes through the largest arrays that a step makes, the one that splits most bytes first."""
-    known, banded = flat.values, with_bands(flat)
-    by_size = sorted(range(len(known)), key=lambda number: compat.nbytes_of(known[number].aval), reverse=True)
-    given, found = set(flat.invars), list[_Begun]()
+def _candidate_axes(flat: Flat) -> list[_CandidateAxis]:
+    """The different axes through the largest arrays that a step makes.
+
+    The axis that splits most bytes comes first.
+    """
+    variables = flat.values
+    banded = with_bands(flat)
+    inputs = set(flat.invars)
+    by_size = sorted(
+        range(len(variables)),
+        key=lambda value: compat.nbytes_of(variables[value].aval),
+        reverse=True,
+    )
     largest = dict[tuple[int, ...], int]()
     for value in by_size:
-        if known[value] not in given:
-            largest.setdefault(shape_of(known[value]), value)
-    for shape, value in itertools.islice(largest.items(), _BEGINNINGS):
+        if variables[value] not in inputs:
+            largest.setdefault(shape_of(variables[value]), value)
+
+    candidates = list[_CandidateAxis]()
+    for shape, value in itertools.islice(largest.items(), _FIRST_SHAPES):
         for dim, size in enumerate(shape):
-            if size > 1 and not any(one.axis.dims.get(known[value]) == dim for one in found):
-                found.append(_Begun(axis_at(flat, value, dim, banded), value, dim, size))
-    return sorted(found, key=lambda one: one.split_nbytes, reverse=True)
+            is_on_axis = any(
+                candidate.axis.dims.get(
+                    variables[value],
+                )
+                == dim
+                for candidate in candidates
+            )
+            if size > 1 and not is_on_axis:
+                axis = axis_at(flat, value, dim, banded)
+                candidates.append(_CandidateAxis(axis, value, dim, size))
+    return sorted(candidates, key=lambda candidate: candidate.split_nbytes, reverse=True)
 
 
 @dataclass(frozen=True)
-class _Search:
+class _SlabSearch:
     """The search along one axis."""
 
-    begun: _Begun
+    candidate: _CandidateAxis
     device: Device
     limits: SlabLimits
 
-    def run(self) -> Iterator[Found]:
-        """For every set of large ops such that all other ops fit."""
-        graph = self.begun.axis.graph
-        for ops in dict.fromkeys(large_ops(graph, self._room // share) for share in _SHARES):
-            if ops and _widest(graph, ops) <= self._room:
+    def run(self) -> Iterator[PricedSlabs]:
+        """Yield slabs of every set of large ops such that all other ops fit."""
+        graph = self.candidate.axis.graph
+        limit = self.limits.device_bytes - self.limits.resident_bytes
+        for ops in dict.fromkeys(large_ops(graph, limit // share) for share in _LARGE_SHARES):
+            if ops and _widest_kernel_nbytes(graph, ops) <= limit:
                 yield from self._by_rows(ops)
 
-    @property
-    def _room(self) -> int:
-        return self.limits.device_bytes - self.limits.resident_bytes
-
-    def _by_rows(self, ops: frozenset[int]) -> Iterator[Found]:
-        """Tries the fewest slabs that fit, and more: those leave more room on the device."""
-        graph = self.begun.axis.graph
-        least, pricer, fit = least_rows(graph, ops), Pricer(Walls(graph, ops), self.device), 0
-        least *= math.ceil(self.begun.size / (least * _MOST_TRIPS))
-        smallest = self._found(pricer, ops, least)
-        if smallest is None or not self.limits.fits(smallest.price):
-            yield from () if smallest is None else (smallest,)
+    def _by_rows(self, ops: frozenset[int]) -> Iterator[PricedSlabs]:
+        """Try the fewest slabs that fit, then more: smaller slabs take less device memory."""
+        graph = self.candidate.axis.graph
+        size = self.candidate.size
+        pricer = Pricer(Walls(graph, ops), self.device)
+        min_rows = least_rows(graph, ops)
+        min_rows *= math.ceil(size / (min_rows * _MOST_TRIPS))
+        smallest = self._priced(pricer, ops, min_rows)
+        if smallest is None:
             return
-        for rows in _fewer(self.begun.size, least):
-            found = smallest if rows == least else self._found(pricer, ops, rows)
-            if found is not None and self.limits.fits(found.price):
-                yield found
-                fit += 1
-            if fit == _FITTING:
+        if not self.limits.fits(smallest.price):
+            yield smallest
+            return
+        fitting = 0
+        for rows in _fractions(size, min_rows):
+            priced = smallest if rows == min_rows else self._priced(pricer, ops, rows)
+            if priced is not None and self.limits.fits(priced.price):
+                yield priced
+                fitting += 1
+            if fitting == _FITTING_ROWS:
                 return
 
-    def _found(self, pricer: Pricer, ops: frozenset[int], rows: int) -> Found | None:
-        """Slabs of this many rows; None if that is one slab, or if a slab has too many elements."""
-        begun = self.begun
-        bare = Slabs(begun.value, begun.dim, rows, ops, frozenset(), frozenset())
-        if trips_of(begun.axis.graph, bare) < 2 or _elements(begun.axis.graph, bare) >= _MOST_ELEMENTS:
+    def _priced(self, pricer: Pricer, ops: frozenset[int], rows: int) -> PricedSlabs | None:
+        """Slabs of this many rows; None if one slab has all rows, or has too many elements."""
+        candidate = self.candidate
+        graph = candidate.axis.graph
+        nothing_stored = Slabs(candidate.value, candidate.dim, rows, ops, frozenset(), frozenset())
+        if trips_of(graph, nothing_stored) < 2:
             return None
-        choice = Choice(pricer, bare, self.limits)
-        return Found(begun.axis, choice, *choice.best())
+        if _largest_slab_elements(graph, nothing_stored) >= _MOST_ELEMENTS:
+            return None
+        choice = Choice(pricer, nothing_stored, self.limits)
+        return PricedSlabs(candidate.axis, choice, *choice.best())
 
 
-def _elements(graph: SlabGraph, slabs: Slabs) -> int:
-    """Elements of the largest slab that a kernel reads or makes; its halo may double it."""
-    kernels = [number for number in slabs.ops if graph.graph.ops[number].fusion == "kernel"]
-    values = {value for number in kernels for value in graph.along[number].values}
-    sizes = (math.prod(graph.graph.values[value].shape) // graph.sizes[value] for value in values)
-    return max(
-        (size * 2 * slab_rows(graph, slabs, value) for value, size in zip(values, sizes, strict=True)), default=0
-    )
+def _largest_slab_elements(graph: SlabGraph, slabs: Slabs) -> int:
+    """Elements of the largest slab that a kernel reads or makes; a halo may double a slab."""
+    kernels = [op for op in slabs.ops if graph.graph.ops[op].fusion == "kernel"]
+    values = {value for op in kernels for value in graph.along[op].values}
+    largest = 0
+    for value in values:
+        row_elements = math.prod(graph.graph.values[value].shape) // graph.sizes[value]
+        largest = max(largest, row_elements * 2 * slab_rows(graph, slabs, value))
+    return largest
 
 
-def _fewer(size: int, least: int) -> Iterator[int]:
-    """A half, a third, a quarter, a sixth, ... of the rows, in multiples of the least."""
+def _fractions(size: int, min_rows: int) -> Iterator[int]:
+    """Yield a half, a third, a quarter, a sixth, ... of the rows, in multiples of the minimum."""
     for power in itertools.count(1):
         for parts in (2**power, 3 * 2 ** (power - 1)):
-            rows = max(-(-size // parts) // least, 1) * least
+            rows = max(-(-size // parts) // min_rows, 1) * min_rows
             yield rows
-            if rows == least:
+            if rows == min_rows:
                 return
 
 
 def large_ops(graph: SlabGraph, nbytes: int) -> frozenset[int]:
-    """Ops on the axis that read or make an array of at least `nbytes` by slabs, and light ops between two of those.
+    """Ops that read or make an array of at least `nbytes` by slabs, and ops between them.
 
-    An array counts as the widest of its shape: a reader in half precision is treated like a reader in full.
+    An array counts as the widest of its shape: a reader in half precision is treated like a reader
+    in full precision.
     """
     widest: dict[tuple[int, ...], int] = {}
     for value in graph.graph.values:
         widest[value.shape] = max(widest.get(value.shape, 0), value.nbytes)
-    size = [widest[value.shape] for value in graph.graph.values]
-    large = {
-        number
-        for number, one in graph.along.items()
-        if any(size[value] >= nbytes for value in (*(read for read, _ in one.reads), *graph.graph.ops[number].outputs))
-    }
+    widest_nbytes = [widest[value.shape] for value in graph.graph.values]
+    large = set[int]()
+    for op, along in graph.along.items():
+        read = (value for value, _ in along.reads)
+        if any(widest_nbytes[value] >= nbytes for value in (*read, *graph.graph.ops[op].outputs)):
+            large.add(op)
     return frozenset(large | _between(graph, large))
 
 
 def _between(graph: SlabGraph, large: set[int]) -> set[int]:
-    """Ops other than kernels on paths between large ops: outside of the loops they would be walls."""
-    light = {number for number in graph.along if number not in large and graph.graph.ops[number].fusion != "kernel"}
-    producer, readers = graph.graph.producer, graph.readers
-    behind, before = set[int](), set[int]()
-    for number in sorted(light):
-        sources = {producer[value] for value in graph.graph.ops[number].inputs}
-        if sources & (large | behind):
-            behind.add(number)
-    for number in sorted(light, reverse=True):
-        takers = {taker for value in graph.graph.ops[number].outputs for taker in readers.get(value, ())}
-        if takers & (large | before):
-            before.add(number)
-    return behind & before
+    """Ops other than kernels on paths between large ops; outside of loops they would be walls."""
+    light = {op for op in graph.along if op not in large and graph.graph.ops[op].fusion != "kernel"}
+    producer = graph.graph.producer
+    after, before = set[int](), set[int]()
+    for op in sorted(light):
+        sources = {producer[value] for value in graph.graph.ops[op].inputs}
+        if sources & (large | after):
+            after.add(op)
+    for op in sorted(light, reverse=True):
+        outputs = graph.graph.ops[op].outputs
+        readers = {reader for value in outputs for reader in graph.readers.get(value, ())}
+        if readers & (large | before):
+            before.add(op)
+    return after & before
 
 
-def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
-    """The most bytes that an unsplit kernel reads and writes."""
+def _widest_kernel_nbytes(graph: SlabGraph, ops: frozenset[int]) -> int:
+    """The most bytes that a kernel outside of `ops` reads and writes."""
     nbytes = graph.graph.nbytes
     return max(
         (
@@ -318,8 +438,20 @@ def _widest(graph: SlabGraph, ops: frozenset[int]) -> int:
 def _resident_bytes(program: Program) -> int:
     """Bytes of arguments, constants, and outputs that alias no argument."""
     flat = program.flat
-    closed_over = sum(compat.nbytes_of(var.aval) for var in flat.closed.jaxpr.constvars)
-    given = sum(nbytes for n, nbytes in enumerate(program.input_nbytes) if n not in program.on_host)
-    donated = sum(compat.nbytes_of(var.aval) for var, gives in zip(flat.invars, program.donated, strict=True) if gives)
-    made = sum(compat.nbytes_of(atom.aval) for atom in flat.outvars)
-    return given + closed_over + max(made - donated, 0)
+    constants = sum(compat.nbytes_of(var.aval) for var in flat.closed.jaxpr.constvars)
+    inputs = sum(
+        nbytes
+        for position, nbytes in enumerate(
+            program.input_nbytes,
+        )
+        if position not in program.on_host
+    )
+    donated = sum(
+        compat.nbytes_of(
+            var.aval,
+        )
+        for var, is_donated in zip(flat.invars, program.donated, strict=True)
+        if is_donated
+    )
+    outputs = sum(compat.nbytes_of(atom.aval) for atom in flat.outvars)
+    return inputs + constants + max(outputs - donated, 0)

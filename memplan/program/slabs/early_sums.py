@@ -1,9 +1,10 @@
-"""Compute sums along an axis as early as possible: fewer walls between loops over slabs.
+"""Compute sums along an axis as early as possible, so that fewer walls separate loops over slabs.
 
-A loop's sums are known only after the loop. A norm as users write it has two dependent sums: forward, the variance
-needs the mean; backward, the gradient through the mean needs that through the variance. Each reads everything large
-again. But squares about a mean can be accumulated together with the mean (`moments`), and a sum of products with a
-factor that is known late equals that factor times a sum that is known early.
+A loop's sums are known only after the loop. A norm as users write it has two dependent sums:
+forward, the variance needs the mean; backward, the gradient through the mean needs the one through
+the variance. Each sum reads everything large again. But squares about a mean can be accumulated
+together with the mean (`moments`), and a sum of products with a factor that is known late equals
+that factor times a sum that is known early.
 """
 
 from __future__ import annotations
@@ -18,23 +19,25 @@ import jax.numpy as jnp
 from jax import lax
 
 from memplan.program import compat
-from memplan.program.flat import Flat, Writer, renamed
+from memplan.program.flat import EquationWriter, Flat, renamed
 from memplan.program.ops import shape_of, squares_about_mean
 from memplan.program.slabs.axis import SlabAxis
 
-Written = Callable[[], Any]
-"""Writes the equations of a value, once; returns the variable."""
+WriteValue = Callable[[], Any]
+"""Writes the equations of a value once, and returns its variable."""
 
-_DEEPEST = 64  # nested equations to look through: a norm has four; Python's limit is a thousand calls
+# Look through at most so many nested equations. A norm has four; Python's limit is a thousand
+# calls.
+_MAX_DEPTH = 64
 
 
 def early_sums(axis: SlabAxis) -> Flat:
-    """The flat jaxpr of an axis, with the sums along it behind as few walls as linearity and moments allow.
+    """The flat jaxpr of an axis with its sums behind as few walls as linearity and moments allow.
 
-    Results differ by rounding. Variables that remain are the same objects, so the axis can begin again at the same
-    place.
+    Results differ by rounding. Variables that remain are the same objects, so the axis can be
+    followed again from the same variable.
     """
-    writer = _Writer(axis)
+    writer = _EarlySumWriter(axis)
     for number, eqn in enumerate(axis.flat.eqns):
         with compat.user_context(eqn):
             writer.add(number, eqn)
@@ -46,8 +49,10 @@ class _Levels:
     """The number of walls before each value, if every equation on the axis runs in a loop."""
 
     axis: SlabAxis
-    by_slabs: dict[Any, int] = field(default_factory=dict)  # by variable, for an equation that reads it by slabs
-    whole: dict[Any, int] = field(default_factory=dict)  # for any other equation
+    # variable -> walls before an equation that reads it by slabs
+    by_slabs: dict[Any, int] = field(default_factory=dict)
+    # variable -> walls before an equation that reads it whole
+    whole: dict[Any, int] = field(default_factory=dict)
 
     def add(self, number: int, eqn: compat.JaxprEqn) -> None:
         along = self.axis.equations.get(number)
@@ -62,115 +67,155 @@ class _Levels:
             self.whole[var] = level + (along is not None)
             self.by_slabs[var] = level + (along is not None and along.reduces)
 
-    def known(self, var: Any, level: int) -> None:
+    def set_level(self, var: Any, level: int) -> None:
+        """Set the number of walls before a value that is computed earlier."""
         self.whole[var] = self.by_slabs[var] = level
 
     def of_whole(self, atom: Any) -> int:
+        """The level at which a whole array is known."""
         return self.whole.get(atom, 0) if compat.is_var(atom) else 0
 
     def of_sum(self, var: Any) -> int:
-        """The level at which a sum along the axis is known, of a value on the axis or on none."""
+        """The level at which the sum of an array along the axis is known."""
         return self.by_slabs.get(var, 0) + 1 if var in self.axis.dims else self.whole.get(var, 0)
 
 
-class _Writer(Writer):
-    """The equations of the new jaxpr."""
+class _EarlySumWriter(EquationWriter):
+    """Writes the jaxpr with early sums.
+
+    Attributes:
+      equations: variable of the old jaxpr -> its equation.
+      totals: (array, sum, type of the accumulation) -> the variable of a sum that is written.
+    """
 
     def __init__(self, axis: SlabAxis):
         super().__init__(axis.flat)
         self.axis, self.levels = axis, _Levels(axis)
-        self.made: dict[Any, compat.JaxprEqn] = {}
+        self.equations: dict[Any, compat.JaxprEqn] = {}
         self.totals: dict[tuple[Any, Sum, Any], Any] = {}
 
     def add(self, number: int, eqn: compat.JaxprEqn) -> None:
+        """Write an equation, or an earlier form of it."""
         self.levels.add(number, eqn)
         earlier = self._earlier(number, eqn)
         if earlier is None:
             self.eqns.append(eqn)
             if eqn.primitive.name == "reduce_sum" and compat.is_var(eqn.invars[0]):
                 total = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"]))
-                self.totals[eqn.invars[0], total, compat.aval_of(eqn.outvars[0]).dtype] = eqn.outvars[0]
+                dtype = compat.aval_of(eqn.outvars[0]).dtype
+                self.totals[eqn.invars[0], total, dtype] = eqn.outvars[0]
         else:
             level, write = earlier
             self._replace(eqn.outvars[0], write)
-            self.levels.known(eqn.outvars[0], level)
-        self.made.update((var, eqn) for var in eqn.outvars)
+            self.levels.set_level(eqn.outvars[0], level)
+        self.equations.update((var, eqn) for var in eqn.outvars)
 
-    def _earlier(self, number: int, eqn: compat.JaxprEqn) -> tuple[int, Written] | None:
-        """The least level at which a sum along the axis can be known, and its writer; None if that gains nothing."""
+    def _earlier(self, number: int, eqn: compat.JaxprEqn) -> tuple[int, WriteValue] | None:
+        """The lowest level at which a sum can be known, and its writer; None without a gain."""
         along = self.axis.equations.get(number)
-        if eqn.primitive.name != "reduce_sum" or along is None or not along.reduces or along.sliced != (0,):
+        if eqn.primitive.name != "reduce_sum" or along is None:
+            return None
+        if not along.reduces or along.sliced != (0,):
             return None
         if not jnp.issubdtype(compat.aval_of(eqn.invars[0]).dtype, jnp.floating):
             return None
-        total, level = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"])), self.levels.whole[eqn.outvars[0]]
+        total = Sum(shape_of(eqn.invars[0]), tuple(eqn.params["axes"]))
+        level = self.levels.whole[eqn.outvars[0]]
         return self._as_moments(eqn, total, level) or self._as_terms(eqn, total, level)
 
-    def _as_moments(self, eqn: compat.JaxprEqn, total: Sum, level: int) -> tuple[int, Written] | None:
-        root = squared(eqn.invars[0], self.made)
-        x = None if root is None else centred(root, total, self.made)
+    def _as_moments(
+        self,
+        eqn: compat.JaxprEqn,
+        total: Sum,
+        level: int,
+    ) -> tuple[int, WriteValue] | None:
+        """The sum of squares about a mean, accumulated with the mean."""
+        root = squared(eqn.invars[0], self.equations)
+        x = None if root is None else centred(root, total, self.equations)
         if x is None or x not in self.axis.dims or self.levels.of_sum(x) >= level:
             return None
         dim = self.axis.dims[x]
-        counted = [total.shape[dim] if one == dim else 1 for one in range(len(total.shape))]
+        counts_shape = [1] * len(total.shape)
+        counts_shape[dim] = total.shape[dim]
 
         def squares(x: Any) -> Any:
-            return squares_about_mean(x, lax.full(counted, 1, x.dtype), total.axes)
+            return squares_about_mean(x, lax.full(counts_shape, 1, x.dtype), total.axes)
 
         return self.levels.of_sum(x), lambda: self.write(squares, x)
 
-    def _as_terms(self, eqn: compat.JaxprEqn, total: Sum, level: int) -> tuple[int, Written] | None:
-        (summed,), dtype = eqn.invars, compat.aval_of(eqn.outvars[0]).dtype
-        found = None
+    def _as_terms(
+        self,
+        eqn: compat.JaxprEqn,
+        total: Sum,
+        level: int,
+    ) -> tuple[int, WriteValue] | None:
+        """The sum from sums of terms and factors, at the lowest level."""
+        (summed,) = eqn.invars
+        dtype = compat.aval_of(eqn.outvars[0]).dtype
+        earliest = None
         for earlier in range(level - 1, -1, -1):
-            terms = _Terms(self, total, self.axis.dims[summed], earlier, jnp.promote_types(dtype, jnp.float32))
+            wide = jnp.promote_types(dtype, jnp.float32)
+            terms = _Terms(self, total, self.axis.dims[summed], earlier, wide)
             write = terms.of(summed)
             if write is None:
                 break
-            found = earlier, functools.partial(self._converted, write, dtype)
-        return found
+            earliest = earlier, functools.partial(self._converted, write, dtype)
+        return earliest
 
-    def _converted(self, write: Written, dtype: Any) -> Any:
+    def _converted(self, write: WriteValue, dtype: Any) -> Any:
         return self.write(lambda x: lax.convert_element_type(x, dtype), write())
 
     def total(self, atom: Any, total: Sum, dtype: Any) -> Any:
-        """The sum of an array, accumulated in this type; written if it does not exist yet."""
+        """The sum of an array, accumulated in this type; written only once."""
         key = atom, total, dtype
         if key not in self.totals:
-            self.totals[key] = self.write(lambda x: total.of(lax.convert_element_type(x, dtype)), atom)
+            self.totals[key] = self.write(
+                lambda x: total.of(lax.convert_element_type(x, dtype)),
+                atom,
+            )
         return self.totals[key]
 
-    def _replace(self, var: Any, write: Written) -> None:
-        """Write a value, and name its result as the variable that others read."""
-        first, made = len(self.eqns), write()
-        if not any(made is one for eqn in self.eqns[first:] for one in eqn.outvars):
-            made = self.write(jnp.copy, made)
-        self.totals = {key: renamed({made: var}, one) for key, one in self.totals.items()}
-        self.define(var, made, first)
+    def _replace(self, var: Any, write: WriteValue) -> None:
+        """Write a value, and give its result the name of a variable of the old jaxpr."""
+        first = len(self.eqns)
+        result = write()
+        written = [outvar for eqn in self.eqns[first:] for outvar in eqn.outvars]
+        if not any(result is outvar for outvar in written):
+            result = self.write(jnp.copy, result)
+        new_name = {result: var}
+        self.totals = {key: renamed(new_name, total) for key, total in self.totals.items()}
+        self.define(var, result, first)
 
 
 @dataclass(frozen=True)
 class _Terms:
-    """A sum along the axis from values known at a level: term by term, or factor by factor."""
+    """Computes a sum along the axis from values that are known at a level."""
 
-    writer: _Writer
+    writer: _EarlySumWriter
     total: Sum
-    dim: int  # the axis
+    dim: int  # the summed array's dimension on the axis
     level: int
     dtype: Any  # the type of the accumulation
-    found: dict[Any, Written | None] = field(default_factory=dict)
+    # variable -> how to write its sum; None if the sum is not known at the level
+    writers: dict[Any, WriteValue | None] = field(default_factory=dict)
 
-    def of(self, atom: Any, depth: int = 0) -> Written | None:
+    def of(self, atom: Any, depth: int = 0) -> WriteValue | None:
         """The sum of an array; None if it is not known at the level."""
         if not compat.is_var(atom):
-            return self._of_one(atom)
-        if atom not in self.found:
-            self.found[atom] = self._of_one(atom) or self._of_known(atom) or self._of_terms(atom, depth + 1)
-        return self.found[atom]
+            return self._of_factor(atom)
+        if atom not in self.writers:
+            self.writers[atom] = (
+                self._of_factor(
+                    atom,
+                )
+                or self._of_available(atom)
+                or self._of_terms(atom, depth + 1)
+            )
+        return self.writers[atom]
 
-    def one(self, atom: Any) -> Written | None:
-        """The common factor of all elements of a sum."""
-        broadcast = broadcast_of(atom, self.total, self.writer.made)
+    def factor(self, atom: Any) -> WriteValue | None:
+        """The common factor of all elements of a sum; None if it is not known at the level."""
+        broadcast = broadcast_of(atom, self.total, self.writer.equations)
         if broadcast is None or self.writer.levels.of_whole(broadcast.source) > self.level:
             return None
 
@@ -179,48 +224,63 @@ class _Terms:
 
         return functools.cache(lambda: self.writer.write(thin, broadcast.source))
 
-    def _of_one(self, atom: Any) -> Written | None:
-        one = self.one(atom)
-        return None if one is None else self._written(lambda x: x * float(self.total.times(())), one)
+    def _of_factor(self, atom: Any) -> WriteValue | None:
+        """The sum of equal elements."""
+        factor = self.factor(atom)
+        if factor is None:
+            return None
+        return self._written(lambda x: x * float(self.total.times(())), factor)
 
-    def _of_known(self, var: Any) -> Written | None:
+    def _of_available(self, var: Any) -> WriteValue | None:
+        """The sum of an array, if that is known at the level."""
         levels = self.writer.levels
-        on_axis = levels.axis.dims.get(var, self.dim) == self.dim
-        if not on_axis or levels.of_sum(var) > self.level or len(shape_of(var)) != len(self.total.shape):
+        if levels.axis.dims.get(var, self.dim) != self.dim or levels.of_sum(var) > self.level:
+            return None
+        if len(shape_of(var)) != len(self.total.shape):
             return None
         return lambda: self.writer.total(var, self.total, self.dtype)
 
-    def _of_terms(self, var: Any, depth: int) -> Written | None:
-        eqn = self.writer.made.get(var)
-        if eqn is None or depth > _DEEPEST or not jnp.issubdtype(compat.aval_of(var).dtype, jnp.floating):
+    def _of_terms(self, var: Any, depth: int) -> WriteValue | None:
+        """The sum of an equation's result, by linearity in its operands."""
+        eqn = self.writer.equations.get(var)
+        if eqn is None or depth > _MAX_DEPTH:
             return None
-        of, first, *rest = functools.partial(self.of, depth=depth), *eqn.invars
+        if not jnp.issubdtype(compat.aval_of(var).dtype, jnp.floating):
+            return None
+        sum_of = functools.partial(self.of, depth=depth)
+        first, *remaining = eqn.invars
         match eqn.primitive.name:
             case "neg":
-                return self._written(lax.neg, of(first))
+                return self._written(lax.neg, sum_of(first))
             case "convert_element_type" if is_widening(eqn):
-                return of(first)
+                return sum_of(first)
             case "add" | "add_any":
-                return self._written(lax.add, of(first), of(rest[0]))
+                return self._written(lax.add, sum_of(first), sum_of(remaining[0]))
             case "sub":
-                return self._written(lax.sub, of(first), of(rest[0]))
+                return self._written(lax.sub, sum_of(first), sum_of(remaining[0]))
             case "div":
-                return self._written(lax.div, of(first), self.one(rest[0]))
+                return self._written(lax.div, sum_of(first), self.factor(remaining[0]))
             case "mul":
-                return self._written(lax.mul, of(first), self.one(rest[0])) or self._written(
-                    lax.mul, self.one(first), of(rest[0])
-                )
+                factor_last = self._written(lax.mul, sum_of(first), self.factor(remaining[0]))
+                if factor_last is not None:
+                    return factor_last
+                return self._written(lax.mul, self.factor(first), sum_of(remaining[0]))
         return None
 
-    def _written(self, function: Callable[..., Any], *operands: Written | None) -> Written | None:
-        given = [operand for operand in operands if operand is not None]
-        if len(given) < len(operands):
+    def _written(
+        self,
+        function: Callable[..., Any],
+        *operands: WriteValue | None,
+    ) -> WriteValue | None:
+        """A function of values that can be written; None if one of them cannot."""
+        writers = [write for write in operands if write is not None]
+        if len(writers) < len(operands):
             return None
-        return functools.cache(lambda: self.writer.write(function, *(operand() for operand in given)))
+        return functools.cache(lambda: self.writer.write(function, *(write() for write in writers)))
 
 
-Made = Mapping[Any, compat.JaxprEqn]
-"""The equation that makes each variable."""
+Equations = Mapping[Any, compat.JaxprEqn]
+"""variable -> the equation that makes it"""
 
 
 @dataclass(frozen=True)
@@ -239,7 +299,7 @@ class Sum:
         return tuple(self.shape[dim] for dim in self.kept)
 
     def times(self, shape: Sequence[int]) -> int:
-        """The number of times that an element of this shape is added."""
+        """How often an element of an array of this shape is added."""
         if not shape:
             return math.prod(self.shape[dim] for dim in self.axes)
         return math.prod(self.shape[dim] // shape[dim] for dim in self.axes)
@@ -254,78 +314,88 @@ class Sum:
 
 @dataclass(frozen=True)
 class Broadcast:
-    """The source that an array is broadcast from, at least along the dimensions that are summed over."""
+    """The source from which an array is broadcast, at least along the summed dimensions."""
 
     source: Any
-    dims: tuple[int, ...]  # for each dimension of the source, the array's dimension; summed dimensions have one element
+    # for each dimension of the source, the array's dimension; summed dimensions have one element
+    dims: tuple[int, ...]
 
     def thin(self, x: Any, total: Sum) -> Any:
-        """The source in the shape of the sum's result: the factor of every element, or the element itself."""
-        x = lax.squeeze(x, [at for at, dim in enumerate(self.dims) if dim in total.axes])
+        """The source in the shape of the sum's result."""
+        summed = [position for position, dim in enumerate(self.dims) if dim in total.axes]
+        x = lax.squeeze(x, summed)
         dims = [total.kept.index(dim) for dim in self.dims if dim not in total.axes]
         return lax.broadcast_in_dim(x, total.result, dims)
 
 
-def broadcast_of(atom: Any, total: Sum, made: Made) -> Broadcast | None:
-    """The source that an array or a scalar is broadcast from; None if it differs along a summed dimension."""
-    eqn = made.get(atom) if compat.is_var(atom) else None
-    if eqn is not None and eqn.primitive.name == "broadcast_in_dim" and len(shape_of(atom)) == len(total.shape):
-        found = Broadcast(eqn.invars[0], tuple(map(int, eqn.params["broadcast_dimensions"])))
+def broadcast_of(atom: Any, total: Sum, equations: Equations) -> Broadcast | None:
+    """The source of a broadcast array or scalar; None if it varies along a summed dimension."""
+    eqn = _maker(atom, equations)
+    is_broadcast = eqn is not None and eqn.primitive.name == "broadcast_in_dim"
+    if eqn is not None and is_broadcast and len(shape_of(atom)) == len(total.shape):
+        broadcast = Broadcast(eqn.invars[0], tuple(map(int, eqn.params["broadcast_dimensions"])))
     else:
-        found = Broadcast(atom, tuple(range(len(shape_of(atom)))))
-    sizes = zip(found.dims, shape_of(found.source), strict=True)
-    return found if all(size == 1 for dim, size in sizes if dim in total.axes) else None
+        broadcast = Broadcast(atom, tuple(range(len(shape_of(atom)))))
+    sizes = zip(broadcast.dims, shape_of(broadcast.source), strict=True)
+    return broadcast if all(size == 1 for dim, size in sizes if dim in total.axes) else None
 
 
-def centred(atom: Any, total: Sum, made: Made) -> Any | None:
-    """The array whose mean over the summed dimensions was subtracted."""
-    eqn = _maker(atom, made)
+def centred(atom: Any, total: Sum, equations: Equations) -> Any | None:
+    """The array `x` if `atom` is `x - mean(x)` over the summed dimensions, else None."""
+    eqn = _maker(atom, equations)
     if eqn is None or eqn.primitive.name != "sub":
         return None
-    left, right = eqn.invars
-    return next((x for x, mean in ((left, right), (right, left)) if _is_mean(mean, x, total, made)), None)
+    lhs, rhs = eqn.invars
+    for x, mean in ((lhs, rhs), (rhs, lhs)):
+        if _is_mean(mean, x, total, equations):
+            return x
+    return None
 
 
-def squared(atom: Any, made: Made) -> Any | None:
-    """The array whose square this is."""
-    eqn = _maker(atom, made)
+def squared(atom: Any, equations: Equations) -> Any | None:
+    """The array `x` if `atom` is its square, else None."""
+    eqn = _maker(atom, equations)
     if eqn is None:
         return None
     name, factors = eqn.primitive.name, eqn.invars
-    twice = name == "mul" and factors[0] is factors[1]
-    return factors[0] if name == "square" or twice or (name == "integer_pow" and eqn.params["y"] == 2) else None
+    is_product = name == "mul" and factors[0] is factors[1]
+    is_power = name == "integer_pow" and eqn.params["y"] == 2
+    return factors[0] if name == "square" or is_product or is_power else None
 
 
 def is_widening(eqn: compat.JaxprEqn) -> bool:
-    """A conversion of floats that rounds nothing."""
+    """Does a conversion of floats round nothing?"""
     before, after = compat.aval_of(eqn.invars[0]).dtype, compat.aval_of(eqn.outvars[0]).dtype
     return jnp.issubdtype(before, jnp.floating) and jnp.promote_types(before, after) == after
 
 
-def _maker(atom: Any, made: Made) -> compat.JaxprEqn | None:
-    return made.get(atom) if compat.is_var(atom) else None
+def _maker(atom: Any, equations: Equations) -> compat.JaxprEqn | None:
+    return equations.get(atom) if compat.is_var(atom) else None
 
 
-def _is_mean(atom: Any, x: Any, total: Sum, made: Made) -> bool:
-    """A mean: a sum of x over the same dimensions, divided by their size, with as many dimensions as x."""
-    broadcast = broadcast_of(atom, total, made)
+def _is_mean(atom: Any, x: Any, total: Sum, equations: Equations) -> bool:
+    """Is `atom` the mean of x over the summed dimensions, with as many dimensions as x?"""
+    broadcast = broadcast_of(atom, total, equations)
     if broadcast is None or shape_of(x) != total.shape or not compat.is_var(x):
         return False
-    value, scale = broadcast.source, 1.0
+    value = broadcast.source
+    scale = 1.0
     if _sizes(value) != [size for size in total.result if size > 1]:
         return False
-    while (eqn := _maker(value, made)) is not None and eqn.primitive.name != "reduce_sum":
+    while (eqn := _maker(value, equations)) is not None and eqn.primitive.name != "reduce_sum":
         factor = _factor(eqn)
         if factor is None:
             return False
-        value, scale = next(filter(compat.is_var, eqn.invars)), scale * factor
+        value = next(filter(compat.is_var, eqn.invars))
+        scale *= factor
     if eqn is None or eqn.invars[0] is not x or set(eqn.params["axes"]) != set(total.axes):
         return False
-    return math.isclose(scale * total.times(()), 1.0, rel_tol=1e-6)  # of 1 / count in float32
+    # `scale` is 1 / count in float32
+    return math.isclose(scale * total.times(()), 1.0, rel_tol=1e-6)
 
 
 def _factor(eqn: compat.JaxprEqn) -> float | None:
-    """The factor by which an equation multiplies its one operand, if it otherwise only reshapes it."""
+    """The factor by which an equation multiplies its one operand; None if it does more."""
     match eqn.primitive.name:
         case "reshape" | "squeeze" | "broadcast_in_dim":
             return 1.0 if _sizes(eqn.invars[0]) == _sizes(eqn.outvars[0]) else None
@@ -337,13 +407,17 @@ def _factor(eqn: compat.JaxprEqn) -> float | None:
 
 
 def _of_literal(eqn: compat.JaxprEqn, name: str) -> float | None:
-    left, right = eqn.invars
-    literal = next((atom for atom in (right, left) if not compat.is_var(atom) and not shape_of(atom)), None)
-    if literal is None or (name == "div" and literal is left):
+    lhs, rhs = eqn.invars
+    literals = (atom for atom in (rhs, lhs) if not compat.is_var(atom) and not shape_of(atom))
+    literal = next(literals, None)
+    if literal is None or (name == "div" and literal is lhs):
         return None
     number = float(compat.value_of(literal))
-    return number if name == "mul" else 1 / number if number else None
+    if name == "mul":
+        return number
+    return 1 / number if number else None
 
 
 def _sizes(atom: Any) -> list[int]:
+    """The sizes of an array's dimensions, without ones."""
     return [size for size in shape_of(atom) if size > 1]

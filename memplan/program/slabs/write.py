@@ -1,8 +1,9 @@
-"""Write some equations of a program as loops over slabs, as a plan arranges them (`planning.slabs`).
+"""Write equations of a program as loops over slabs, as a plan arranges them (`planning.slabs`).
 
-A loop is a `lax.scan`. It slices the arrays that it reads by slabs, with the halo that its equations need; slabs in
-host memory are fetched one trip ahead. It stacks the slabs that it writes. It carries accumulated sums, and for
-cumulative equations the row before the window (`ops.rows`).
+A loop is a `lax.scan`. A trip slices the arrays that the loop reads by slabs, with the halo that
+its equations need. It fetches slabs in host memory one trip ahead. The loop stacks the slabs that
+it writes. It carries accumulated sums and, for cumulative equations, the row before the window
+(`ops.rows`).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from memplan.planning.graph import Span
 from memplan.planning.slabs.slabs import (
     ComputationPath,
     LoopOverSlabs,
+    SlabGraph,
     Slabs,
     Walls,
     arrange,
@@ -29,12 +31,14 @@ from memplan.planning.slabs.slabs import (
     padding_rows,
     trips_of,
 )
-from memplan.program import compat, places
+from memplan.program import compat
+from memplan.program.computations import computation_at, with_computation
 from memplan.program.flat import Flat
 from memplan.program.host_memory import HostArray
 from memplan.program.interpret import bindings
 from memplan.program.ops import (
     Moments,
+    Reduction,
     accumulate,
     identity,
     needed,
@@ -51,32 +55,45 @@ from memplan.program.trace import InSlabs, Program
 
 
 def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> SlabAxis:
-    """The axis that begins at a dimension of a value, through bands, with sums as early as possible.
+    """The axis that begins at a dimension of a value, through bands, with early sums.
 
     Args:
-      banded: the jaxpr `with_bands`, if it is known.
+      banded: the jaxpr after `with_bands`, if the caller has it.
     """
-    var, banded = flat.values[value], banded or with_bands(flat)
+    var = flat.values[value]
+    banded = banded or with_bands(flat)
     early = early_sums(slab_axis(banded, var, dim))
-    return slab_axis(next(one for one in (early, banded, flat) if var in one.number_of), var, dim)
+    rewritten = next(jaxpr for jaxpr in (early, banded, flat) if var in jaxpr.number_of)
+    return slab_axis(rewritten, var, dim)
 
 
 def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> Program:
-    """The program with ops of one of its computations in loops as planned, along their axis, if it is known."""
-    flat = places.at(program.flat, slabs.inside)
+    """The program with ops of one computation in loops over slabs.
+
+    Args:
+      axis: the axis of the slabs, if the caller has it.
+    """
+    flat = computation_at(program.flat, slabs.inside)
     axis = axis or axis_at(flat, slabs.value, slabs.dim)
-    loops = tuple(Walls(axis.graph, slabs.ops).loops(slabs))
-    begins = axis.flat.number_of[flat.values[slabs.value]]
-    first = 1 + sum(len(one.loops) for one in program.in_slabs)
-    record = InSlabs(slabs, axis.graph, begins, loops, axis.blocked, first, _where(program.flat, slabs.inside))
-    made = in_slabs(axis, slabs, first)
-    return program.transform(record, places.with_computation(program.flat, slabs.inside, made))
+    first = 1 + sum(len(record.loops) for record in program.in_slabs)
+    record = InSlabs(
+        slabs=slabs,
+        graph=axis.graph,
+        begins=axis.flat.number_of[flat.values[slabs.value]],
+        loops=tuple(Walls(axis.graph, slabs.ops).loops(slabs)),
+        blocked=axis.blocked,
+        first=first,
+        where=_owner(program.flat, slabs.inside),
+    )
+    body = in_slabs(axis, slabs, first)
+    return program.transform(record, with_computation(program.flat, slabs.inside, body))
 
 
-def _where(flat: Flat, inside: ComputationPath) -> str:
+def _owner(flat: Flat, inside: ComputationPath) -> str:
+    """The equation of a computation with its `file:line`; "" for the program itself."""
     if not inside:
         return ""
-    eqn = places.at(flat, inside[:-1]).eqns[inside[-1][0]]
+    eqn = computation_at(flat, inside[:-1]).eqns[inside[-1][0]]
     source = compat.relative(compat.source_of(eqn))
     return f"{eqn.primitive.name} ({source})" if source else eqn.primitive.name
 
@@ -85,32 +102,44 @@ def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
     """The program with its ops in the loops of a plan.
 
     Raises:
-      PlanMismatchError: it has no such computation, values or ops.
+      PlanMismatchError: the program does not have the plan's computations, values or ops.
     """
-    for one in slabs:
+    for planned in slabs:
         try:
-            flat = places.at(program.flat, one.inside)
+            flat = computation_at(program.flat, planned.inside)
         except LookupError:
             raise _mismatch() from None
-        known = flat.values
-        if not (0 <= one.value < len(known) and 0 <= one.dim < len(shape_of(known[one.value])) and one.rows > 0):
+        if not 0 <= planned.value < len(flat.values):
             raise _mismatch()
-        axis = axis_at(flat, one.value, one.dim)
-        graph = axis.graph
-        values = frozenset(value for op in one.ops & graph.along.keys() for value in graph.graph.ops[op].outputs)
-        least, rows = least_rows(graph, one.ops & graph.along.keys()), shape_of(known[one.value])[one.dim]
-        whole_rows = one.ops and one.rows % least == 0 and one.rows < rows + least
-        written = one.stored | one.on_host | {value for value, _ in one.recomputed_in}
-        if not (one.ops <= graph.along.keys() and written <= values and whole_rows):
+        shape = shape_of(flat.values[planned.value])
+        if not (0 <= planned.dim < len(shape) and planned.rows > 0):
             raise _mismatch()
-        program = with_slabs(program, one, axis)
+        axis = axis_at(flat, planned.value, planned.dim)
+        if not _fits(planned, axis.graph, shape[planned.dim]):
+            raise _mismatch()
+        program = with_slabs(program, planned, axis)
     return program
+
+
+def _fits(slabs: Slabs, graph: SlabGraph, rows: int) -> bool:
+    """Does an axis have the ops and values of these slabs, and do its rows divide into them?
+
+    Args:
+      rows: of the value at which the axis begins.
+    """
+    ops = slabs.ops & graph.along.keys()
+    values = {value for op in ops for value in graph.graph.ops[op].outputs}
+    stored = slabs.stored | slabs.on_host | {value for value, _ in slabs.recomputed_in}
+    if not slabs.ops or slabs.ops != ops or not stored <= values:
+        return False
+    min_rows = least_rows(graph, ops)
+    return slabs.rows % min_rows == 0 and slabs.rows < rows + min_rows
 
 
 def _mismatch() -> PlanMismatchError:
     return PlanMismatchError(
-        "the plan has loops over slabs that this step does not have: it was made for another function, other shapes, "
-        "or another jax version. Plan again."
+        "the plan has loops over slabs that this step does not have: it was made for another "
+        "function, other shapes, or another jax version. Plan again."
     )
 
 
@@ -124,81 +153,120 @@ def in_slabs(axis: SlabAxis, slabs: Slabs, first: int = 1) -> compat.ClosedJaxpr
 
 
 def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> list[Any]:
-    known: dict[Any, Any] = bindings(axis.flat.closed, operands)
-    numbers, order = itertools.count(first), arrange(axis.graph, slabs)
-    loops = [one for one in order if isinstance(one, LoopOverSlabs)]
-    for one in order:
-        if isinstance(one, LoopOverSlabs):
-            largest = axis.flat.eqns[one.largest_op(axis.graph.graph)]
-            with compat.source_context(largest), jax.named_scope(InSlabs.scope(next(numbers))):
-                _Loop(axis, slabs, one, loops, known).run()
+    """The results of the axis's jaxpr, with loops over slabs."""
+    env: dict[Any, Any] = bindings(axis.flat.closed, operands)
+    numbers = itertools.count(first)
+    order = arrange(axis.graph, slabs)
+    loops = [item for item in order if isinstance(item, LoopOverSlabs)]
+    for item in order:
+        if isinstance(item, LoopOverSlabs):
+            largest = axis.flat.eqns[item.largest_op(axis.graph.graph)]
+            scope = jax.named_scope(InSlabs.scope(next(numbers)))
+            with compat.source_context(largest), scope:
+                _Loop(axis, slabs, item, loops, env).run()
             continue
-        eqn = axis.flat.eqns[one]
+        eqn = axis.flat.eqns[item]
         with compat.user_context(eqn):
-            results = compat.bind(eqn, [whole(compat.read(known, atom)) for atom in eqn.invars])
-        known.update(zip(eqn.outvars, results, strict=True))
-    return [whole(compat.read(known, atom)) for atom in axis.flat.outvars]
+            results = compat.bind(eqn, [whole(compat.read(env, atom)) for atom in eqn.invars])
+        env.update(zip(eqn.outvars, results, strict=True))
+    return [whole(compat.read(env, atom)) for atom in axis.flat.outvars]
 
 
 class _Loop:
-    """One loop over slabs."""
+    """Writes one loop over slabs.
+
+    Attributes:
+      values: arrays, stacks of slabs and host arrays of variables outside of the loop.
+      spans: rows of each variable in a trip, relative to the first row of its own slab.
+      sources: variables that the loop reads by slabs, and where it reads them.
+      fetched: those of `sources` that are in host memory.
+      to_host: variables that the loop writes to the host, and the spans in which later loops read
+        them.
+      stacked: variables that the loop stacks on the device.
+      sums: equations whose results the loop adds up, and the variables of the results.
+      whole: by number of an equation, by position, operands that the loop reads whole.
+    """
 
     def __init__(
-        self, axis: SlabAxis, slabs: Slabs, loop: LoopOverSlabs, loops: Sequence[LoopOverSlabs], known: dict[Any, Any]
+        self,
+        axis: SlabAxis,
+        slabs: Slabs,
+        loop: LoopOverSlabs,
+        loops: Sequence[LoopOverSlabs],
+        values: dict[Any, Any],
     ):
-        self.axis, self.slabs, self.loop, self.known = axis, slabs, loop, known
-        self.eqns, values = axis.flat.eqns, axis.flat.values
+        self.axis = axis
+        self.slabs = slabs
+        self.loop = loop
+        self.values = values
+        self.eqns = axis.flat.eqns
+        variables = axis.flat.values
         self.trips = trips_of(axis.graph, slabs)
-        self.spans = {values[value]: span for value, span in loop.spans.items()}
-        self.sources = {values[value]: self._source(values[value]) for value in loop.reads}
-        self.fetched = {var: one for var, one in self.sources.items() if isinstance(one, HostArray)}
+        self.spans = {variables[value]: span for value, span in loop.spans.items()}
+        self.sources = {variables[value]: self._source(variables[value]) for value in loop.reads}
+        self.fetched = {
+            var: source
+            for var, source in self.sources.items()
+            if isinstance(
+                source,
+                HostArray,
+            )
+        }
         self.to_host = {
-            values[value]: [one.spans[value] for one in loops if value in one.reads]
+            variables[value]: [reader.spans[value] for reader in loops if value in reader.reads]
             for value in loop.writes
             if value in slabs.on_host
         }
-        self.stacked = [values[value] for value in loop.writes if value not in slabs.on_host]
+        self.stacked = [variables[value] for value in loop.writes if value not in slabs.on_host]
         self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
         self.whole = {number: self._read_whole(number) for number in loop.ops}
 
     def _read_whole(self, number: int) -> dict[int, Any]:
-        """Operands, by position, that an equation does not read by slabs; built once, before the loop."""
+        """Operands, by position, that an equation does not read by slabs."""
         sliced = self.axis.equations[number].sliced
         return {
-            position: whole(compat.read(self.known, atom))
+            position: whole(compat.read(self.values, atom))
             for position, atom in enumerate(self.eqns[number].invars)
             if position not in sliced
         }
 
     def slab_rows(self, var: Any) -> int:
+        """Rows of a variable in a slab."""
         rows = self.slabs.rows * self.axis.scales[var]
         return rows.numerator
 
-    def _source(self, var: Any) -> Stack | HostArray | Array:
-        value, dim = self.known[var], self.axis.dims[var]
+    def _source(self, var: Any) -> Stack | HostArray | DeviceArray:
+        value = self.values[var]
         if isinstance(value, Stack | HostArray):
             return value
-        return Array(value, dim, self.slab_rows(var), self.trips)
+        return DeviceArray(value, self.axis.dims[var], self.slab_rows(var), self.trips)
 
     def run(self) -> None:
-        """Slabs are written to the host one trip after they are made, so that the copy overlaps with computation."""
-        sums = [identity(self._how(number), var.aval) for number, var in self.sums]
-        before = {
-            number: row_before(self.eqns[number], one.axes, one.axis)
+        """Run the loop, and set the values of its results.
+
+        A trip writes the previous trip's slabs to the host, and fetches the next trip's slabs from
+        it, so that both copies overlap with its own computation.
+        """
+        sums = [identity(self._reduction(number), var.aval) for number, var in self.sums]
+        rows_before = {
+            number: row_before(self.eqns[number], along.axes, along.axis)
             for number in self.loop.ops
-            if (one := self.axis.equations[number]).carries
+            if (along := self.axis.equations[number]).carries
         }
-        windows = [[*self._first(var), self._fetch(var, 0, one)] for var, one in self.fetched.items()]
+        pieces = [self._first_pieces(var) for var in self.fetched]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
-        made = [jnp.zeros(self._slab_shape(var), var.aval.dtype) for var in self.to_host]
-        begin = jnp.int32(0), sums, before, windows, hosts, made
-        (_, sums, _, _, hosts, made), stacks = lax.scan(self._trip, begin, length=self.trips)
+        slabs = [jnp.zeros(self._slab_shape(var), var.aval.dtype) for var in self.to_host]
+        carry = jnp.int32(0), sums, rows_before, pieces, hosts, slabs
+
+        (_, sums, _, _, hosts, slabs), stacks = lax.scan(self._trip, carry, length=self.trips)
+
         for (number, var), total in zip(self.sums, sums, strict=True):
-            self.known[var] = self._finished(number, var, total)
-        for var, host, slab in zip(self.to_host, hosts, made, strict=True):
-            self.known[var] = host.written(self.trips - 1, slab)
+            self.values[var] = self._finished(number, var, total)
+        for var, host, slab in zip(self.to_host, hosts, slabs, strict=True):
+            self.values[var] = host.written(self.trips - 1, slab)
         for var, stack in zip(self.stacked, stacks, strict=True):
-            self.known[var] = Stack(stack, self.axis.dims[var], shape_of(var)[self.axis.dims[var]])
+            dim = self.axis.dims[var]
+            self.values[var] = Stack(stack, dim, shape_of(var)[dim])
 
     def _slab_shape(self, var: Any) -> tuple[int, ...]:
         shape = list(shape_of(var))
@@ -206,127 +274,176 @@ class _Loop:
         return tuple(shape)
 
     def _empty(self, var: Any, spans: Sequence[Span]) -> HostArray:
-        """An empty host array, for loops that read these spans."""
-        dim, rows = self.axis.dims[var], self.slab_rows(var)
-        return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, padding_rows(rows, spans))
+        """An uninitialized host array, padded for loops that read these spans."""
+        dim = self.axis.dims[var]
+        rows = self.slab_rows(var)
+        padding = padding_rows(rows, spans)
+        return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, padding)
 
     def _trip(self, carry: Any, _: None) -> Any:
-        trip, sums, before, fetched, hosts, made = carry
-        hosts = [host.written(trip - 1, slab) for host, slab in zip(hosts, made, strict=True)]
-        windows = [joined(pieces, self.axis.dims[var]) for var, pieces in zip(self.fetched, fetched, strict=True)]
+        trip, sums, rows_before, pieces, hosts, previous_slabs = carry
+        hosts = [
+            host.written(
+                trip - 1,
+                slab,
+            )
+            for host, slab in zip(hosts, previous_slabs, strict=True)
+        ]
+
+        windows = [
+            joined(
+                pieces_of_var,
+                self.axis.dims[var],
+            )
+            for var, pieces_of_var in zip(self.fetched, pieces, strict=True)
+        ]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
-        # The fetched slab replaces the pieces, so it comes after them. The barrier holds the arrays, not the
-        # index, which XLA must see.
-        sources, _ = lax.optimization_barrier((list(self.fetched.values()), windows))
+        # The fetched slab replaces the pieces, so it comes after them. The barrier holds the
+        # arrays, not the index, which XLA must see.
+        host_sources, _ = lax.optimization_barrier((list(self.fetched.values()), windows))
         for var, source in self.sources.items():
             if var not in env:
                 env[var] = source.rows(trip, self.spans[var])
-        added: dict[Any, Any] = {}
+
+        contributions: dict[Any, Any] = {}
         for number in self.loop.ops:
             eqn = self.eqns[number]
             with compat.user_context(eqn):
-                results = self._apply(number, eqn, trip, env, before)
-            (added if self.axis.equations[number].reduces else env).update(zip(eqn.outvars, results, strict=True))
+                results = self._apply(number, eqn, trip, env, rows_before)
+            reduces = self.axis.equations[number].reduces
+            (contributions if reduces else env).update(zip(eqn.outvars, results, strict=True))
         sums = [
-            accumulate(self._how(number), total, added[var])
+            accumulate(self._reduction(number), total, contributions[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
         ]
-        fetched = [
-            [*self._kept(var, env[var]), self._fetch(var, trip + 1, one)]
-            for var, one in zip(self.fetched, sources, strict=True)
-        ]
-        made = [self._slab(var, env) for var in self.to_host]
-        return (trip + 1, sums, before, fetched, hosts, made), [self._slab(var, env) for var in self.stacked]
 
-    def _new(self, var: Any) -> int:
+        pieces = [
+            [*self._shared_pieces(var, env[var]), self._fetch(var, trip + 1, source)]
+            for var, source in zip(self.fetched, host_sources, strict=True)
+        ]
+        slabs = [self._slab(var, env) for var in self.to_host]
+        carry = trip + 1, sums, rows_before, pieces, hosts, slabs
+        return carry, [self._slab(var, env) for var in self.stacked]
+
+    def _first_new_row(self, var: Any) -> int:
         """The first row of a trip's window that the previous trip's window does not have."""
         return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
 
     def _fetch(self, var: Any, trip: Any, source: HostArray) -> Any:
         """The rows of a trip's window that the previous window does not have."""
-        return source.rows(trip, (self._new(var), self.spans[var][1]))
+        return source.rows(trip, (self._first_new_row(var), self.spans[var][1]))
 
-    def _first(self, var: Any) -> list[Any]:
-        """The other rows of the first window."""
-        span = self.spans[var][0], self._new(var)
-        return [self.fetched[var].rows(0, span)] if span[0] < span[1] else []
+    def _first_pieces(self, var: Any) -> list[Any]:
+        """The first trip's window: halo rows that no earlier trip fetched, and its own rows."""
+        source = self.fetched[var]
+        halo = self.spans[var][0], self._first_new_row(var)
+        halo_rows = [source.rows(0, halo)] if halo[0] < halo[1] else []
+        return [*halo_rows, self._fetch(var, 0, source)]
 
-    def _kept(self, var: Any, window: Any) -> list[Any]:
+    def _shared_pieces(self, var: Any, window: Any) -> list[Any]:
         """The rows of this window that the next trip's window has, too."""
         low, high = self.spans[var]
-        kept = self._new(var) - low
-        return [self._cut(var, window, (high - kept, high))] if kept else []
+        count = self._first_new_row(var) - low
+        return [self._cut(var, window, (high - count, high))] if count else []
 
     def _slab(self, var: Any, env: Mapping[Any, Any]) -> Any:
         return self._cut(var, env[var], (0, self.slab_rows(var)))
 
     def _cut(self, var: Any, window: Any, span: Span) -> Any:
+        """Rows of a variable's window."""
         first = self.spans[var][0]
         if span == self.spans[var]:
             return window
         return lax.slice_in_dim(window, span[0] - first, span[1] - first, axis=self.axis.dims[var])
 
     def _apply(
-        self, number: int, eqn: compat.JaxprEqn, trip: Any, env: Mapping[Any, Any], before: dict[int, Any]
+        self,
+        number: int,
+        eqn: compat.JaxprEqn,
+        trip: Any,
+        env: Mapping[Any, Any],
+        rows_before: dict[int, Any],
     ) -> Sequence[Any]:
-        """The rows of an equation's results, or their contribution to a sum; carried rows are replaced by those of the
-        next trip.
+        """The rows of an equation's results, or their contribution to a sum.
+
+        Args:
+          rows_before: by number of a cumulative equation, the row of its result before the window;
+            it is replaced by the row before the next trip's window.
         """
-        one = self.axis.equations[number]
+        along = self.axis.equations[number]
         span = self._span(number, eqn)
-        spans = needed(one.axes, one.axis, span)
-        spans = {position: spans[position] for position in one.sliced}
+        spans = needed(along.axes, along.axis, span)
+        spans = {position: spans[position] for position in along.sliced}
         operands = [
-            self._cut(atom, env[atom], spans[position]) if position in spans else self.whole[number][position]
+            self._cut(
+                atom,
+                env[atom],
+                spans[position],
+            )
+            if position in spans
+            else self.whole[number][position]
             for position, atom in enumerate(eqn.invars)
         ]
         for position, rows in spans.items():
-            atom, fill = eqn.invars[position], padding_value(eqn, one.axes, one.axis, position, operands)
+            atom = eqn.invars[position]
+            fill = padding_value(eqn, along.axes, along.axis, position, operands)
             if fill is not None:
-                operands[position] = self._masked(atom, operands[position], rows, trip, fill)
+                operands[position] = self._padded(atom, operands[position], rows, trip, fill)
+
         if eqn.primitive.name == "iota":
-            return [self._counted(eqn, one.axis, span, trip)]
-        if one.carries:
-            made, before[number] = run_cumulative(eqn, operands[0], before[number], self.slab_rows(eqn.outvars[0]))
-            return [made]
-        if one.reduces:
-            for position in one.axes.masked:
+            return [self._iota(eqn, along.axis, span, trip)]
+        if along.carries:
+            rows = self.slab_rows(eqn.outvars[0])
+            result, rows_before[number] = run_cumulative(
+                eqn,
+                operands[0],
+                rows_before[number],
+                rows,
+            )
+            return [result]
+        if along.reduces:
+            for position in along.axes.masked:
                 operands[position] = jnp.zeros_like(operands[position])
-        return run_rows(eqn, one.axes, one.axis, span, spans, operands)
+        return run_rows(eqn, along.axes, along.axis, span, spans, operands)
 
     def _span(self, number: int, eqn: compat.JaxprEqn) -> Span:
-        one = self.axis.equations[number]
-        if one.reduces:
-            return 0, self.slab_rows(eqn.invars[one.axes.last_on(one.axis)])
+        """The rows that a trip computes of an equation's results, or reduces."""
+        along = self.axis.equations[number]
+        if along.reduces:
+            return 0, self.slab_rows(eqn.invars[along.axes.last_on(along.axis)])
         return next(self.spans[var] for var in eqn.outvars if var in self.spans)
 
-    def _masked(self, var: Any, window: Any, span: Span, trip: Any, fill: Any) -> Any:
+    def _padded(self, var: Any, window: Any, span: Span, trip: Any, fill: Any) -> Any:
         """The window, with padding values in rows that the array does not have."""
-        dim, rows = self.axis.dims[var], self.slab_rows(var)
+        dim = self.axis.dims[var]
+        rows = self.slab_rows(var)
         size = shape_of(var)[dim]
         if span[0] >= 0 and (self.trips - 1) * rows + span[1] <= size:
             return window
         row = lax.broadcasted_iota(jnp.int32, window.shape, dim) + (trip * rows + span[0])
         return jnp.where((row >= 0) & (row < size), window, jnp.asarray(fill, window.dtype))
 
-    def _counted(self, eqn: compat.JaxprEqn, dim: int, span: Span, trip: Any) -> Any:
+    def _iota(self, eqn: compat.JaxprEqn, dim: int, span: Span, trip: Any) -> Any:
+        """Rows of an `iota`."""
         shape = list(eqn.params["shape"])
         shape[dim] = span[1] - span[0]
-        counted = lax.broadcasted_iota(eqn.params["dtype"], shape, eqn.params["dimension"])
+        window = lax.broadcasted_iota(eqn.params["dtype"], shape, eqn.params["dimension"])
         if eqn.params["dimension"] != dim:
-            return counted
-        return counted + (trip * self.slab_rows(eqn.outvars[0]) + span[0]).astype(counted.dtype)
+            return window
+        offset = trip * self.slab_rows(eqn.outvars[0]) + span[0]
+        return window + offset.astype(window.dtype)
 
-    def _how(self, number: int) -> str:
-        one = self.axis.equations[number]
-        return one.axes.reduced[one.axis]
+    def _reduction(self, number: int) -> Reduction:
+        along = self.axis.equations[number]
+        return along.axes.reduced[along.axis]
 
     def _finished(self, number: int, var: Any, total: Any) -> Any:
         """A finished sum in its own type, added to its initial value."""
-        total = (total.squares if isinstance(total, Moments) else total).astype(var.aval.dtype)
-        eqn, one = self.eqns[number], self.axis.equations[number]
-        for position in one.axes.masked:
-            total = whole(compat.read(self.known, eqn.invars[position])) + total
+        total = total.squares if isinstance(total, Moments) else total
+        total = total.astype(var.aval.dtype)
+        eqn = self.eqns[number]
+        for position in self.axis.equations[number].axes.masked:
+            total = whole(compat.read(self.values, eqn.invars[position])) + total
         return total
 
 
@@ -334,21 +451,26 @@ class _Loop:
 class Stack:
     """An array on the device as a loop wrote it: a stack of slabs."""
 
-    slabs: Any  # trips first, then the array's dimensions, of which `dim` has the rows of one slab
-    dim: int
+    # trips first, then the array's dimensions, of which `dim` has the rows of one slab
+    slabs: Any
+    dim: int  # the array's dimension of rows
     size: int  # rows of the array
 
     @functools.cached_property
     def whole(self) -> Any:
+        """The array."""
         shape = list(self.slabs.shape[1:])
         shape[self.dim] *= self.slabs.shape[0]
-        return lax.slice_in_dim(jnp.moveaxis(self.slabs, 0, self.dim).reshape(shape), 0, self.size, axis=self.dim)
+        rows = jnp.moveaxis(self.slabs, 0, self.dim).reshape(shape)
+        return lax.slice_in_dim(rows, 0, self.size, axis=self.dim)
 
     def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array, relative to the first row of a trip's slab; arbitrary values for rows that it does not
-        have.
+        """Rows of the array, counted from the first row of a trip's slab.
+
+        Rows that the array does not have contain arbitrary values.
         """
-        rows, trips = self.slabs.shape[self.dim + 1], self.slabs.shape[0]
+        rows = self.slabs.shape[self.dim + 1]
+        trips = self.slabs.shape[0]
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
             low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
@@ -362,39 +484,44 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Array:
-    """An array on the device that is read by slabs."""
+class DeviceArray:
+    """An array on the device that a loop reads by slabs."""
 
     array: Any
-    dim: int
-    rows_per_slab: int  # rows of one slab; the last may have fewer
+    dim: int  # the array's dimension of rows
+    rows_per_slab: int  # the last slab may have fewer
     trips: int
 
     def rows(self, trip: Any, span: Span) -> Any:
-        """Rows of the array, relative to the first row of a trip's slab; arbitrary values for rows that it does not
-        have.
+        """Rows of the array, counted from the first row of a trip's slab.
 
-        Sliced slab by slab, so that the array has the first row of each piece, or none of its rows.
+        Rows that the array does not have contain arbitrary values. The rows are sliced slab by
+        slab, so that the array has either the first row of a piece or none of its rows.
         """
-        rows, size = self.rows_per_slab, self.array.shape[self.dim]
+        rows = self.rows_per_slab
+        size = self.array.shape[self.dim]
         missing = self.trips * rows - size
         pieces = []
         for slab in range(span[0] // rows, -(-span[1] // rows)):
             low, high = max(span[0], slab * rows), min(span[1], (slab + 1) * rows)
-            begin, there = trip * rows + low, min(high - low, size)
-            start = jnp.clip(begin, 0, size - there)
-            piece = lax.dynamic_slice_in_dim(self.array, start, there, self.dim)
-            if missing > 0:  # the last slab's rows are the last of this piece
+            first = trip * rows + low
+            count = min(high - low, size)
+            start = jnp.clip(first, 0, size - count)
+            piece = lax.dynamic_slice_in_dim(self.array, start, count, self.dim)
+            # the clipped piece ends with the last slab's rows: move them to its begin
+            if missing > 0:
                 config = [(0, missing * (dim == self.dim), 0) for dim in range(piece.ndim)]
-                more = lax.pad(piece, jnp.zeros((), piece.dtype), config)
-                piece = lax.dynamic_slice_in_dim(more, begin - start, high - low, self.dim)
+                padded = lax.pad(piece, jnp.zeros((), piece.dtype), config)
+                piece = lax.dynamic_slice_in_dim(padded, first - start, high - low, self.dim)
             pieces.append(piece)
         return joined(pieces, self.dim)
 
 
 def joined(pieces: Sequence[Any], dim: int) -> Any:
+    """The pieces, concatenated along a dimension."""
     return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
 
 
 def whole(value: Any) -> Any:
+    """The array on the device, of a stack of slabs, a host array or an array."""
     return value.whole if isinstance(value, Stack | HostArray) else value

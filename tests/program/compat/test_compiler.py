@@ -39,15 +39,15 @@ def test_inputs_are_marked_as_on_the_host() -> None:
     first, second = main.split("%arg1")
     assert "pinned_host" not in first and 'mhlo.memory_kind = "pinned_host"' in second
     assert "pinned_host" not in before.as_text()
-    (_, held), _ = module.compile().input_shardings
-    assert held.memory_kind == "pinned_host"
+    (_, sharding), _ = module.compile().input_shardings
+    assert sharding.memory_kind == "pinned_host"
 
 
 def test_outputs_on_the_host_are_where_the_module_puts_them() -> None:
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     before = jax.jit(lambda x: (x, x + 1), out_shardings=device).lower(jnp.ones(3))
     after = compat.mark_on_host(before, {0}, {1})
-    kinds = [one.memory_kind for one in after._lowering.compile_args["out_shardings"]]
+    kinds = [sharding.memory_kind for sharding in after._lowering.compile_args["out_shardings"]]
     assert kinds[1] == "pinned_host" != kinds[0]
     free = compat.mark_on_host(lowered(), {0}, {0})._lowering.compile_args["out_shardings"]
     assert not hasattr(free[0], "memory_kind")  # jax asks XLA
@@ -58,12 +58,12 @@ def test_callbacks_are_lowered_for_a_platform_that_is_not_here() -> None:
         jax.debug.callback(lambda y: None, x)
         return x
 
-    asked = mlir.ModuleContext.get_backend
+    get_backend = mlir.ModuleContext.get_backend
     text = compat.lower_for(jax.jit(step).trace(jnp.ones(3)), "cuda").as_text()
-    assert "xla_ffi_python_gpu_callback" in text and mlir.ModuleContext.get_backend is asked
+    assert "xla_ffi_python_gpu_callback" in text and mlir.ModuleContext.get_backend is get_backend
     with pytest.raises(NotImplementedError):
         compat.lower_for(jax.jit(jnp.linalg.eig).trace(jnp.ones((3, 3))), "no platform")
-    assert mlir.ModuleContext.get_backend is asked
+    assert mlir.ModuleContext.get_backend is get_backend
 
 
 def test_inputs_that_jax_drops_are_counted() -> None:
@@ -73,8 +73,11 @@ def test_inputs_that_jax_drops_are_counted() -> None:
 
     module = compat.mark_on_host(jax.jit(step).lower(*[jnp.ones(3)] * 4), {1, 2})
     (main,) = (line for line in module.as_text().splitlines() if "@main" in line)
-    assert [number for number, one in enumerate(main.split("%arg")[1:]) if "pinned_host" in one] == [2]  # of token, 3
-    kinds = [getattr(one, "memory_kind", None) for one in module._lowering.compile_args["in_shardings"]]
+    arguments = main.split("%arg")[1:]
+    on_host = [number for number, text in enumerate(arguments) if "pinned_host" in text]
+    assert on_host == [2]  # of the token and three arguments
+    shardings = module._lowering.compile_args["in_shardings"]
+    kinds = [getattr(sharding, "memory_kind", None) for sharding in shardings]
     assert kinds == [None, "pinned_host", None]
 
 

@@ -13,11 +13,13 @@ from memplan.program.trace import trace
 
 
 def test_names_are_paths_without_the_static_arguments() -> None:
-    def step(mode: str, state: Any, x: Any, *rest: Any, k: Any) -> Any:
-        return state["w"] * x + k + rest[0]
+    def step(mode: str, state: Any, x: Any, *args: Any, k: Any) -> Any:
+        return state["w"] * x + k + args[0]
 
     program = trace(step, ("fast", {"w": 1.0, "b": 2.0}, 3.0, 4.0), {"k": 5.0}, {"static_argnums": 0})
-    assert compat.input_names(program.traced.jaxpr) == ("state['b']", "state['w']", "x", "rest[0]", "k")
+    assert compat.input_names(
+        program.traced.jaxpr,
+    ) == ("state['b']", "state['w']", "x", "args[0]", "k")
 
 
 def test_outputs_have_paths_too() -> None:
@@ -35,8 +37,10 @@ def test_sizes_of_odd_types() -> None:
 
 
 def test_a_nested_jit_with_shardings_is_not_merely_a_call() -> None:
-    here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    plain, placed = jax.make_jaxpr(lambda x: (jax.jit(jnp.sin)(x), jax.jit(jnp.sin, out_shardings=here)(x)))(1.0).eqns
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    plain, placed = jax.make_jaxpr(
+        lambda x: (jax.jit(jnp.sin)(x), jax.jit(jnp.sin, out_shardings=device)(x)),
+    )(1.0).eqns
     assert compat.call_body(plain) is not None and compat.call_body(placed) is None
 
 
@@ -55,15 +59,15 @@ def scan(reverse: bool = False) -> compat.Scan:
         return jax.lax.scan(lambda c, x: (c + shared, c * x), carry, xs, reverse=reverse, unroll=3)
 
     (eqn,) = jax.make_jaxpr(loop)(1.0, 2.0, jnp.ones(6)).jaxpr.eqns
-    found = compat.scan_of(eqn)
-    assert found is not None
-    return found
+    equation_scan = compat.scan_of(eqn)
+    assert equation_scan is not None
+    return equation_scan
 
 
 def test_a_scan_has_constants_carries_and_stacks() -> None:
-    found = scan()
-    assert (found.consts, found.carries, found.trips, found.reverse, found.unroll) == (1, 1, 6, False, 3)
-    assert found.split("abc") == (["a"], ["b"], ["c"])
+    loop = scan()
+    assert (loop.consts, loop.carries, loop.trips, loop.reverse, loop.unroll) == (1, 1, 6, False, 3)
+    assert loop.split("abc") == (["a"], ["b"], ["c"])
 
 
 def test_what_is_fetched_ahead_is_the_next_trips_slice() -> None:
@@ -73,10 +77,10 @@ def test_what_is_fetched_ahead_is_the_next_trips_slice() -> None:
 
 def test_a_scan_runs_with_another_body() -> None:
     for reverse in (False, True):
-        found = scan(reverse).run(
+        results = scan(reverse).run(
             lambda shared, c, x: [c + shared, x], [jnp.array(1.0), jnp.array(2.0), jnp.arange(6.0)]
         )
-        assert found[0] == 8 and found[1].tolist() == list(range(6))
+        assert results[0] == 8 and results[1].tolist() == list(range(6))
 
 
 def test_paths_below_the_working_directory_are_relative(tmp_path: Any, monkeypatch: Any) -> None:

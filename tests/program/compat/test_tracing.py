@@ -12,10 +12,10 @@ from memplan.program import compat
 
 
 def test_the_transform_around_a_value_is_named() -> None:
-    seen: list[str | None] = []
+    transforms: list[str | None] = []
 
     def look(x: Any) -> Any:
-        seen.append(compat.transform_of([1.0, x]))
+        transforms.append(compat.transform_of([1.0, x]))
         return x * 1.0
 
     look(2.0)
@@ -23,7 +23,7 @@ def test_the_transform_around_a_value_is_named() -> None:
     jax.jvp(look, (2.0,), (1.0,))
     jax.vmap(look)(jnp.ones(2))
     jax.make_jaxpr(look)(2.0)
-    assert seen == [None, "grad", "grad", "vmap", None]
+    assert transforms == [None, "grad", "grad", "vmap", None]
 
 
 def test_it_traces_only_inside() -> None:

@@ -1,4 +1,4 @@
-"""Of all choices of residuals, the one that is enough and fastest, then the one that stacks least."""
+"""The choice of residuals is the fastest that saves enough, else the one that stacks least."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ DEVICE = catalog.named("v100")
 GIB = 2**30
 
 
-def chosen(found: Program) -> list[Residuals]:
-    return [residuals for _, residuals in found.loops if residuals is not None]
+def chosen(program: Program) -> list[Residuals]:
+    return [residuals for _, residuals in program.loops if residuals is not None]
 
 
-def nbytes(found: Program) -> int:
-    return sum(stacked_nbytes(loop, residuals) for loop, residuals in found.loops)
+def nbytes(program: Program) -> int:
+    return sum(stacked_nbytes(loop, residuals) for loop, residuals in program.loops)
 
 
-def seconds(found: Program) -> float:
-    return sum(extra_seconds(loop, residuals, DEVICE) for loop, residuals in found.loops if residuals is not None)
+def seconds(program: Program) -> float:
+    decided = [(loop, residuals) for loop, residuals in program.loops if residuals is not None]
+    return sum(extra_seconds(loop, residuals, DEVICE) for loop, residuals in decided)
 
 
 @pytest.fixture
@@ -38,9 +39,9 @@ def stacked(program: Program) -> int:
 
 
 def fewer(program: Program, excess: int, host: int = 0) -> Program:
-    found = fewer_residuals(program, DEVICE, host, excess)
-    assert found is not None
-    return found
+    smaller = fewer_residuals(program, DEVICE, host, excess)
+    assert smaller is not None
+    return smaller
 
 
 def test_without_a_host_nothing_is_on_it(program: Program) -> None:
@@ -50,19 +51,20 @@ def test_without_a_host_nothing_is_on_it(program: Program) -> None:
 
 @pytest.mark.parametrize("name", ["layers", "branching", "stacked_twice"])
 def test_what_is_enough_is_as_fast_as_it_can_be(name: str) -> None:
-    """The more bytes there are, the faster."""
+    """More bytes make the step faster."""
     program, _ = traced(name)
-    whole, least = stacked(program), nbytes(fewer(program, GIB))
-    rooms = np.linspace(least, whole - 1, 9).astype(int).tolist()
-    found = [fewer(program, whole - room) for room in rooms]
-    assert all(nbytes(one) <= room for one, room in zip(found, rooms, strict=True))
-    times = [seconds(one) for one in found]
+    whole, fewest = stacked(program), nbytes(fewer(program, GIB))
+    limits = np.linspace(fewest, whole - 1, 9).astype(int).tolist()
+    programs = [fewer(program, whole - limit) for limit in limits]
+    assert all(nbytes(smaller) <= limit for smaller, limit in zip(programs, limits, strict=True))
+    times = [seconds(smaller) for smaller in programs]
     assert times == sorted(times, reverse=True) and times[-1] == 0
 
 
 def test_where_nothing_is_enough_the_least_is_all(program: Program) -> None:
-    least = nbytes(fewer(program, GIB, GIB))
-    assert least <= min(nbytes(fewer(program, excess, GIB)) for excess in (1, stacked(program) // 2, stacked(program)))
+    fewest = nbytes(fewer(program, GIB, GIB))
+    excesses = (1, stacked(program) // 2, stacked(program))
+    assert fewest <= min(nbytes(fewer(program, excess, GIB)) for excess in excesses)
 
 
 def test_a_program_whose_loops_are_decided_has_no_other(program: Program) -> None:

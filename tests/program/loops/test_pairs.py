@@ -30,7 +30,10 @@ def stacks(xs: jax.Array, ys: int = 1) -> list[jax.Array]:
 
 
 def reads(*xs: jax.Array, shared: Any = 0.0) -> jax.Array:
-    return jax.lax.scan(lambda c, x: (c + sum(one.sum() for one in x) + jnp.sum(shared), None), 0.0, xs)[0]
+    def trip(carry: Any, slices: Any) -> Any:
+        return carry + sum(piece.sum() for piece in slices) + jnp.sum(shared), None
+
+    return jax.lax.scan(trip, 0.0, xs)[0]
 
 
 def test_a_pair_says_which_stack_is_read_as_which() -> None:
@@ -63,9 +66,9 @@ def test_what_others_need_too_is_no_residual(step: Callable[..., Any]) -> None:
 
 def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> None:
     def step(xs: jax.Array) -> Any:
-        one = stacks(xs)
-        several = jax.lax.scan(lambda c, x: (c, (jnp.sin(x), jnp.cos(x))), 0.0, xs)[1]
-        return reads(*one, *several)
+        single = stacks(xs)
+        pair_of_stacks = jax.lax.scan(lambda c, x: (c, (jnp.sin(x), jnp.cos(x))), 0.0, xs)[1]
+        return reads(*single, *pair_of_stacks)
 
     flat, (pair,) = pairs(step, ROWS)
     loops = [number for number, eqn in enumerate(flat.eqns) if compat.scan_of(eqn)]

@@ -42,8 +42,13 @@ def every_value(loop: Loop) -> Residuals:
 def in_segments(loop: Loop, segments: int = 2, trips: int = 2, moves: bool = False) -> Residuals | None:
     """The first four trips, of all that may be."""
     flags = tuple(moves and loop.body.nbytes(value) > 8 for value in loop.carried)
-    found = dataclasses.replace(least(loop), segments=segments, segment_trips=trips, snapshots_on_host=flags)
-    return found if can_segment(loop, found) else least(loop)
+    segmented = dataclasses.replace(
+        least(loop),
+        segments=segments,
+        segment_trips=trips,
+        snapshots_on_host=flags,
+    )
+    return segmented if can_segment(loop, segmented) else least(loop)
 
 
 def in_segments_on_host(loop: Loop) -> Residuals | None:
@@ -58,10 +63,11 @@ def in_one_segment(loop: Loop) -> Residuals | None:
     return in_segments(loop, segments=1, trips=loop.trips)
 
 
-def assert_same(found: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert one.dtype == other.dtype
-        np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * max(1.0, np.abs(other).max(initial=0)))
+def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+    for array, expected_array in zip(arrays, expected, strict=True):
+        assert array.dtype == expected_array.dtype
+        largest = max(1.0, np.abs(expected_array).max(initial=0))
+        np.testing.assert_allclose(array, expected_array, rtol=tolerance, atol=tolerance * largest)
 
 
 SEGMENTED = [in_segments, in_segments_on_host, all_in_segments, in_one_segment]
@@ -106,7 +112,7 @@ def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("reverse", [False, True])
 def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_path: Path) -> None:
-    """Some jaxlibs took what is at `n - 1 - i` from the other end (openxla/xla#46231)."""
+    """Some jaxlibs copied slice `n - 1 - i` from the other end of the stack (openxla/xla#46231)."""
 
     def loss(ws: Any, x: Any) -> Any:
         return (jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws, reverse=reverse)[0] ** 2).sum()
@@ -114,15 +120,27 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     trips, args = 8, (jax.ShapeDtypeStruct((8, 512, 512), np.float32), jax.ShapeDtypeStruct((4096, 512), np.float32))
     program = with_residuals(trace(jax.grad(loss), args, {}, {}), moved)
     target = Target(catalog.named("a100"), described=True)
-    made = target.compile(Lowerable(compat.jaxpr_as_fun(program.jaxpr), args), dump_options(tmp_path))
-    moved_by = [one for loop in loops(dumped_thunks(tmp_path)) for one in loop.inside if one.kind == "kAsyncStart"]
-    assert len(moved_by) >= 2 and all(one.has("kCopy") and not one.has("kCustomKernel") for one in moved_by)
+    executable = target.compile(
+        Lowerable(compat.jaxpr_as_fun(program.jaxpr), args),
+        dump_options(tmp_path),
+    )
+    moved_by = [
+        thunk
+        for loop in loops(
+            dumped_thunks(tmp_path),
+        )
+        for thunk in loop.inside
+        if thunk.kind == "kAsyncStart"
+    ]
+    assert len(
+        moved_by,
+    ) >= 2 and all(thunk.has("kCopy") and not thunk.has("kCustomKernel") for thunk in moved_by)
     layer = 4 * 4096 * 512
-    found = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', made.text)
-    places = [(int(offset), int(stride)) for offset, stride in found if abs(int(stride)) == layer]
-    # A layer leaves when the next trip runs, at first a spare one, and comes one trip before it is read.
+    offsets = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', executable.text)
+    copies = [(int(offset), int(stride)) for offset, stride in offsets if abs(int(stride)) == layer]
+    # A trip writes the layer before its own, at first padding, and fetches the layer after its own.
     out, back = ((trips * layer, -layer), (layer, layer)) if reverse else ((0, layer), ((trips - 1) * layer, -layer))
-    assert places == [out, back]
+    assert copies == [out, back]
 
 
 def test_a_step_without_pairs_is_left_alone() -> None:
@@ -157,15 +175,21 @@ def test_random_loops_with_random_residuals(seed: int) -> None:
     def decide(loop: Loop) -> Residuals | None:
         if draw.random() < 0.1:
             return None
-        found = cheapest(loop, draw.choice(PRICES), DEVICE, draw.random() < 0.5)
-        others = [value for value in range(len(loop.body.values)) if value not in loop.available]
-        more = {value for value in others if draw.random() < 0.2} - set(found.stacked)
-        found = dataclasses.replace(found, kept=tuple(sorted((*found.kept, *more))))
+        residuals = cheapest(loop, draw.choice(PRICES), DEVICE, draw.random() < 0.5)
+        values = [value for value in range(len(loop.body.values)) if value not in loop.available]
+        extra = {value for value in values if draw.random() < 0.2} - set(residuals.stacked)
+        residuals = dataclasses.replace(residuals, kept=tuple(sorted((*residuals.kept, *extra))))
         length = draw.randint(1, loop.trips) if loop.trips else 0
         flags = tuple(draw.random() < 0.3 for _ in loop.carried)
-        kept = tuple(sorted(found.stacked))
-        segmented = Residuals(kept, (), draw.randint(1, max(1, loop.trips // max(1, length))), length, flags)
-        return segmented if draw.random() < 0.5 and can_segment(loop, segmented) else found
+        stacked = tuple(sorted(residuals.stacked))
+        segmented = Residuals(
+            stacked,
+            (),
+            draw.randint(1, max(1, loop.trips // max(1, length))),
+            length,
+            flags,
+        )
+        return segmented if draw.random() < 0.5 and can_segment(loop, segmented) else residuals
 
     with jax.enable_x64(True):
         step, args = random_step(seed)

@@ -37,8 +37,8 @@ def backwards_and_unrolled(state: Any, batches: Any) -> Any:
 
 
 def with_small_stacks_beside(state: Any, batches: Any) -> Any:
-    def trip(state: Any, one: Any) -> Any:
-        rate, batch, key = one
+    def trip(state: Any, slices: Any) -> Any:
+        rate, batch, key = slices
         new, loss = update(state * rate, batch)
         return new, loss + jax.random.uniform(key)
 
@@ -51,19 +51,26 @@ def scan_in_scan(state: Any, batches: Any) -> Any:
 
 
 def scan_in_a_branch_in_a_scan(state: Any, batches: Any) -> Any:
-    def trip(state: Any, some: Any) -> Any:
-        return jax.lax.cond(some[0, 0, 0] > 0, in_a_scan, lambda state, some: (state, some[:, 0, 0]), state, some)
+    def trip(state: Any, half: Any) -> Any:
+        def not_taken(state: Any, half: Any) -> Any:
+            return state, half[:, 0, 0]
+
+        return jax.lax.cond(half[0, 0, 0] > 0, in_a_scan, not_taken, state, half)
 
     return jax.lax.scan(trip, state, batches.reshape(2, TRIPS // 2, ROWS, WIDTH))
 
 
 def branch_in_scan_in_scan(state: Any, batches: Any) -> Any:
-    def trip(state: Any, one: Any) -> Any:
-        return jax.lax.cond(one[0], update, lambda state, batch: (state, 0.0), state, one[1])
+    def trip(state: Any, slices: Any) -> Any:
+        return jax.lax.cond(slices[0], update, lambda state, batch: (state, 0.0), state, slices[1])
 
     flags = jnp.array([[True, False], [True, True]])
-    some = batches.reshape(2, TRIPS // 2, ROWS, WIDTH)
-    return jax.lax.scan(lambda state, some: jax.lax.scan(trip, state, some), state, (flags, some))
+    halves = batches.reshape(2, TRIPS // 2, ROWS, WIDTH)
+    return jax.lax.scan(
+        lambda state, halves: jax.lax.scan(trip, state, halves),
+        state,
+        (flags, halves),
+    )
 
 
 def by_hand(state: Any, batches: Any) -> Any:
@@ -112,7 +119,9 @@ def of(step: Step) -> Program:
 
 def equations(closed: Any) -> list[Any]:
     return [
-        one for eqn in closed.jaxpr.eqns for one in (eqn, *(e for s in compat.sub_jaxprs(eqn) for e in equations(s)))
+        inner
+        for eqn in closed.jaxpr.eqns
+        for inner in (eqn, *(e for body in compat.sub_jaxprs(eqn) for e in equations(body)))
     ]
 
 
@@ -125,20 +134,21 @@ def large_slices(closed: Any) -> int:
 @pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
 def test_the_same_bits_and_every_slice_of_a_large_stack_in_order(step: Step) -> None:
     program = of(step)
-    found = with_indexed_stacks(program)
-    assert found is not None and found.has_indexed_stacks and not program.has_indexed_stacks
-    assert large_slices(found.jaxpr) == 0
-    assert any(eqn.primitive.name == "layout_constraint" for eqn in equations(found.jaxpr))
-    plain, indexed = (jax.jit(compat.jaxpr_as_fun(one.jaxpr))(*arguments()) for one in (program, found))
-    for one, other in zip(plain, indexed, strict=True):
-        np.testing.assert_array_equal(one, other)
+    rewritten = with_indexed_stacks(program)
+    assert rewritten is not None and rewritten.has_indexed_stacks and not program.has_indexed_stacks
+    assert large_slices(rewritten.jaxpr) == 0
+    assert any(eqn.primitive.name == "layout_constraint" for eqn in equations(rewritten.jaxpr))
+    steps = (compat.jaxpr_as_fun(version.jaxpr) for version in (program, rewritten))
+    plain, indexed = (jax.jit(step)(*arguments()) for step in steps)
+    for array, expected in zip(plain, indexed, strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 def test_an_inner_slice_is_cut_from_the_outer_stack() -> None:
-    """In the branch that reads it, by two numbers; the slice of the outer scan is nowhere."""
-    found = with_indexed_stacks(of(branch_in_scan_in_scan))
-    assert found is not None
-    (slice_,) = (eqn for eqn in equations(found.jaxpr) if eqn.primitive.name == "dynamic_slice")
+    """The branch that reads it slices the stack by two indices; the outer scan slices nothing."""
+    rewritten = with_indexed_stacks(of(branch_in_scan_in_scan))
+    assert rewritten is not None
+    (slice_,) = (eqn for eqn in equations(rewritten.jaxpr) if eqn.primitive.name == "dynamic_slice")
     assert slice_.invars[0].aval.shape == (2, TRIPS // 2, ROWS, WIDTH)
     assert slice_.outvars[0].aval.shape == (1, 1, ROWS, WIDTH)
 
@@ -155,10 +165,18 @@ LAST = ("NHWC", "HWIO", "NHWC")  # XLA transposes to NCHW for float32
 
 def images(state: Any, batches: Any) -> Any:
     def trip(state: Any, batch: Any) -> Any:
-        made = batch
+        image = batch
         for filters in state:
-            made = jax.nn.relu(jax.lax.conv_general_dilated(made, filters, (1, 1), "SAME", dimension_numbers=LAST))
-        return [one + made.mean() for one in state], made.sum()
+            image = jax.nn.relu(
+                jax.lax.conv_general_dilated(
+                    image,
+                    filters,
+                    (1, 1),
+                    "SAME",
+                    dimension_numbers=LAST,
+                ),
+            )
+        return [filters + image.mean() for filters in state], image.sum()
 
     return jax.lax.scan(trip, state, batches)
 

@@ -59,7 +59,7 @@ def dim(dice: Dice, x: Array) -> int:
 def partner(dice: Dice, x: Array) -> Array:
     """Something that x can be computed with, of the same rank or a scalar."""
     at = dim(dice, x)
-    ways = [
+    partners = [
         lambda: jnp.flip(x, at) if x.ndim else x,
         lambda: x * 2,
         lambda: x.sum(at, keepdims=True) if x.ndim else x,
@@ -67,7 +67,7 @@ def partner(dice: Dice, x: Array) -> Array:
         lambda: jnp.float32(2),
         lambda: x.max() if x.size else x,
     ]
-    return dice.of(ways)().astype(x.dtype)
+    return dice.of(partners)().astype(x.dtype)
 
 
 def binary(function: Callable[[Array, Array], Array]) -> Op:
@@ -117,17 +117,17 @@ def dot(dice: Dice, x: Array) -> Array:
     """With itself along any dimension, contracted or batched, or with a weight of its own making."""
     if not x.ndim:
         return x * x
-    at, way = dim(dice, x), dice.below(4)
-    if way == 0:
+    at, variant = dim(dice, x), dice.below(4)
+    if variant == 0:
         return (
             lax.dot_general(x, x, (((at,), (at,)), ((), ()))) if x.ndim <= 2 else jnp.tensordot(x, x.sum(0), 0).sum(0)
         )
-    if way == 1 and x.ndim >= 2:
-        other = (at + 1) % x.ndim
-        return lax.dot_general(x, x, (((at,), (at,)), ((other,), (other,))))
+    if variant == 1 and x.ndim >= 2:
+        batch_dim = (at + 1) % x.ndim
+        return lax.dot_general(x, x, (((at,), (at,)), ((batch_dim,), (batch_dim,))))
     size = x.shape[at]
     weight = (lax.iota(jnp.int32, size * 3) % 3 - 1).reshape(size, 3).astype(x.dtype)
-    kind = jnp.float32 if way == 2 else None
+    kind = jnp.float32 if variant == 2 else None
     return lax.dot_general(x, weight, (((at,), (0,)), ((), ())), preferred_element_type=kind)
 
 
@@ -188,8 +188,15 @@ def pooled(function: Callable[..., Array], start: float) -> Op:
 def odd_window(dice: Dice, x: Array) -> Array:
     """No sum, no maximum: jax writes it with a body of its own."""
     window = dice.of(((1, 2, 2, 1), (1, 1, 1, 2)))
-    found = lax.reduce_window(ints(images(x)), np.int32(0), lambda a, b: a ^ b, window, (1, 1, 1, 1), "SAME")
-    return found.astype(jnp.float32)
+    parity = lax.reduce_window(
+        ints(images(x)),
+        np.int32(0),
+        lambda a, b: a ^ b,
+        window,
+        (1, 1, 1, 1),
+        "SAME",
+    )
+    return parity.astype(jnp.float32)
 
 
 def tangent_of_pool(dice: Dice, x: Array) -> Array:
@@ -216,13 +223,13 @@ def taken(dice: Dice, x: Array) -> Array:
     """Rows by index, one of each row, a column; out of bounds at times."""
     if not x.ndim:
         return x
-    at, way = dim(dice, x), dice.below(4)
+    at, variant = dim(dice, x), dice.below(4)
     size = x.shape[at]
-    if way == 0:
+    if variant == 0:
         return jnp.take(x, dice.below(size), axis=at)
-    if way == 1:
+    if variant == 1:
         return jnp.take(x, jnp.arange(size) * 2 % (size + 1), axis=at, mode=dice.of(("clip", "wrap")))
-    if way == 2:
+    if variant == 2:
         where = jnp.argmax(x, axis=at, keepdims=True)
         return jnp.take_along_axis(x, where, axis=at)
     rows = ints(x).ravel()[: max(1, x.size)] % size
@@ -251,10 +258,10 @@ def scattered(how: str) -> Op:
         if not x.ndim:
             return x
         rows = ints(x.sum(tuple(range(1, x.ndim)))) % WORDS
-        way = dice.below(3)
-        if way == 0:
+        variant = dice.below(3)
+        if variant == 0:
             return getattr(jnp.ones((WORDS, *x.shape[1:])).at[rows], how)(x)
-        if way == 1 and x.ndim >= 2:
+        if variant == 1 and x.ndim >= 2:
             column = ints(x.sum(tuple(range(1, x.ndim)))) % x.shape[1]
             place = jnp.expand_dims(column, tuple(range(1, x.ndim)))
             return (
@@ -328,8 +335,8 @@ def sorted_by(dice: Dice, x: Array) -> Array:
     if not x.ndim:
         return x
     at = dim(dice, x)
-    keys, others = lax.sort((x, jnp.flip(x, at)), dimension=at, num_keys=1)
-    return keys + 2 * others
+    keys, values = lax.sort((x, jnp.flip(x, at)), dimension=at, num_keys=1)
+    return keys + 2 * values
 
 
 def largest(dice: Dice, x: Array) -> Array:
@@ -374,20 +381,20 @@ def keys_of(dice: Dice, x: Array, seed: int = 3) -> tuple[Array, Array]:
     return key, x
 
 
-def drawn(how: Callable[[Array, tuple[int, ...]], Array], *ways: int) -> Op:
+def drawn(how: Callable[[Array, tuple[int, ...]], Array], *variants: int) -> Op:
     """From one key for all, or from a key of each example."""
 
     def op(dice: Dice, x: Array) -> Array:
         key, x = keys_of(dice, x)
-        way = dice.of(ways or range(5))
-        if not x.ndim or way == 0:
+        variant = dice.of(variants or range(5))
+        if not x.ndim or variant == 0:
             return x + how(key, x.shape)
-        if way == 1:
+        if variant == 1:
             return x + how(jax.random.split(key)[dice.below(2)], x.shape)
         keys = jax.random.split(key, x.shape[0])
-        if way == 2:
+        if variant == 2:
             keys = jax.vmap(jax.random.fold_in)(keys, jnp.arange(x.shape[0]))
-        if way == 3:
+        if variant == 3:
             keys = jax.vmap(jax.random.split)(keys)[:, 1]
         return jax.vmap(lambda key, row: row + how(key, row.shape))(keys, x)
 
@@ -436,14 +443,14 @@ def counted(dice: Dice, x: Array) -> Array:
 
 def mapped(dice: Dice, x: Array) -> Array:
     """Along the batch one at a time, layers, microbatches, a loop to the end, a branch."""
-    way = dice.below(5)
-    if way == 0 or not x.ndim:
+    variant = dice.below(5)
+    if variant == 0 or not x.ndim:
         return lax.cond(x.sum() > 0, lambda x: 2 * x, lambda x: x - 1, x)
-    if way == 1:
+    if variant == 1:
         return lax.map(lambda row: row * 2 + row.sum(), x)
-    if way == 2:
+    if variant == 2:
         return lax.scan(lambda c, s: (c + s * s, c.sum()), jnp.zeros_like(x), jnp.arange(1.0, 3.0))[0] + x
-    if way == 3 and x.shape[0] % 2 == 0:
+    if variant == 3 and x.shape[0] % 2 == 0:
         halves = jnp.moveaxis(x.reshape(x.shape[0] // 2, 2, *x.shape[1:]), 1, 0)
         total, each = lax.scan(lambda c, h: (c + h.sum(0), h * c), jnp.zeros(x.shape[1:], x.dtype), halves)
         return each + total

@@ -77,27 +77,30 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], parts: int = PARTS) -> list[Any]:
     """Results of an equation from its parts."""
     params = local_params(eqn, axes, axis, lambda size: size // parts)
-    made = []
+    results_by_part = []
     for part in range(parts):
-        given = [mine(x, side, axis, part, parts) for x, side in zip(operands, axes.operands, strict=True)]
+        sides = zip(operands, axes.operands, strict=True)
+        part_operands = [part_of(x, side, axis, part, parts) for x, side in sides]
         if axis in axes.reduced and part:
-            given = [np.zeros_like(x) if i in axes.masked else x for i, x in enumerate(given)]
-        made.append(compat.bind(eqn.replace(params=params), given))
-    together = []
+            for position in axes.masked:
+                part_operands[position] = np.zeros_like(part_operands[position])
+        results_by_part.append(compat.bind(eqn.replace(params=params), part_operands))
+    combined = []
     for number, side in enumerate(axes.results):
-        results = [one[number] for one in made]
+        results = [part_results[number] for part_results in results_by_part]
         if axis in side:
-            together.append(np.concatenate(results, side.index(axis)))
+            combined.append(np.concatenate(results, side.index(axis)))
         elif axis in axes.reduced:
-            together.append({"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]].reduce(results))
+            combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]]
+            combined.append(combine.reduce(results))
         else:
-            for other in results[1:]:
-                np.testing.assert_array_equal(results[0], other)
-            together.append(results[0])
-    return together
+            for part_result in results[1:]:
+                np.testing.assert_array_equal(results[0], part_result)
+            combined.append(results[0])
+    return combined
 
 
-def mine(x: Any, side: Any, axis: int, part: int, parts: int) -> Any:
+def part_of(x: Any, side: Any, axis: int, part: int, parts: int) -> Any:
     return np.split(np.asarray(x), parts, side.index(axis))[part] if axis in side else x
 
 
@@ -110,10 +113,21 @@ def test_an_equation_on_the_parts_put_together_is_the_equation_on_the_whole(name
         results, axes = compat.bind(eqn, operands), axes_of(eqn)
         if axes is None or eqn.primitive.name == "iota":  # counts from where its part begins
             return results
-        for axis in {one for side in (*axes.operands, *axes.results) for one in side if one is not None}:
+        sides = (*axes.operands, *axes.results)
+        for axis in {name for side in sides for name in side if name is not None}:
             if divisible(axes, axis, eqn, PARTS):
-                for whole, found in zip(results, divided(eqn, axes, axis, operands), strict=True):
-                    np.testing.assert_allclose(found, np.asarray(whole), rtol=2e-5, atol=2e-5, err_msg=str(eqn))
+                for whole, combined in zip(
+                    results,
+                    divided(eqn, axes, axis, operands),
+                    strict=True,
+                ):
+                    np.testing.assert_allclose(
+                        combined,
+                        np.asarray(whole),
+                        rtol=2e-5,
+                        atol=2e-5,
+                        err_msg=str(eqn),
+                    )
                 tried += 1
         return results
 
@@ -134,8 +148,16 @@ def test_what_is_cumulative_is_carried_forward_and_divided_along_other_dimension
     """Complex numbers, of which none is the least, and what is cumulative from the last row on are not carried."""
     x = jnp.ones((4, 6))
     eqns = jax.make_jaxpr(lambda x: (scan(x, 1), scan(x, 1, True), scan(lax.complex(x, x), 1)))(x).jaxpr.eqns
-    forward, *others = (axes_of(eqn) for eqn in eqns if eqn.primitive.name != "complex")
-    assert forward == Axes(((0, 1),), ((0, 1),), carried=(1,)) and others == [Axes(((0, None),), ((0, None),))] * 2
+    forward, *not_carried = (axes_of(eqn) for eqn in eqns if eqn.primitive.name != "complex")
+    assert (
+        forward
+        == Axes(
+            ((0, 1),),
+            ((0, 1),),
+            carried=(1,),
+        )
+        and not_carried == [Axes(((0, None),), ((0, None),))] * 2
+    )
     assert forward and divisible(forward, 0, eqns[0], 2) and not divisible(forward, 1, eqns[0], 2)
 
 

@@ -33,8 +33,8 @@ def test_the_rows_of_a_band_are_those_whose_weights_are_not_zero() -> None:
 def test_what_is_not_there_is_not_read() -> None:
     band = band_of(TWICE)
     assert band is not None
-    made = banded(jnp.asarray([[np.inf, 2.0, 4.0]]).T, band.weights, 0, band.rows, 6, jnp.float32)
-    assert made[-2:, 0].tolist() == [3.5, 4.0]
+    result = banded(jnp.asarray([[np.inf, 2.0, 4.0]]).T, band.weights, 0, band.rows, 6, jnp.float32)
+    assert result[-2:, 0].tolist() == [3.5, 4.0]
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.int8, jnp.bool_])
@@ -42,8 +42,8 @@ def test_a_band_of_single_ones_takes_rows(dtype: np.dtype) -> None:
     band = band_of(np.repeat(np.eye(3), 2, 0))
     assert band is not None and band.takes
     x = jnp.asarray([[1, 0, 1]], dtype)
-    made = banded(x, None, 1, band.rows, 6, dtype)
-    assert made.dtype == dtype and made.tolist() == np.repeat(x, 2, 1).tolist()
+    result = banded(x, None, 1, band.rows, 6, dtype)
+    assert result.dtype == dtype and result.tolist() == np.repeat(x, 2, 1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,15 @@ def test_a_matrix_that_is_no_narrow_band(matrix: np.ndarray) -> None:
 def test_halves_are_added_up_in_float32() -> None:
     band = band_of(np.tri(64, k=30) - np.tri(64, k=-31))
     assert band is not None
-    made = banded(jnp.full((64, 1), 1.0078125, jnp.bfloat16), band.weights, 0, band.rows, 64, jnp.bfloat16)
-    assert float(made[32, 0]) == 61.5  # of 61.4766
+    result = banded(
+        jnp.full((64, 1), 1.0078125, jnp.bfloat16),
+        band.weights,
+        0,
+        band.rows,
+        64,
+        jnp.bfloat16,
+    )
+    assert float(result[32, 0]) == 61.5  # of 61.4766
 
 
 def test_it_costs_two_operations_a_tap() -> None:

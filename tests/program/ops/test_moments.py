@@ -65,9 +65,13 @@ def test_rows_that_do_not_count_add_nothing_and_a_part_may_have_no_others():
 
 def test_halves_are_added_up_in_float32_and_come_out_as_halves():
     x = normals(3, 4096, 2).astype(jnp.bfloat16)
-    found = squares_about_mean(x, jnp.ones((4096, 1), jnp.bfloat16), (0,))
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype(jnp.float32), squares_of(x.astype(jnp.float32), (0,)), rtol=2**-8)
+    squares = squares_about_mean(x, jnp.ones((4096, 1), jnp.bfloat16), (0,))
+    assert squares.dtype == jnp.bfloat16
+    np.testing.assert_allclose(
+        squares.astype(jnp.float32),
+        squares_of(x.astype(jnp.float32), (0,)),
+        rtol=2**-8,
+    )
 
 
 def test_its_equation_is_a_reduction_that_nobody_divides_by_devices():

@@ -48,22 +48,33 @@ def window_of(array: Any, dim: int, span: Span) -> np.ndarray:
         return jax.random.wrap_key_data(window_of(jax.random.key_data(array), dim, span))
     array = np.asarray(array)
     rows = np.arange(*span)
-    taken = np.take(array, rows.clip(0, array.shape[dim] - 1), dim)
-    is_there = ((rows >= 0) & (rows < array.shape[dim])).reshape([-1 if d == dim else 1 for d in range(array.ndim)])
-    return np.where(is_there, taken, np.array(np.nan if array.dtype.kind == "f" else 113, array.dtype))
+    rows_or_edge = np.take(array, rows.clip(0, array.shape[dim] - 1), dim)
+    shape = [-1 if d == dim else 1 for d in range(array.ndim)]
+    is_valid = ((rows >= 0) & (rows < array.shape[dim])).reshape(shape)
+    garbage = np.nan if array.dtype.kind == "f" else 113
+    return np.where(is_valid, rows_or_edge, np.array(garbage, array.dtype))
 
 
 def masked(window: np.ndarray, dim: int, span: Span, size: int, fill: Any) -> np.ndarray:
     rows = np.arange(*span)
-    is_there = ((rows >= 0) & (rows < size)).reshape([-1 if d == dim else 1 for d in range(window.ndim)])
-    return np.where(is_there, window, np.asarray(fill, window.dtype))
+    shape = [-1 if d == dim else 1 for d in range(window.ndim)]
+    is_valid = ((rows >= 0) & (rows < size)).reshape(shape)
+    return np.where(is_valid, window, np.asarray(fill, window.dtype))
 
 
 def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
     own = windows_of(eqn, axes, axis, span, operands)
     if axis in axes.reduced:
-        own = [np.zeros_like(one) if position in axes.masked else one for position, one in enumerate(own)]
-    return run_rows(eqn, axes, axis, span, needed(axes, axis, span), [jnp.asarray(one) for one in own])
+        for position in axes.masked:
+            own[position] = np.zeros_like(own[position])
+    return run_rows(
+        eqn,
+        axes,
+        axis,
+        span,
+        needed(axes, axis, span),
+        [jnp.asarray(operand) for operand in own],
+    )
 
 
 def windows_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
@@ -89,34 +100,51 @@ def check_windows(
     compare(eqn, axes, axis, (low, high), on_rows(eqn, axes, axis, (low, high), operands), whole)
 
 
-def compare(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, made: Sequence[Any], whole: Sequence[Any]) -> None:
-    """Those of the rows made that exist."""
+def compare(
+    eqn: compat.JaxprEqn,
+    axes: Axes,
+    axis: int,
+    span: Span,
+    results: Sequence[Any],
+    whole: Sequence[Any],
+) -> None:
+    """Compare the rows that the whole result has."""
     (low, high), count = span, axes.counted(axis, eqn)
-    made, whole = ([jax.random.key_data(x) if compat.is_key(x) else x for x in some] for some in (made, whole))
-    for one, wanted, side in zip(map(np.asarray, made), map(np.asarray, whole), axes.results, strict=True):
+    results = [jax.random.key_data(x) if compat.is_key(x) else x for x in results]
+    whole = [jax.random.key_data(x) if compat.is_key(x) else x for x in whole]
+    arrays = map(np.asarray, results), map(np.asarray, whole)
+    for result, wanted, side in zip(*arrays, axes.results, strict=True):
         dim = side.index(axis)
-        assert one.shape == (*wanted.shape[:dim], high - low, *wanted.shape[dim + 1 :]), eqn
-        assert one.dtype == wanted.dtype
+        assert result.shape == (*wanted.shape[:dim], high - low, *wanted.shape[dim + 1 :]), eqn
+        assert result.dtype == wanted.dtype
         first, last = max(low, 0), max(min(high, count), 0)
         if first < last:
-            found = np.take(one, np.arange(first - low, last - low), dim)
-            close(found, np.take(wanted, np.arange(first, last), dim), f"{eqn} rows {low} to {high}")
+            window = np.take(result, np.arange(first - low, last - low), dim)
+            close(
+                window,
+                np.take(wanted, np.arange(first, last), dim),
+                f"{eqn} rows {low} to {high}",
+            )
 
 
 def check_sum(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
 ) -> None:
-    """Slab by slab, one more than has rows."""
-    count, how = axes.counted(axis, eqn), axes.reduced[axis]
+    """Slab by slab, with one slab beyond the last row."""
+    count, reduction = axes.counted(axis, eqn), axes.reduced[axis]
     rows = int(rng.integers(1, count + 2))
-    if how == "moments":
+    if reduction == "moments":
         each = (on_rows(eqn, axes, axis, (low, low + rows), operands)[0] for low in range(0, count + rows, rows))
         return close(functools.reduce(Moments.accumulate, each).squares, whole[0], f"{eqn} in slabs of {rows}")
-    start = {"sum": 0, "max": extreme(whole[0].dtype, "min"), "min": extreme(whole[0].dtype, "max")}[how]
+    start = {
+        "sum": 0,
+        "max": extreme(whole[0].dtype, "min"),
+        "min": extreme(whole[0].dtype, "max"),
+    }[reduction]
     total = np.full(whole[0].shape, start, whole[0].dtype)
     for low in range(0, count + rows, rows):
-        (more,) = on_rows(eqn, axes, axis, (low, low + rows), operands)
-        total = {"sum": np.add, "max": np.maximum, "min": np.minimum}[how](total, more)
+        (part,) = on_rows(eqn, axes, axis, (low, low + rows), operands)
+        total = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction](total, part)
     for position in axes.masked:
         total = total + operands[position]
     close(total, whole[0], f"{eqn} in slabs of {rows}")
@@ -125,35 +153,42 @@ def check_sum(
 def check_carried(
     eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
 ) -> None:
-    """Slab by slab with rows around it, one more than has rows."""
+    """Slab by slab, with rows around each, and with one slab beyond the last row."""
     count = axes.counted(axis, eqn)
-    rows, before, behind = (int(rng.integers(*most)) for most in ((1, count + 2), (0, BEYOND), (0, BEYOND)))
+    rows = int(rng.integers(1, count + 2))
+    before = int(rng.integers(0, BEYOND))
+    behind = int(rng.integers(0, BEYOND))
     carry = row_before(eqn, axes, axis)
     for first in range(0, count + rows, rows):
         span = first - before, first + rows + behind
         (window,) = windows_of(eqn, axes, axis, span, operands)
-        made, carry = run_cumulative(eqn, jnp.asarray(window), carry, rows)
-        compare(eqn, axes, axis, span, [made], whole)
+        result, carry = run_cumulative(eqn, jnp.asarray(window), carry, rows)
+        compare(eqn, axes, axis, span, [result], whole)
 
 
-def close(found: Any, wanted: Any, said: str) -> None:
+def close(array: Any, wanted: Any, message: str) -> None:
     if np.asarray(wanted).dtype.kind == "f":
-        np.testing.assert_allclose(found, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=said)
+        np.testing.assert_allclose(array, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=message)
     else:
-        np.testing.assert_array_equal(found, np.asarray(wanted), err_msg=said)
+        np.testing.assert_array_equal(array, np.asarray(wanted), err_msg=message)
 
 
 def known_axes(eqn: compat.JaxprEqn, axes: Axes) -> list[int]:
-    """Those along which it is computed by rows."""
+    """The axes along which an equation is computed by rows."""
     if eqn.primitive.name in COUNTED or not ops.of(eqn).can_run_rows(eqn):
         return []
-    known = {one for side in (*axes.operands, *axes.results) for one in side if one is not None}
-    return [axis for axis in sorted(known) if axes.counted(axis, eqn)]
+    sides = (*axes.operands, *axes.results)
+    names = {name for side in sides for name in side if name is not None}
+    return [axis for axis in sorted(names) if axes.counted(axis, eqn)]
 
 
 def check_axis(eqn: compat.JaxprEqn, axes: Axes, axis: int, *drawn: Any) -> None:
-    how = check_sum if axis in axes.reduced else check_carried if axis in axes.carried else check_windows
-    how(eqn, axes, axis, *drawn)
+    if axis in axes.reduced:
+        check_sum(eqn, axes, axis, *drawn)
+    elif axis in axes.carried:
+        check_carried(eqn, axes, axis, *drawn)
+    else:
+        check_windows(eqn, axes, axis, *drawn)
 
 
 def check(
@@ -175,8 +210,10 @@ def check(
         whole, axes = compat.bind(eqn, operands), axes_of(eqn)
         if axes is None or only not in (None, eqn.primitive.name):
             return whole
-        known = known_axes(eqn, axes)
-        for axis in known if every else rng.choice(known, min(len(known), 1), replace=False).tolist():
+        axes_of_eqn = known_axes(eqn, axes)
+        if not every:
+            axes_of_eqn = rng.choice(axes_of_eqn, min(len(axes_of_eqn), 1), replace=False).tolist()
+        for axis in axes_of_eqn:
             for _ in range(windows):
                 check_axis(eqn, axes, axis, operands, whole, rng)
             tried.add(eqn.primitive.name)
@@ -202,16 +239,19 @@ DRAWS: dict[str, operations.Op] = {
     **operations.ELEMENTWISE, **operations.ELEMENTWISE_EXACT, **operations.ELEMENTWISE_SMOOTH, **operations.SHAPED,
     **operations.SHAPED_EXACT, **operations.SHAPED_SMOOTH, "banded": a_product, "squares_about_mean": squares,
 }  # fmt: skip
-RULED = sorted(
-    name
-    for name, one in ops.RECORDS.items()
-    if one.axes is not Primitive.axes or one.run_rows or one.padding_value or one.accumulate
-)
+
+
+def has_rows(record: Primitive) -> bool:
+    has_axes = record.axes is not Primitive.axes
+    return bool(has_axes or record.run_rows or record.padding_value or record.accumulate)
+
+
+RULED = sorted(name for name, record in ops.RECORDS.items() if has_rows(record))
 
 
 @pytest.mark.parametrize("name", [name for name in RULED if name not in COUNTED])
 def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str) -> None:
-    """Who registers one draws it, here or among `tests.program.ops.operations`."""
+    """A function here or in `tests.program.ops.operations` must draw every registered primitive."""
     if name == "scatter-sub" and not hasattr(lax, "scatter_sub"):
         pytest.skip("this jax has none")
     for seed in range(20):
@@ -222,56 +262,64 @@ def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str)
         def function(x: Any, numbers: Any = numbers) -> Any:
             return DRAWS[name](operations.Dice(numbers), x)
 
-        # some are in gradients alone; our own have none
+        # some primitives occur only in gradients; memplan's own have none
         has_gradient = name not in ("banded", "squares_about_mean")
-        for one in (function, jax.grad(lambda x: function(x).sum()))[: 1 + has_gradient]:
-            found = drawn_equations(name, one, x)
-            for eqn, axes, operands in found[:2]:
+        for step in (function, jax.grad(lambda x: function(x).sum()))[: 1 + has_gradient]:
+            equations = drawn_equations(name, step, x)
+            for eqn, axes, operands in equations[:2]:
                 whole = compat.bind(eqn, operands)
                 for axis in known_axes(eqn, axes):
                     check_axis(eqn, axes, axis, operands, whole, rng)
-            if found:
+            if equations:
                 return
     raise AssertionError(f"nothing drew {name}")
 
 
 def drawn_equations(name: str, function: Any, x: Any) -> list[tuple[compat.JaxprEqn, Axes, list[Any]]]:
-    """The equations of a primitive in a function that have axes, with their operands, which one program computes."""
-    closed, found = flatten(jax.make_jaxpr(function)(x)), list[tuple[compat.JaxprEqn, Axes]]()
+    """A function's equations of a primitive that have axes, with their operands.
+
+    One compiled program computes all operands.
+    """
+    closed, equations = flatten(jax.make_jaxpr(function)(x)), list[tuple[compat.JaxprEqn, Axes]]()
 
     def operands_of(x: Any) -> list[list[Any]]:
-        given = list[list[Any]]()
+        operands_of_each = list[list[Any]]()
 
         def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
             axes = axes_of(eqn)
             if eqn.primitive.name == name and axes is not None and known_axes(eqn, axes):
-                found.append((eqn, axes))
-                given.append(operands)
+                equations.append((eqn, axes))
+                operands_of_each.append(operands)
             return compat.bind(eqn, operands)
 
         interpret(closed, [x], rule)
-        return given
+        return operands_of_each
 
     if all(eqn.primitive.name != name for eqn in closed.jaxpr.eqns):
         return []
-    given = jax.jit(operands_of)(x)
-    return [(eqn, axes, operands) for (eqn, axes), operands in zip(found, given, strict=True)]
+    operands_of_each = jax.jit(operands_of)(x)
+    pairs = zip(equations, operands_of_each, strict=True)
+    return [(eqn, axes, operands) for (eqn, axes), operands in pairs]
 
 
 @few
 @given(convolutions())
-def test_a_convolution(one: Convolution) -> None:
-    assert check(one.run, one.operands, one.seed) == {"conv_general_dilated"}
+def test_a_convolution(convolution: Convolution) -> None:
+    assert check(
+        convolution.run,
+        convolution.operands,
+        convolution.seed,
+    ) == {"conv_general_dilated"}
 
 
 @few
 @given(convolutions(negative=False))
-def test_the_gradients_of_a_convolution(one: Convolution) -> None:
+def test_the_gradients_of_a_convolution(convolution: Convolution) -> None:
     def gradients(x: Any, w: Any) -> Any:
-        made, pull = jax.vjp(one.run, x, w)
-        return pull(made)
+        result, pull = jax.vjp(convolution.run, x, w)
+        return pull(result)
 
-    assert "conv_general_dilated" in check(gradients, one.operands, one.seed)
+    assert "conv_general_dilated" in check(gradients, convolution.operands, convolution.seed)
 
 
 @few
@@ -302,24 +350,28 @@ def test_a_convolution_in_groups_of_batches() -> None:
 def test_no_window_has_the_form_on_which_xla_ends_the_process(size: int) -> None:
     """Of a whole with as many rows as the kernel has, for which the form means what XLA takes it for."""
     deadly = Dim(size, size, size - 1, (0, 0), size, 1), Dim(2, 5, 1, (4, 4), 2, 1)
-    one = Convolution(list(deadly), 1, 0, size)
-    [eqn] = flatten(jax.make_jaxpr(one.run)(*one.operands)).jaxpr.eqns
-    axes, whole, kept = axes_of(eqn), compat.bind(eqn, one.operands), 0
+    convolution = Convolution(list(deadly), 1, 0, size)
+    [eqn] = flatten(jax.make_jaxpr(convolution.run)(*convolution.operands)).jaxpr.eqns
+    axes, whole, padded_outside = axes_of(eqn), compat.bind(eqn, convolution.operands), 0
     assert axes is not None
     axis = axes.operands[0][1]
     assert axis is not None
     for span in ((low, high) for low in range(size) for high in range(low + 1, size + 3)):
 
-        def made(*operands: Any, span: Span = span) -> list[Any]:
+        def rows_of_result(*operands: Any, span: Span = span) -> list[Any]:
             return run_rows(eqn, axes, axis, span, needed(axes, axis, span), operands)
 
-        windows = windows_of(eqn, axes, axis, span, one.operands)
-        found = [one for one in jax.make_jaxpr(made)(*windows).jaxpr.eqns if one.primitive == eqn.primitive]
-        rows, padding = windows[0].shape[1], found[0].params["padding"][0]
+        windows = windows_of(eqn, axes, axis, span, convolution.operands)
+        convolutions_on_rows = [
+            eqn_on_rows
+            for eqn_on_rows in jax.make_jaxpr(rows_of_result)(*windows).jaxpr.eqns
+            if eqn_on_rows.primitive == eqn.primitive
+        ]
+        rows, padding = windows[0].shape[1], convolutions_on_rows[0].params["padding"][0]
         assert padding != (0, 0) or rows == size
-        kept += padding == (0, size - 1)
-        compare(eqn, axes, axis, span, made(*windows), whole)
-    assert kept
+        padded_outside += padding == (0, size - 1)
+        compare(eqn, axes, axis, span, rows_of_result(*windows), whole)
+    assert padded_outside
 
 
 def test_what_is_padded_between_rows_is_not_folded_into_that_form() -> None:
@@ -341,27 +393,41 @@ def test_what_is_padded_between_rows_is_not_folded_into_that_form() -> None:
 
 @few
 @given(windows())
-def test_reductions_over_windows(one: Windows) -> None:
+def test_reductions_over_windows(windows_: Windows) -> None:
     def reductions(x: Any) -> Any:
-        sums, greatest = one.reduce(x, 0.0, lax.add), one.reduce(x, -np.inf, lax.max)
-        counted = one.reduce((x * 10).astype(jnp.int32), np.int32(np.iinfo(np.int32).max), lax.min)
-        most, square = one.reduce((x, x * x), (-1.0, 0.5), lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1] - 0.5))
-        return sums, greatest, counted, most, square
+        sums, greatest = windows_.reduce(x, 0.0, lax.add), windows_.reduce(x, -np.inf, lax.max)
+        counted = windows_.reduce(
+            (x * 10).astype(jnp.int32),
+            np.int32(np.iinfo(np.int32).max),
+            lax.min,
+        )
+        maxima, square = windows_.reduce(
+            (x, x * x),
+            (-1.0, 0.5),
+            lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1] - 0.5),
+        )
+        return sums, greatest, counted, maxima, square
 
     wanted = {"reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window"}
-    assert wanted < check(reductions, (one.array,), one.seed)
+    assert wanted < check(reductions, (windows_.array,), windows_.seed)
 
 
 @few
 @given(windows(negative=False, dilation=1, apart=1), st.sampled_from([lax.max, lax.min]))
-def test_the_derivatives_of_extremes_over_windows(one: Windows, how: Callable[..., Any]) -> None:
-    start = -np.inf if how is lax.max else np.inf
+def test_the_derivatives_of_extremes_over_windows(
+    windows_: Windows,
+    extreme_: Callable[..., Any],
+) -> None:
+    start = -np.inf if extreme_ is lax.max else np.inf
 
     def derivatives(x: Any) -> Any:
-        made, forward = jax.linearize(lambda x: one.reduce(x, start, how), x)
-        return forward(x * x), jax.vjp(lambda x: one.reduce(x, start, how), x)[1](made)
+        result, forward = jax.linearize(lambda x: windows_.reduce(x, start, extreme_), x)
+        return forward(x * x), jax.vjp(lambda x: windows_.reduce(x, start, extreme_), x)[1](result)
 
-    assert {"select_and_gather_add", "select_and_scatter_add"} <= check(derivatives, (one.array,), one.seed)
+    assert {
+        "select_and_gather_add",
+        "select_and_scatter_add",
+    } <= check(derivatives, (windows_.array,), windows_.seed)
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32, jnp.bfloat16])
@@ -390,8 +456,8 @@ def test_pad(config: list[tuple[int, int, int, int]], seed: int) -> None:
 
 @few
 @given(st.integers(0, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 2), SEEDS)
-def test_slice(start: int, length: int, stride: int, rest: int, seed: int) -> None:
-    x = floats(seed, start + length + rest, 3)
+def test_slice(start: int, length: int, stride: int, unread: int, seed: int) -> None:
+    x = floats(seed, start + length + unread, 3)
     assert check(lambda x: lax.slice(x, (start, 0), (start + length, 3), (stride, 1)), (x,), seed, 3) == {"slice"}
 
 
@@ -400,7 +466,11 @@ def test_slice(start: int, length: int, stride: int, rest: int, seed: int) -> No
 def test_concatenate_along_the_axis(rows: list[int], seed: int) -> None:
     operands = [floats(seed + number, size, 2) for number, size in enumerate(rows)]
     assert check(lambda *x: lax.concatenate(x, 0), operands, seed, windows=3) == {"concatenate"}
-    assert check(lambda *x: lax.concatenate([one > 0 for one in x], 0), operands, seed) == {"gt", "concatenate"}
+    assert check(
+        lambda *x: lax.concatenate([operand > 0 for operand in x], 0),
+        operands,
+        seed,
+    ) == {"gt", "concatenate"}
 
 
 def test_concatenated_zeros_keep_their_sign() -> None:
@@ -408,22 +478,36 @@ def test_concatenated_zeros_keep_their_sign() -> None:
     (eqn,) = jax.make_jaxpr(lambda a, b: lax.concatenate([a, b], 0))(zeros, zeros).jaxpr.eqns
     axes = axes_of(eqn)
     assert axes is not None
-    (made,) = on_rows(eqn, axes, 0, (0, 4), [zeros, zeros])
-    assert np.signbit(made).tolist() == [True, False, True, False]
+    (result,) = on_rows(eqn, axes, 0, (0, 4), [zeros, zeros])
+    assert np.signbit(result).tolist() == [True, False, True, False]
 
 
 @few
 @given(st.integers(2, 9), st.integers(2, 9), st.integers(-2, 2), st.integers(1, 3), SEEDS)
-def test_products_with_banded_matrices(made: int, given: int, apart: int, width: int, seed: int) -> None:
-    x, matrix = floats(seed, 2, given, 3), floats(seed + 1, made, given)
-    distance = np.arange(made)[:, None] * given // made - np.arange(given) + apart
+def test_products_with_banded_matrices(
+    result_rows: int,
+    operand_rows: int,
+    offset: int,
+    width: int,
+    seed: int,
+) -> None:
+    x, matrix = floats(seed, 2, operand_rows, 3), floats(seed + 1, result_rows, operand_rows)
+    distance = (
+        np.arange(
+            result_rows,
+        )[:, None]
+        * operand_rows
+        // result_rows
+        - np.arange(operand_rows)
+        + offset
+    )
     matrix[(distance < 0) | (distance >= width)] = 0
-    band = Band.of((made, given), *np.nonzero(matrix), matrix[np.nonzero(matrix)])
+    band = Band.of((result_rows, operand_rows), *np.nonzero(matrix), matrix[np.nonzero(matrix)])
     if band is not None:
         operands = x, band.weights
 
         def product(x: Any, weights: Any) -> Any:
-            return banded(x, weights, 1, band.rows, made, jnp.float32)
+            return banded(x, weights, 1, band.rows, result_rows, jnp.float32)
 
         np.testing.assert_allclose(product(*operands), np.einsum("mg,agb->amb", matrix, x), atol=1e-5)
         assert check(product, operands, seed, windows=3, every=True) == {"banded"}
@@ -499,5 +583,5 @@ def test_only_what_reads_rows_that_do_not_exist_has_a_fill() -> None:
 def test_a_window_between_two_rows_is_given_the_next_one() -> None:
     eqn, axes = only(lambda x: lax.pad(x, 0.0, ((0, 0, 4),)), floats(0, 3))
     assert needed(axes, 0, (1, 3)) == {0: (1, 2)}
-    (made,) = run_rows(eqn, axes, 0, (1, 3), {0: (1, 2)}, [jnp.full(1, 7.0), jnp.zeros(())])
-    assert made.tolist() == [0.0, 0.0]
+    (result,) = run_rows(eqn, axes, 0, (1, 3), {0: (1, 2)}, [jnp.full(1, 7.0), jnp.zeros(())])
+    assert result.tolist() == [0.0, 0.0]

@@ -32,11 +32,22 @@ def check(function: Callable[..., Any], args: Sequence[Any], parts: int) -> int:
     def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
         nonlocal tried
         whole, axes = compat.bind(eqn, operands), axes_of(eqn)
-        names = {one for side in (*axes.operands, *axes.results) for one in side if one is not None} if axes else ()
+        sides = (*axes.operands, *axes.results) if axes else ()
+        names = {name for side in sides for name in side if name is not None}
         for axis in names:
             if axes and divisible(axes, axis, eqn, parts):
-                for one, wanted in zip(divided(eqn, axes, axis, operands, parts), whole, strict=True):
-                    np.testing.assert_allclose(one, np.asarray(wanted), rtol=3e-5, atol=3e-5, err_msg=str(eqn))
+                for result, wanted in zip(
+                    divided(eqn, axes, axis, operands, parts),
+                    whole,
+                    strict=True,
+                ):
+                    np.testing.assert_allclose(
+                        result,
+                        np.asarray(wanted),
+                        rtol=3e-5,
+                        atol=3e-5,
+                        err_msg=str(eqn),
+                    )
                 tried += 1
         return whole
 
@@ -45,23 +56,27 @@ def check(function: Callable[..., Any], args: Sequence[Any], parts: int) -> int:
 
 
 @few
-@given(convolutions(divisible=True, negative=False, most=6), PARTS)
-def test_parts_of_a_convolution_and_of_its_gradients(one: Convolution, parts: int) -> None:
+@given(convolutions(divisible=True, negative=False, max_rows=6), PARTS)
+def test_parts_of_a_convolution_and_of_its_gradients(convolution: Convolution, parts: int) -> None:
     def gradients(x: Any, w: Any) -> Any:
-        made, pull = jax.vjp(one.run, x, w)
-        return pull(made)
+        result, pull = jax.vjp(convolution.run, x, w)
+        return pull(result)
 
-    check(gradients, one.operands, parts)
+    check(gradients, convolution.operands, parts)
 
 
 @few
 @given(windows(divisible=True, negative=False, dilation=1, apart=1), PARTS)
-def test_parts_of_windows_and_of_their_gradients(one: Windows, parts: int) -> None:
+def test_parts_of_windows_and_of_their_gradients(windows_: Windows, parts: int) -> None:
     def derivatives(x: Any) -> Any:
-        made, forward = jax.linearize(lambda x: one.reduce(x, -np.inf, lax.max), x)
-        return forward(x), jax.vjp(lambda x: one.reduce(x, -np.inf, lax.max), x)[1](made), one.reduce(x, 0.0, lax.add)
+        result, forward = jax.linearize(lambda x: windows_.reduce(x, -np.inf, lax.max), x)
+        return (
+            forward(x),
+            jax.vjp(lambda x: windows_.reduce(x, -np.inf, lax.max), x)[1](result),
+            windows_.reduce(x, 0.0, lax.add),
+        )
 
-    check(derivatives, (one.array,), parts)
+    check(derivatives, (windows_.array,), parts)
 
 
 @few

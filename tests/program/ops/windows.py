@@ -30,13 +30,25 @@ class Dim(NamedTuple):
 
 @st.composite
 def dims(
-    draw: Any, *, negative: bool = True, dilation: int = 3, apart: int = 2, most: int = 7, divisible: bool = False
+    draw: Any,
+    *,
+    negative: bool = True,
+    dilation: int = 3,
+    apart: int = 2,
+    max_rows: int = 7,
+    divisible: bool = False,
 ) -> Dim:
     """With at least one row made; `divisible`: at times as blocks that do not overlap."""
     if divisible and draw(st.booleans()):
         size = draw(st.integers(1, 2))
         return Dim(size * draw(st.integers(1, 6)), size, size, (0, 0), 1, 1)
-    rows, size, stride = draw(st.integers(1, most)), draw(st.integers(1, 3)), draw(st.integers(1, 3))
+    rows, size, stride = (
+        draw(
+            st.integers(1, max_rows),
+        ),
+        draw(st.integers(1, 3)),
+        draw(st.integers(1, 3)),
+    )
     wide, between = draw(st.integers(1, dilation)), draw(st.integers(1, apart))
     low, high = draw(st.integers(-2 if negative else 0, 3)), draw(st.integers(-2 if negative else 0, 3))
     missing = (size - 1) * between + 1 - ((rows - 1) * wide + 1 + low + high)
@@ -68,11 +80,14 @@ class Convolution(NamedTuple):
 
     @property
     def operands(self) -> tuple[np.ndarray, np.ndarray]:
-        of = {"N": 2, "C": 4, "I": 4 // self.groups, "O": 2}
-        image = of | {name: dim.rows for name, dim in zip("DHW"[-len(self.space) :], self.space, strict=True)}
-        filters = of | {name: dim.size for name, dim in zip("DHW"[-len(self.space) :], self.space, strict=True)}
-        left, right, _ = self.numbers
-        return floats(self.seed, *(image[name] for name in left)), floats(self.seed + 1, *(filters[n] for n in right))
+        sizes = {"N": 2, "C": 4, "I": 4 // self.groups, "O": 2}
+        names = "DHW"[-len(self.space) :]
+        image = sizes | {name: dim.rows for name, dim in zip(names, self.space, strict=True)}
+        filters = sizes | {name: dim.size for name, dim in zip(names, self.space, strict=True)}
+        lhs, rhs, _ = self.numbers
+        image_shape = (image[name] for name in lhs)
+        filter_shape = (filters[name] for name in rhs)
+        return floats(self.seed, *image_shape), floats(self.seed + 1, *filter_shape)
 
 
 def convolutions(**limits: Any) -> st.SearchStrategy[Convolution]:
@@ -95,9 +110,9 @@ class Windows(NamedTuple):
     def of(self, name: str) -> list[Any]:
         return [getattr(dim, name) for dim in self.space]
 
-    def reduce(self, x: Any, start: Any, how: Callable[..., Any]) -> Any:
-        rest = self.of("size"), self.of("stride"), self.of("padding"), self.of("dilation"), self.of("apart")
-        return lax.reduce_window(x, start, how, *rest)
+    def reduce(self, x: Any, start: Any, reducer: Callable[..., Any]) -> Any:
+        window = map(self.of, ("size", "stride", "padding", "dilation", "apart"))
+        return lax.reduce_window(x, start, reducer, *window)
 
 
 def windows(**limits: Any) -> st.SearchStrategy[Windows]:

@@ -65,9 +65,11 @@ class Step(NamedTuple):
     def numbers(self, *shape: int, seed: int = 0) -> np.ndarray:
         """Normal ones, or where all is exact whole ones, half of them zero."""
         draw = np.random.default_rng(self.seed + seed)
-        some = draw.normal(size=shape) / (1 if not seed else math.sqrt(max(math.prod(shape[:-1]), 1)))
+        normal = draw.normal(
+            size=shape,
+        ) / (1 if not seed else math.sqrt(max(math.prod(shape[:-1]), 1)))
         whole = draw.integers(-1, 2, shape) * draw.integers(0, 2, shape)
-        return np.asarray(whole if self.exact else some, jnp.dtype(self.dtype))
+        return np.asarray(whole if self.exact else normal, jnp.dtype(self.dtype))
 
     def made(self) -> tuple[compat.ClosedJaxpr, list[np.ndarray]]:
         """The flat jaxpr, and operands."""
@@ -89,8 +91,8 @@ class Step(NamedTuple):
         return flatten(jax.make_jaxpr(function)(weights, x)), [*weights, x]
 
     def result(self, weights: Sequence[Any], x: Any) -> Any:
-        left = list(weights)
-        return _result(self, x, lambda *_: left.pop(0))
+        remaining = list(weights)
+        return _result(self, x, lambda *_: remaining.pop(0))
 
 
 def _result(step: Step, x: Any, weight: Weight) -> Any:
@@ -121,10 +123,10 @@ def _convolution(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) ->
     w = weight(*(layer.size,) * len(_space(x)), x.shape[-1] // groups, layer.features)
     padding = _padding(layer, x, (layer.size - 1) * layer.dilation + 1)
     strides, dilation = (layer.stride,) * len(_space(x)), (layer.dilation,) * len(_space(x))
-    made = lax.conv_general_dilated(
+    result = lax.conv_general_dilated(
         x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=_names(x), feature_group_count=groups
     )
-    return _cut_off(step, made)
+    return _cut_off(step, result)
 
 
 def _transposed(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -173,8 +175,13 @@ def _windows(layer: Layer, x: Any, size: int) -> tuple[tuple[int, ...], tuple[in
 
 
 def _max_pool(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
-    least = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
-    return lax.reduce_window(x, np.array(least, x.dtype), lax.max, *_windows(layer, x, 2 + layer.valid))
+    lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
+    return lax.reduce_window(
+        x,
+        np.array(lowest, x.dtype),
+        lax.max,
+        *_windows(layer, x, 2 + layer.valid),
+    )
 
 
 def _average_pool(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -186,9 +193,12 @@ def _upsample(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> An
     if math.prod(_space(x)) > 200:
         return x
     batch, *space, features = x.shape
-    apart = x.reshape(batch, *(size for one in space for size in (one, 1)), features)
-    wide = jnp.broadcast_to(apart, (batch, *(size for one in space for size in (one, 2)), features))
-    return wide.reshape(batch, *(2 * one for one in space), features)
+    spaced = x.reshape(batch, *(size for rows in space for size in (rows, 1)), features)
+    wide = jnp.broadcast_to(
+        spaced,
+        (batch, *(size for rows in space for size in (rows, 2)), features),
+    )
+    return wide.reshape(batch, *(2 * rows for rows in space), features)
 
 
 def _resize(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -204,12 +214,12 @@ def _resize(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
     return jax.image.resize(x, (x.shape[0], *(max(size, 1) for size in sizes), x.shape[-1]), method)
 
 
-def _alike(x: Any, other: Any) -> tuple[Any, Any]:
+def _alike(x: Any, skipped: Any) -> tuple[Any, Any]:
     """The rows in space that both have, from the last ones of the first."""
-    least = [min(pair) for pair in zip(_space(x), _space(other), strict=True)]
-    last = tuple(slice(size - one, size) for one, size in zip(least, _space(x), strict=True))
-    first = tuple(slice(0, one) for one in least)
-    return x[:, *last], other[:, *first]
+    shared = [min(pair) for pair in zip(_space(x), _space(skipped), strict=True)]
+    last = tuple(slice(size - count, size) for count, size in zip(shared, _space(x), strict=True))
+    first = tuple(slice(0, count) for count in shared)
+    return x[:, *last], skipped[:, *first]
 
 
 def _skip(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -217,16 +227,17 @@ def _skip(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
 
 
 def _residual(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
-    mine, other = _alike(x, kept[-1 - layer.back % len(kept)])
-    return mine + other if mine.shape == other.shape else mine + other.sum(-1, keepdims=True)
+    cropped, skipped = _alike(x, kept[-1 - layer.back % len(kept)])
+    same = cropped.shape == skipped.shape
+    return cropped + (skipped if same else skipped.sum(-1, keepdims=True))
 
 
 def _cumulative(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
     """Along a dimension of space or the batch; gradients go through sums, which are cumulative the other way there."""
     scan = (lax.cummin, lax.cummax, lax.cumsum)[layer.size - 1]
-    given = x if scan is lax.cumsum else lax.stop_gradient(x)
-    made = scan(given, layer.back % (x.ndim - 1), layer.dilation == 2)
-    return _cut_off(step, x + made) if step.exact else x + made / 4
+    operand = x if scan is lax.cumsum else lax.stop_gradient(x)
+    result = scan(operand, layer.back % (x.ndim - 1), layer.dilation == 2)
+    return _cut_off(step, x + result) if step.exact else x + result / 4
 
 
 _KINDS: dict[str, Callable[..., Any]] = {
@@ -324,32 +335,41 @@ class Cut(NamedTuple):
 
     def of(self, closed: compat.ClosedJaxpr) -> tuple[SlabAxis, Slabs] | None:
         """None where nothing on the axis runs in slabs."""
-        known = Flat(closed).values
-        largest = sorted(range(len(known)), key=lambda one: -compat.nbytes_of(known[one].aval))
+        variables = Flat(closed).values
+        largest = sorted(
+            range(len(variables)),
+            key=lambda number: -compat.nbytes_of(variables[number].aval),
+        )
         value = largest[self.value % min(len(largest), 6)]
-        dims = [dim for dim, size in enumerate(shape_of(known[value])) if size > 1]
+        dims = [dim for dim, size in enumerate(shape_of(variables[value])) if size > 1]
         if not dims:
             return None
         dim = dims[self.dim % len(dims)]
         axis = axis_at(Flat(closed), value, dim)
-        ops = large_ops(axis.graph, compat.nbytes_of(known[largest[0]].aval) // self.theta)
+        ops = large_ops(axis.graph, compat.nbytes_of(variables[largest[0]].aval) // self.theta)
         if not ops:
             return None
-        least = least_rows(axis.graph, ops)
-        rows = -(-shape_of(known[value])[dim] // self.slabs)
-        bare = Slabs(value, dim, -(-rows // least) * least, ops, frozenset(), frozenset())
+        min_rows = least_rows(axis.graph, ops)
+        rows = -(-shape_of(variables[value])[dim] // self.slabs)
+        bare = Slabs(value, dim, -(-rows // min_rows) * min_rows, ops, frozenset(), frozenset())
         return axis, self._stored(axis, bare)
 
     def _stored(self, axis: SlabAxis, bare: Slabs) -> Slabs:
-        made = [value for op in sorted(bare.ops) for value in axis.graph.graph.ops[op].outputs]
+        values = [value for op in sorted(bare.ops) for value in axis.graph.graph.ops[op].outputs]
         if self.stored is not None:
             draw = np.random.default_rng(self.stored)
-            half = draw.integers(0, 2, len(made))
-            slabs = replace(bare, stored=frozenset(value for value, take in zip(made, half, strict=True) if take))
+            half = draw.integers(0, 2, len(values))
+            slabs = replace(
+                bare,
+                stored=frozenset(value for value, take in zip(values, half, strict=True) if take),
+            )
             read = [
                 (value, loop.level) for loop in loops_of(axis, slabs) for value in loop.reads if value in slabs.stored
             ]
-            return replace(slabs, recomputed_in=frozenset(one for one in read if draw.integers(0, 3) == 0))
+            return replace(
+                slabs,
+                recomputed_in=frozenset(pair for pair in read if draw.integers(0, 3) == 0),
+            )
         limits = SlabLimits(1 << 40, 1 << 40, 0)
         slabs, _ = Choice(Pricer(Walls(axis.graph, bare.ops), _DEVICE), bare, limits).best()
         return replace(slabs, on_host=frozenset())

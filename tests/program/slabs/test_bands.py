@@ -25,9 +25,11 @@ def rewritten(function: Callable[..., Any], *args: Any) -> tuple[list[str], floa
     closed = flatten(jax.make_jaxpr(function)(*args))
     new = with_bands(Flat(closed)).closed
     assert new.jaxpr.invars == closed.jaxpr.invars and set(closed.jaxpr.outvars) <= set(Flat(new).values)
-    plain, made = jax.jit(lambda *args: [interpret(one, args) for one in (closed, new)])(*args)
+    plain, results = jax.jit(
+        lambda *args: [interpret(jaxpr, args) for jaxpr in (closed, new)],
+    )(*args)
     differences = [0.0]
-    for a, b in zip(plain, made, strict=True):
+    for a, b in zip(plain, results, strict=True):
         assert (a.shape, a.dtype) == (b.shape, b.dtype)
         a, b = np.asarray(a, np.float64), np.asarray(b, np.float64)
         differences.append(np.abs(a - b).max() / (np.abs(a).max() + 1e-9))
@@ -93,7 +95,7 @@ def test_constants_of_the_step() -> None:
     assert names.count("banded") == 2 and "dot_general" not in names and difference < 1e-6
 
 
-LEFT: dict[str, Callable[..., Any]] = {
+UNCHANGED: dict[str, Callable[..., Any]] = {
     "a full matrix": lambda x: jnp.cos(jnp.arange(8.0)[:, None] * jnp.arange(8.0)) @ x,
     "a random matrix": lambda x, key=jax.random.key(0): jax.random.normal(key, (8, 8)) @ x,
     "a matrix that is an argument": lambda x: jnp.eye(8) * x[0, 0] @ x,
@@ -106,9 +108,9 @@ LEFT: dict[str, Callable[..., Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", LEFT)
-def test_what_is_no_band_is_left(name: str) -> None:
-    names, difference = rewritten(LEFT[name], normals(8, 4))
+@pytest.mark.parametrize("name", UNCHANGED)
+def test_what_is_no_band_is_unchanged(name: str) -> None:
+    names, difference = rewritten(UNCHANGED[name], normals(8, 4))
     assert "banded" not in names and difference == 0.0
 
 
@@ -126,5 +128,6 @@ def test_while_another_program_is_traced() -> None:
     def traced(x: Any) -> Any:
         return interpret(with_bands(Flat(closed)).closed, [x])
 
-    for one, wanted in zip(traced(normals(1, 11, 8, 1)), interpret(closed, [normals(1, 11, 8, 1)]), strict=True):
-        np.testing.assert_allclose(one, wanted, atol=1e-5)
+    x = normals(1, 11, 8, 1)
+    for result, expected in zip(traced(x), interpret(closed, [x]), strict=True):
+        np.testing.assert_allclose(result, expected, atol=1e-5)

@@ -41,19 +41,21 @@ def test_a_sum_is_that_of_what_the_array_is_broadcast_to(axes: tuple[int, ...], 
     ],
 )
 def test_the_thin_source_is_what_every_summed_element_is(spread: Callable[..., Any], shape: tuple[int, ...]):
-    given, total = jnp.arange(1.0, 1 + int(np.prod(shape))).reshape(shape), Sum(X.shape, (1, 2))
-    out, made, closed = last_of(spread, given)
-    found = broadcast_of(out, total, made)
-    assert found is not None
-    source = given if found.source is closed.jaxpr.invars[0] else interpret(closed, [given])[0]
-    whole = jnp.broadcast_to(interpret(closed, [given])[0], X.shape)
-    np.testing.assert_array_equal(found.thin(source, total), whole[:, 0, 0])
+    source_array = jnp.arange(1.0, 1 + int(np.prod(shape))).reshape(shape)
+    total = Sum(X.shape, (1, 2))
+    out, equations, closed = last_of(spread, source_array)
+    broadcast = broadcast_of(out, total, equations)
+    assert broadcast is not None
+    result = interpret(closed, [source_array])[0]
+    source = source_array if broadcast.source is closed.jaxpr.invars[0] else result
+    whole = jnp.broadcast_to(result, X.shape)
+    np.testing.assert_array_equal(broadcast.thin(source, total), whole[:, 0, 0])
 
 
 @pytest.mark.parametrize("shape", [(2, 8, 1, 3), (2, 1, 4, 1), X.shape])
 def test_what_differs_along_a_summed_dimension_is_spread_from_nothing(shape: tuple[int, ...]):
-    out, made, _ = last_of(lambda a: -a, jnp.ones(shape))
-    assert broadcast_of(out, Sum(X.shape, (1, 2)), made) is None
+    out, equations, _ = last_of(lambda a: -a, jnp.ones(shape))
+    assert broadcast_of(out, Sum(X.shape, (1, 2)), equations) is None
 
 
 def mean(x: jax.Array, axes: tuple[int, ...] = (1, 2)) -> jax.Array:
@@ -78,14 +80,14 @@ NOT_CENTRED = {
 
 @pytest.mark.parametrize("name", CENTRED)
 def test_what_was_centred_is_known(name: str):
-    out, made, closed = last_of(CENTRED[name], X)
-    assert centred(out, Sum(X.shape, (1, 2)), made) is closed.jaxpr.invars[0]
+    out, equations, closed = last_of(CENTRED[name], X)
+    assert centred(out, Sum(X.shape, (1, 2)), equations) is closed.jaxpr.invars[0]
 
 
 @pytest.mark.parametrize("name", NOT_CENTRED)
 def test_what_was_not_is_not(name: str):
-    out, made, _ = last_of(NOT_CENTRED[name], X)
-    assert centred(out, Sum(X.shape, (1, 2)), made) is None
+    out, equations, _ = last_of(NOT_CENTRED[name], X)
+    assert centred(out, Sum(X.shape, (1, 2)), equations) is None
 
 
 def test_a_mean_whose_dimensions_were_exchanged_is_none():
@@ -94,17 +96,20 @@ def test_a_mean_whose_dimensions_were_exchanged_is_none():
     def exchanged(x):
         return x - x.mean(0).T[None]
 
-    out, made, _ = last_of(exchanged, square)
-    assert centred(out, Sum(square.shape, (0,)), made) is None
+    out, equations, _ = last_of(exchanged, square)
+    assert centred(out, Sum(square.shape, (0,)), equations) is None
 
 
 @pytest.mark.parametrize("square", [jnp.square, lambda x: x * x, lambda x: jax.lax.integer_pow(x, 2)])
 def test_squares_are_known(square: Callable[..., Any]):
-    out, made, closed = last_of(square, X)
-    assert squared(out, made) is closed.jaxpr.invars[0]
+    out, equations, closed = last_of(square, X)
+    assert squared(out, equations) is closed.jaxpr.invars[0]
 
 
-@pytest.mark.parametrize("other", [lambda x: x * 2, lambda x: jax.lax.integer_pow(x, 3), jnp.sin])
-def test_nothing_else_is_a_square(other: Callable[..., Any]):
-    out, made, _ = last_of(other, X)
-    assert squared(out, made) is None
+@pytest.mark.parametrize(
+    "function",
+    [lambda x: x * 2, lambda x: jax.lax.integer_pow(x, 3), jnp.sin],
+)
+def test_nothing_else_is_a_square(function: Callable[..., Any]):
+    out, equations, _ = last_of(function, X)
+    assert squared(out, equations) is None

@@ -1,4 +1,4 @@
-"""Which slabs are worth compiling: what large ops are, and slabs of tiny steps under budgets."""
+"""Which slabs are worth compiling: large ops, and slabs of tiny steps under budgets."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.price import SlabLimits
 from memplan.planning.slabs.slabs import least_rows, trips_of
 from memplan.program.slabs import choose
-from memplan.program.slabs.choose import Found, frontier, large_ops, slab_programs
+from memplan.program.slabs.choose import PricedSlabs, frontier, large_ops, slab_programs
 from memplan.program.trace import Program, trace
 from tests.planning.slab_graphs import NamedGraph, NamedOp, named_graph
 
@@ -71,13 +71,13 @@ def small_between_large() -> NamedGraph:
     ],
 )
 def test_large_ops_and_what_is_light_between_them(nbytes: int, names: set[str]) -> None:
-    one = small_between_large()
-    assert large_ops(one.graph, nbytes) == {one.ops[name] for name in names}
+    program = small_between_large()
+    assert large_ops(program.graph, nbytes) == {program.ops[name] for name in names}
 
 
 def test_arrays_of_one_shape_are_as_large_as_the_widest_of_them() -> None:
     """A product in half precision goes with the loss that reads it in full."""
-    one = named_graph(
+    program = named_graph(
         {"x": 8},
         {
             "logits": NamedOp({"x": ALIGNED}, nbytes=50, shape=(100,)),
@@ -86,28 +86,28 @@ def test_arrays_of_one_shape_are_as_large_as_the_widest_of_them() -> None:
         },
         ["wide", "other"],
     )
-    assert large_ops(one.graph, 60) == {one.ops["logits"], one.ops["wide"]}
+    assert large_ops(program.graph, 60) == {program.ops["logits"], program.ops["wide"]}
 
 
-def check(found: Sequence[Found], limits: SlabLimits) -> None:
-    """All are different, can be written, and have at least two trips; the best comes first."""
-    for one in found:
-        graph, ops = one.axis.graph, one.slabs.ops
-        assert ops and ops <= graph.along.keys() and one.slabs.rows % least_rows(graph, ops) == 0
-        assert trips_of(graph, one.slabs) >= 2
-    assert len({one.slabs for one in found}) == len(found)
-    assert found[0] == min(found, key=lambda one: limits.order(one.price))
+def check(ranked: Sequence[PricedSlabs], limits: SlabLimits) -> None:
+    """All slabs differ, can be written, and have at least two trips; the best come first."""
+    for priced in ranked:
+        graph, ops = priced.axis.graph, priced.slabs.ops
+        assert ops and ops <= graph.along.keys() and priced.slabs.rows % least_rows(graph, ops) == 0
+        assert trips_of(graph, priced.slabs) >= 2
+    assert len({priced.slabs for priced in ranked}) == len(ranked)
+    assert ranked[0] == min(ranked, key=lambda priced: limits.order(priced.price))
 
 
-def axis_of(found: Found) -> tuple[int, int]:
-    return found.slabs.value, found.slabs.dim
+def axis_of(priced: PricedSlabs) -> tuple[int, int]:
+    return priced.slabs.value, priced.slabs.dim
 
 
 def test_slabs_of_tokens_fit_where_their_logits_do_not() -> None:
     limits = SlabLimits(200 * KIB, 0, 30 * KIB)
-    found = [*frontier(tokens().flat, DEVICE, limits)]
-    check(found, limits)
-    best = found[0]
+    ranked = [*frontier(tokens().flat, DEVICE, limits)]
+    check(ranked, limits)
+    best = ranked[0]
     assert limits.excess(best.price) == 0 and best.slabs.dim == 0 and best.slabs.rows < 256
     assert not best.slabs.on_host
 
@@ -121,9 +121,9 @@ def test_the_axis_that_splits_most_comes_first() -> None:
 
     program = traced(loss, array(256, 4, 4), array(256, 4, 4), array(16, 512))
     limits = SlabLimits(1000 * KIB, 0, 100 * KIB)
-    found = [*frontier(program.flat, DEVICE, limits)]
-    check(found, limits)
-    best = found[0]
+    ranked = [*frontier(program.flat, DEVICE, limits)]
+    check(ranked, limits)
+    best = ranked[0]
     assert limits.excess(best.price) == 0
     shape = program.flat.values[best.slabs.value].aval.shape
     assert (shape, best.slabs.dim) == ((4, 256, 256), 1)
@@ -146,31 +146,32 @@ def convolutions(count: int) -> Program:
 
 def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
     program, limits = convolutions(4), SlabLimits(100 << 20, 1 << 40, 0)
-    found = [*frontier(program.flat, DEVICE, limits)]
-    check(found, limits)
-    monkeypatch.setattr(choose, "_LESS", 1.0)
+    ranked = [*frontier(program.flat, DEVICE, limits)]
+    check(ranked, limits)
+    monkeypatch.setattr(choose, "_TIGHTER_SHARE", 1.0)
     without = next(frontier(program.flat, DEVICE, limits))
-    assert limits.fits(found[0].price) and not limits.less(0.6).fits(found[0].price)
-    assert limits.fits(without.price) and found[0].price.seconds < 0.95 * without.price.seconds
+    assert limits.fits(ranked[0].price) and not limits.less(0.6).fits(ranked[0].price)
+    assert limits.fits(without.price) and ranked[0].price.seconds < 0.95 * without.price.seconds
 
 
 def test_where_nothing_is_expected_to_fit_the_best_of_every_axis_comes_first() -> None:
     limits = SlabLimits(40 * KIB, 0, 30 * KIB)
-    found = [*frontier(tokens().flat, DEVICE, limits)]
-    axes = [axis_of(one) for one in found]
-    assert not any(limits.fits(one.price) for one in found)
+    ranked = [*frontier(tokens().flat, DEVICE, limits)]
+    axes = [axis_of(priced) for priced in ranked]
+    assert not any(limits.fits(priced.price) for priced in ranked)
     assert len(set(axes[:3])) == len(set(axes)) == 3
-    found = [*frontier(convolutions(2).flat, DEVICE, limits)]
-    assert [axis_of(one)[1] for one in found[:2]] == [1, 3]  # the width is as good as the height
+    ranked = [*frontier(convolutions(2).flat, DEVICE, limits)]
+    # the width is as good as the height
+    assert [axis_of(priced)[1] for priced in ranked[:2]] == [1, 3]
 
 
 def test_no_row_of_a_million_has_a_trip_of_its_own() -> None:
     """The gradient of what is hidden is too large, and no slab is small enough."""
     rows, limits = 1 << 20, SlabLimits(8 << 20, 0, 0)
     program = traced(jax.value_and_grad(token_loss, argnums=(0, 1)), array(rows, 4), array(4, 16))
-    found = [*frontier(program.flat, DEVICE, limits)]
-    assert found and not any(limits.fits(one.price) for one in found)
-    assert all(trips_of(one.axis.graph, one.slabs) <= rows / 64 for one in found)
+    ranked = [*frontier(program.flat, DEVICE, limits)]
+    assert ranked and not any(limits.fits(priced.price) for priced in ranked)
+    assert all(trips_of(priced.axis.graph, priced.slabs) <= rows / 64 for priced in ranked)
 
 
 def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
@@ -179,8 +180,8 @@ def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
 
 
 def test_programs_that_take_too_long_are_left_out() -> None:
-    some = [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1e3)]
-    assert some and all(one.write().in_slabs for one in some)
+    candidates = [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1e3)]
+    assert candidates and all(candidate.write().in_slabs for candidate in candidates)
     assert not [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1.0)]
 
 
@@ -197,8 +198,12 @@ TABLE = np.ones((256, 512), np.float32)
 )
 def test_what_is_donated_is_resident_once(monkeypatch: Any, step: Any, donated: Any, resident: int) -> None:
     """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
-    asked: list[SlabLimits] = []
-    monkeypatch.setattr(choose, "frontier", lambda flat, device, limits, divided: asked.append(limits) or [])
+    requested: list[SlabLimits] = []
+    monkeypatch.setattr(
+        choose,
+        "frontier",
+        lambda flat, device, limits, parts: requested.append(limits) or [],
+    )
     program = traced(step, array(256, 512), **donated)
     assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1e3)]
-    assert asked == [SlabLimits(950 * KIB, 7, resident * KIB)]
+    assert requested == [SlabLimits(950 * KIB, 7, resident * KIB)]

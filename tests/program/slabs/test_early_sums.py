@@ -57,8 +57,10 @@ def primitives_of(closed: compat.ClosedJaxpr) -> list[str]:
 
 def all_results(programs: Sequence[compat.ClosedJaxpr], *args: Any) -> list[list[np.ndarray]]:
     """By program; compiled in one go, which is quicker."""
-    made = jax.jit(lambda leaves: [interpret(closed, leaves) for closed in programs])(jax.tree.leaves(args))
-    return [[np.asarray(one, np.float64) for one in each] for each in made]
+    results = jax.jit(
+        lambda leaves: [interpret(closed, leaves) for closed in programs],
+    )(jax.tree.leaves(args))
+    return [[np.asarray(result, np.float64) for result in each] for each in results]
 
 
 def results(closed: compat.ClosedJaxpr, *args: Any) -> list[np.ndarray]:
@@ -68,10 +70,15 @@ def results(closed: compat.ClosedJaxpr, *args: Any) -> list[np.ndarray]:
 def assert_same_numbers(closed: compat.ClosedJaxpr, *args: Any, within: float = 2e-5) -> None:
     """As they are, with early sums, and those in slabs."""
     new = early(closed)
-    plain, *others = all_results([closed, new, in_slabs(*everything(new))], *args)
-    for other in others:
-        for one, expected in zip(other, plain, strict=True):
-            np.testing.assert_allclose(one, expected, rtol=0, atol=within * (np.abs(expected).max() + 1e-6))
+    plain, *variants = all_results([closed, new, in_slabs(*everything(new))], *args)
+    for variant in variants:
+        for result, expected in zip(variant, plain, strict=True):
+            np.testing.assert_allclose(
+                result,
+                expected,
+                rtol=0,
+                atol=within * (np.abs(expected).max() + 1e-6),
+            )
 
 
 def trained(norm: nn.Module) -> tuple[Callable[..., Any], tuple[Any, ...]]:
@@ -144,8 +151,8 @@ def test_a_variance_far_from_zero_is_at_least_as_exact_in_slabs_as_without(mean:
     closed = flat(lambda x: jnp.var(x, (1, 2)), x)
     exact = np.asarray(x, np.float64).var((1, 2))
     np.testing.assert_allclose(results(closed, x)[0], exact, rtol=3e-5)
-    for one in (early(closed), in_slabs(*everything(early(closed)))):
-        np.testing.assert_allclose(results(one, x)[0], exact, rtol=1e-6)
+    for variant in (early(closed), in_slabs(*everything(early(closed)))):
+        np.testing.assert_allclose(results(variant, x)[0], exact, rtol=1e-6)
 
 
 def test_what_is_multiplied_by_something_late_is_summed_before_that_is_known() -> None:
@@ -181,8 +188,8 @@ def test_variables_that_stay_are_the_same_and_inputs_keep_their_names() -> None:
     new = early(closed)
     assert new.jaxpr.invars == closed.jaxpr.invars and new.jaxpr.outvars == closed.jaxpr.outvars
     assert compat.input_names(new) == compat.input_names(closed)
-    made = [var for eqn in new.jaxpr.eqns for var in eqn.outvars]
-    assert len(made) == len(set(made))
+    results = [var for eqn in new.jaxpr.eqns for var in eqn.outvars]
+    assert len(results) == len(set(results))
 
 
 def test_a_sum_of_a_constant_stays_as_it_is() -> None:
@@ -206,8 +213,8 @@ def test_halves_are_added_up_in_float32() -> None:
     new = early(flat(function, x))
     assert loops(new) == 1 and compat.aval_of(new.jaxpr.outvars[0]).dtype == jnp.bfloat16
     exact = function(x.astype(jnp.float32))
-    (found,) = results(new, x)
-    np.testing.assert_allclose(found, exact, atol=0.02 * float(jnp.abs(exact).max()))
+    (total,) = results(new, x)
+    np.testing.assert_allclose(total, exact, atol=0.02 * float(jnp.abs(exact).max()))
 
 
 Draw = st.DrawFn
@@ -223,8 +230,17 @@ def programs(draw: Draw) -> list[tuple[str, int, int]]:
 def run(program: list[tuple[str, int, int]], axes: tuple[int, ...], x: jax.Array, w: jax.Array) -> list[jax.Array]:
     """Arrays and, apart, what is late and whole; all within bounds, so that rounding stays small."""
     arrays, late, sums = [x, w], [jnp.ones((1, 1, 1, 1))], []
-    for kind, left, right in program:
-        a, b, c = arrays[left % len(arrays)], arrays[right % len(arrays)], late[right % len(late)]
+    for kind, first, second in program:
+        a, b, c = (
+            arrays[
+                first
+                % len(
+                    arrays,
+                )
+            ],
+            arrays[second % len(arrays)],
+            late[second % len(late)],
+        )
         match kind:
             case "add" | "sub":
                 arrays.append((a + b if kind == "add" else a - b) / 2)
@@ -247,9 +263,9 @@ def run(program: list[tuple[str, int, int]], axes: tuple[int, ...], x: jax.Array
                 sums.append(a.var(axes))
                 late.append(jnp.tanh(jnp.expand_dims(sums[-1], axes)))
             case "sum":
-                sums.append((a * b if left % 2 else a).sum(axes) / x.size)
+                sums.append((a * b if first % 2 else a).sum(axes) / x.size)
                 late.append(jnp.tanh(jnp.expand_dims(sums[-1], axes)))
-    return [*(one.sum(axes) / x.size for one in arrays[2:]), *sums, *arrays[-1:]]
+    return [*(array.sum(axes) / x.size for array in arrays[2:]), *sums, *arrays[-1:]]
 
 
 @given(programs(), st.sampled_from([(1,), (1, 2), (0, 1, 2), (0, 1, 2, 3)]), st.sampled_from([0.0, 3.0]))
@@ -258,7 +274,11 @@ def test_any_program_computes_the_same_in_no_more_loops(program: Any, axes: tupl
     x, w = normals(mean), normals(seed=1)
     closed = flat(functools.partial(run, program, axes), x, w)
     assert loops(early(closed)) <= loops(closed)
-    plain, *others = all_results([closed, early(closed), in_slabs(*everything(early(closed)))], x, w)
-    for other in others:
-        for one, expected in zip(other, plain, strict=True):
-            np.testing.assert_allclose(one, expected, rtol=1e-4, atol=1e-4)
+    plain, *variants = all_results(
+        [closed, early(closed), in_slabs(*everything(early(closed)))],
+        x,
+        w,
+    )
+    for variant in variants:
+        for result, expected in zip(variant, plain, strict=True):
+            np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)

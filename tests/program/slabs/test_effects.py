@@ -17,9 +17,9 @@ Call = Callable[[Callable[..., None], jax.Array], None]
 
 CALLS: dict[str, Call] = {
     "jax.debug.callback": jax.debug.callback,
-    "jax.debug.callback, ordered": lambda told, x: jax.debug.callback(told, x, ordered=True),
-    "io_callback": lambda told, x: io_callback(told, None, x),
-    "io_callback, ordered": lambda told, x: io_callback(told, None, x, ordered=True),
+    "jax.debug.callback, ordered": lambda tell, x: jax.debug.callback(tell, x, ordered=True),
+    "io_callback": lambda tell, x: io_callback(tell, None, x),
+    "io_callback, ordered": lambda tell, x: io_callback(tell, None, x, ordered=True),
 }
 
 
@@ -44,30 +44,30 @@ def step_that(tells: Callable[[str, jax.Array], None]) -> Callable[..., Any]:
         tells("loss", value)
         for layer, mean in enumerate(means):
             tells(f"mean {layer}", mean)
-        tells("norm", sum((one * one).sum() for one in gradients))
+        tells("norm", sum((gradient * gradient).sum() for gradient in gradients))
         tells("weights", weights[0].sum())
-        return jax.tree.map(lambda w, one: w - 0.1 * one, weights, gradients), value
+        return jax.tree.map(lambda w, gradient: w - 0.1 * gradient, weights, gradients), value
 
     return step
 
 
 @pytest.mark.parametrize("call", CALLS)
 def test_every_effect_happens_once_and_in_order(call: str) -> None:
-    told: list[tuple[str, float]] = []
-    step = step_that(lambda name, x: CALLS[call](lambda y: told.append((name, float(y))), x))
+    calls: list[tuple[str, float]] = []
+    step = step_that(lambda name, x: CALLS[call](lambda y: calls.append((name, float(y))), x))
 
     def heard(run: Callable[..., Any]) -> list[tuple[str, float]]:
         jax.block_until_ready(run(*arguments()))
         jax.effects_barrier()
-        found, told[:] = list(told), []
-        return found if "ordered" in call else sorted(found)
+        heard_calls, calls[:] = list(calls), []
+        return heard_calls if "ordered" in call else sorted(heard_calls)
 
     plain = memplan.jit(step).plan(*arguments())
     planned = memplan.jit(step, budget=int(0.4 * plain.report.baseline_peak_bytes)).plan(*arguments())
-    assert planned.report.slab_loops and not told
-    expected, found = heard(jax.jit(step)), heard(planned.compile())
-    assert [name for name, _ in found] == [name for name, _ in expected]
-    np.testing.assert_allclose([x for _, x in found], [x for _, x in expected], rtol=1e-5)
+    assert planned.report.slab_loops and not calls
+    expected, in_slabs = heard(jax.jit(step)), heard(planned.compile())
+    assert [name for name, _ in in_slabs] == [name for name, _ in expected]
+    np.testing.assert_allclose([x for _, x in in_slabs], [x for _, x in expected], rtol=1e-5)
 
 
 def test_an_effect_that_keeps_an_array_whole_is_named() -> None:
@@ -80,7 +80,7 @@ def test_an_effect_that_keeps_an_array_whole_is_named() -> None:
             return (y * y).mean()
 
         value, gradients = jax.value_and_grad(loss)(weights)
-        return jax.tree.map(lambda w, one: w - 0.1 * one, weights, gradients), value
+        return jax.tree.map(lambda w, gradient: w - 0.1 * gradient, weights, gradients), value
 
     nbytes = memplan.jit(step).plan(*arguments()).report.baseline_peak_bytes
     with pytest.raises(

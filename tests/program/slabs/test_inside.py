@@ -15,8 +15,8 @@ from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.hardware import catalog
 from memplan.planning.slabs.slabs import Slabs
+from memplan.program.computations import PlacedComputation, computations
 from memplan.program.lowerable import lowerable
-from memplan.program.places import Inner, computations
 from memplan.program.slabs.choose import slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.trace import Program, comparable, trace
@@ -84,40 +84,43 @@ def in_slabs(program: Program) -> Program:
 
 def numbers(program: Program) -> list[np.ndarray]:
     weights, x, _ = vocabulary.arguments(TOKENS)
-    return [np.asarray(one) for one in jax.tree.leaves(jax.jit(lowerable(program, on_gpu=False).step)(weights, x))]
+    results = jax.jit(lowerable(program, on_gpu=False).step)(weights, x)
+    return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_the_numbers_are_the_same(name: str) -> None:
     program = traced(name)
-    made = in_slabs(program)
-    assert len(made.in_slabs) == PLACES[name][1]
-    assert all(bool(one.slabs.inside) == bool(one.where) for one in made.in_slabs)
-    loops = [number for one in made.in_slabs for number in range(one.first, one.first + len(one.loops))]
+    rewritten = in_slabs(program)
+    assert len(rewritten.in_slabs) == PLACES[name][1]
+    assert all(bool(record.slabs.inside) == bool(record.where) for record in rewritten.in_slabs)
+    loops = list[int]()
+    for record in rewritten.in_slabs:
+        loops += range(record.first, record.first + len(record.loops))
     assert loops == list(range(1, len(loops) + 1))
-    for one, expected in zip(numbers(made), numbers(program), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=2e-4, atol=2e-6)
+    for leaf, expected in zip(numbers(rewritten), numbers(program), strict=True):
+        np.testing.assert_allclose(leaf, expected, rtol=2e-4, atol=2e-6)
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
-    made = in_slabs(traced(name))
-    places = {one.slabs.inside for one in made.in_slabs}
-    for one in computations(Inner((), made.flat, 1, 0, {}, frozenset())):
-        if any(one.place[: len(place)] == place for place in places):
-            shapes = {var.aval.shape for eqn in one.flat.eqns for var in eqn.outvars}
+    rewritten = in_slabs(traced(name))
+    places = {record.slabs.inside for record in rewritten.in_slabs}
+    for computation in computations(PlacedComputation((), rewritten.flat, 1, 0, {}, frozenset())):
+        if any(computation.place[: len(place)] == place for place in places):
+            shapes = {var.aval.shape for eqn in computation.flat.eqns for var in eqn.outvars}
             assert (TOKENS, vocabulary.WORDS) not in shapes
 
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_plan_is_followed(name: str) -> None:
     program = traced(name)
-    made = in_slabs(program)
-    saved = io.encode([one.slabs for one in made.in_slabs])
+    rewritten = in_slabs(program)
+    saved = io.encode([record.slabs for record in rewritten.in_slabs])
     slabs = io.decode(tuple[Slabs, ...], saved, complete=True)
-    assert slabs == tuple(one.slabs for one in made.in_slabs)
+    assert slabs == tuple(record.slabs for record in rewritten.in_slabs)
     again = follow_slabs(program, slabs)
-    assert comparable(str(again.jaxpr)) == comparable(str(made.jaxpr))
+    assert comparable(str(again.jaxpr)) == comparable(str(rewritten.jaxpr))
     for place in (((0, 7),), (*slabs[0].inside, (0, 0)), ((999, 0),)):
         with pytest.raises(PlanMismatchError):
             follow_slabs(program, [replace(slabs[0], inside=place)])
@@ -129,5 +132,5 @@ def test_a_computation_whose_kernels_are_small_is_left_alone() -> None:
         return step(weights, x + small.sum())
 
     weights, x, _ = vocabulary.shapes(TOKENS)
-    made = in_slabs(trace(both, (weights, x), {}, {"donate_argnums": 0}))
-    assert [one.slabs.inside for one in made.in_slabs] == [()]
+    rewritten = in_slabs(trace(both, (weights, x), {}, {"donate_argnums": 0}))
+    assert [record.slabs.inside for record in rewritten.in_slabs] == [()]

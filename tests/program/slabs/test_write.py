@@ -32,51 +32,58 @@ def results(programs: Sequence[compat.ClosedJaxpr], args: Sequence[Any]) -> list
     return [[*map(np.asarray, each)] for each in lowered.compile(_QUICK)(list(args))]
 
 
-def both(step: Step, cut: Cut) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+def without_and_with_slabs(
+    step: Step,
+    cut: Cut,
+) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
     """Results without slabs and with them; None where nothing can be in any."""
     closed, args = step.made()
-    found = cut.of(closed)
-    if found is None:
+    axis_and_slabs = cut.of(closed)
+    if axis_and_slabs is None:
         return None
-    plain, made = results([closed, in_slabs(*found)], args)
-    assert [(one.shape, one.dtype) for one in plain] == [(one.shape, one.dtype) for one in made]
-    return plain, made
+    plain, split = results([closed, in_slabs(*axis_and_slabs)], args)
+    for array, expected in zip(split, plain, strict=True):
+        assert (array.shape, array.dtype) == (expected.shape, expected.dtype)
+    return plain, split
 
 
 def check_exact(step: Step, cut: Cut) -> None:
-    for one, expected in zip(*(both(step, cut) or ([], [])), strict=True):
-        np.testing.assert_array_equal(expected, one)
+    for array, expected in zip(*(without_and_with_slabs(step, cut) or ([], [])), strict=True):
+        np.testing.assert_array_equal(expected, array)
 
 
-def distance(arrays: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> float:
+def distance(arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
     """The greatest difference, by the greatest number of its array or a hundredth of that of all arrays."""
-    pairs = [(a.astype(np.float64), b.astype(np.float64)) for a, b in zip(arrays, others, strict=True)]
+    wide = ([array.astype(np.float64) for array in side] for side in (arrays, expected))
+    pairs = list(zip(*wide, strict=True))
     top = max((np.abs(a).max() for a, _ in pairs), default=0.0) / 100 + 1e-9
     return max((np.abs(a - b).max() / max(np.abs(a).max(), top) for a, b in pairs), default=0.0)
 
 
 def check_close(step: Step, cut: Cut, within: float) -> None:
-    assert any(distance(*(both(one, cut) or ([], []))) <= within for one in with_other_numbers(step))
+    variants = with_other_numbers(step)
+    results_of = (without_and_with_slabs(variant, cut) or ([], []) for variant in variants)
+    assert any(distance(*both) <= within for both in results_of)
 
 
 def with_other_numbers(step: Step) -> Iterator[Step]:
     """At a tie of a ReLU or a maximum rounding decides, and that is rare."""
-    yield from (step._replace(seed=step.seed + more) for more in (0, 1000, 2000))
+    yield from (step._replace(seed=step.seed + offset) for offset in (0, 1000, 2000))
 
 
 def in_float32(step: Step) -> list[np.ndarray]:
     """What the step without slabs computes in float32, from the same operands."""
     closed, _ = step._replace(dtype="float32").made()
-    return results([closed], [one.astype(np.float32) for one in step.made()[1]])[0]
+    return results([closed], [operand.astype(np.float32) for operand in step.made()[1]])[0]
 
 
 def off_by(step: Step, cut: Cut) -> tuple[float, float]:
     """The distance from what float32 computes, without slabs and with them."""
-    found = both(step, cut)
-    if found is None:
+    both_results = without_and_with_slabs(step, cut)
+    if both_results is None:
         return 0.0, 0.0
     wide = in_float32(step)
-    return distance(wide, found[0]), distance(wide, found[1])
+    return distance(wide, both_results[0]), distance(wide, both_results[1])
 
 
 def check_halves(step: Step, cut: Cut, within: float) -> None:
@@ -84,7 +91,8 @@ def check_halves(step: Step, cut: Cut, within: float) -> None:
 
     They are carried in float32. Of 480 halves, those of an upsampled image's gradient, XLA's own lose a tenth.
     """
-    assert any(made <= plain + within for plain, made in (off_by(one, cut) for one in with_other_numbers(step)))
+    distances = (off_by(variant, cut) for variant in with_other_numbers(step))
+    assert any(split <= plain + within for plain, split in distances)
 
 
 _UPSAMPLED = Step(
@@ -119,20 +127,20 @@ def test_halves_are_the_same_but_for_their_rounding(step: Step, cut: Cut) -> Non
 def check_on_host(step: Step, cut: Cut) -> None:
     """All that is written lies on the host, between spare rows of anything."""
     closed, args = step.made()
-    found = cut.of(closed)
-    if found is not None:
-        axis, slabs = found
+    axis_and_slabs = cut.of(closed)
+    if axis_and_slabs is not None:
+        axis, slabs = axis_and_slabs
         written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(compat, "empty", anything)
-            made = in_slabs(axis, replace(slabs, on_host=written))
-        for one, expected in zip(*results([made, closed], args), strict=True):
-            np.testing.assert_array_equal(one, expected)
+            rewritten = in_slabs(axis, replace(slabs, on_host=written))
+        for array, expected in zip(*results([rewritten, closed], args), strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 def anything(shape: tuple[int, ...], dtype: Any, space: jax.memory.Space) -> Any:
-    one = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
-    return jax.device_put(jnp.full(shape, one, dtype), space)
+    fill = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
+    return jax.device_put(jnp.full(shape, fill, dtype), space)
 
 
 @given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
@@ -182,17 +190,23 @@ def never_whole(axis: SlabAxis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
     """Some arrays of a shape are made in loops, none outside, and no loop reads or writes one."""
     graph = axis.graph.graph
     loops = loops_of(axis, slabs)
-    made = {number for number, op in enumerate(graph.ops) if any(graph.values[v].shape == shape for v in op.outputs)}
+    of_shape = {value for value, array in enumerate(graph.values) if array.shape == shape}
+    makers = {number for number, op in enumerate(graph.ops) if of_shape.intersection(op.outputs)}
     crossing = {graph.values[value].shape for loop in loops for value in (*loop.reads, *loop.writes)}
-    return bool(made) and made <= slabs.ops and shape not in crossing
+    return bool(makers) and makers <= slabs.ops and shape not in crossing
 
 
 def assert_close(
     closed: compat.ClosedJaxpr, axis: SlabAxis, slabs: Slabs, args: Sequence[Any], within: float = 1e-5
 ) -> None:
-    plain, made = results([closed, in_slabs(axis, slabs)], jax.tree.leaves(args))
-    for one, expected in zip(made, plain, strict=True):
-        np.testing.assert_allclose(one, expected, rtol=0, atol=within * (np.abs(expected).max() + 1e-9))
+    plain, split = results([closed, in_slabs(axis, slabs)], jax.tree.leaves(args))
+    for array, expected in zip(split, plain, strict=True):
+        np.testing.assert_allclose(
+            array,
+            expected,
+            rtol=0,
+            atol=within * (np.abs(expected).max() + 1e-9),
+        )
 
 
 def token_loss(hidden: Any, table: Any, labels: Any) -> Any:
@@ -234,9 +248,9 @@ def test_attention_by_rows_of_queries_has_the_scores_of_a_slab_alone() -> None:
     args = normals(2, 11, 3), normals(2, 9, 3, seed=1), normals(2, 9, 3, seed=2)
     closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (2, 11, 9), 1, 4)
     (loop,) = loops_of(axis, slabs)
-    known = axis.flat.values
+    variables = axis.flat.values
     assert never_whole(axis, slabs, (2, 11, 9))
-    assert [known[value] for value in loop.reads] == [axis.flat.invars[0]]
+    assert [variables[value] for value in loop.reads] == [axis.flat.invars[0]]
     summed = [axis.graph.graph.values[value].shape for op in loop.sums for value in axis.graph.graph.ops[op].outputs]
     assert sorted(summed) == [(), (2, 3, 9), (2, 9, 3)] or sorted(summed) == [(), (2, 9, 3), (2, 9, 3)]
     assert_close(closed, axis, slabs, args)
@@ -337,24 +351,36 @@ SCANS = {
 @pytest.mark.parametrize("name", SCANS)
 def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> None:
     """Read by a convolution with rows beside the slab, more of them than a slab of one row has."""
-    scan, least, most = SCANS[name]
-    args = [jnp.asarray(np.random.default_rng(0).integers(least, most, (1, 11, 2)), dtype), jnp.ones((5, 2, 1), dtype)]
+    scan, low, high = SCANS[name]
+    numbers = np.random.default_rng(0).integers(low, high, (1, 11, 2))
+    args = [jnp.asarray(numbers, dtype), jnp.ones((5, 2, 1), dtype)]
 
     def function(x: Any, w: Any) -> Any:
-        made = scan(x * 1, 1)
-        wide = lax.conv_general_dilated(made, w, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC"))
-        return made, jnp.square(wide.astype(jnp.float32)), scan(wide, 1, reverse=True), made.astype(jnp.float32).sum()
+        cumulative = scan(x * 1, 1)
+        wide = lax.conv_general_dilated(
+            cumulative,
+            w,
+            (1,),
+            "SAME",
+            dimension_numbers=("NHC", "HIO", "NHC"),
+        )
+        return (
+            cumulative,
+            jnp.square(wide.astype(jnp.float32)),
+            scan(wide, 1, reverse=True),
+            cumulative.astype(jnp.float32).sum(),
+        )
 
     cuts = [everything(function, args, (1, 11, 2), 1, rows) for rows in (1, 2, 3, 4, 6, 11)]
-    plain, *others = results([cuts[0][0], *(in_slabs(axis, slabs) for _, axis, slabs in cuts)], args)
+    plain, *split = results([cuts[0][0], *(in_slabs(axis, slabs) for _, axis, slabs in cuts)], args)
     for _, axis, slabs in cuts:
         (loop,) = loops_of(axis, slabs)
         names = [axis.graph.graph.ops[op].name for op in loop.ops]
-        assert [one for one in names if one.startswith("cum")] == [scan.__name__]
-        assert [axis.flat.eqns[one].params["reverse"] for one in axis.blocked] == [True]
-    for made in others:
-        for one, expected in zip(made, plain, strict=True):
-            np.testing.assert_array_equal(one, expected)
+        assert [name for name in names if name.startswith("cum")] == [scan.__name__]
+        assert [axis.flat.eqns[number].params["reverse"] for number in axis.blocked] == [True]
+    for results_of_cut in split:
+        for array, expected in zip(results_of_cut, plain, strict=True):
+            np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5])
@@ -363,8 +389,8 @@ def test_rows_that_nobody_reads_are_made_for_those_behind_them(read: slice, rows
     """Of the slab's first ones, which a shift leaves out."""
     args = (jnp.arange(33).reshape(11, 3) % 7,)
     closed, axis, slabs = everything(lambda x: jnp.cumsum(x, 0)[read] * 2, args, (11, 3), 0, 2 * rows)
-    for made, expected in zip(*results([in_slabs(axis, slabs), closed], args), strict=True):
-        np.testing.assert_array_equal(made, expected)
+    for array, expected in zip(*results([in_slabs(axis, slabs), closed], args), strict=True):
+        np.testing.assert_array_equal(array, expected)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 9])
@@ -385,8 +411,8 @@ def test_what_is_cumulative_and_behind_a_wall_begins_anew_where_it_is_made_again
     """Its rows less their mean: made again from the first row on by the loop that knows the mean."""
 
     def function(x: Any) -> Any:
-        made = jnp.cumsum(x, 0)
-        return jnp.cumsum(made - made.mean(0), 0) ** 2
+        cumulative = jnp.cumsum(x, 0)
+        return jnp.cumsum(cumulative - cumulative.mean(0), 0) ** 2
 
     args = (normals(11, 3),)
     closed, axis, slabs = everything(function, args, (11, 3), 0, 4)
@@ -413,8 +439,9 @@ def test_a_plan_is_followed_and_recorded() -> None:
     assert str(followed.jaxpr) == str(with_slabs(program, slabs).jaxpr)
     (recorded,) = followed.in_slabs
     assert recorded.slabs == slabs and recorded.loops
-    for one, expected in zip(*results([followed.jaxpr, program.jaxpr], [normals(12, 3), normals(3, 4)]), strict=True):
-        np.testing.assert_allclose(one, expected, rtol=1e-5, atol=1e-6)
+    split, plain = results([followed.jaxpr, program.jaxpr], [normals(12, 3), normals(3, 4)])
+    for array, expected in zip(split, plain, strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -65,9 +65,9 @@ def copies(state: Any) -> Any:
 
 
 def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_host() -> None:
-    held = large_leaves(program(), (0,))
-    assert len(held) == 3 * 4  # weights and two moments; not the count
-    moved = offload_state(program(), held)
+    offloaded = large_leaves(program(), (0,))
+    assert len(offloaded) == 3 * 4  # weights and two moments; not the count
+    moved = offload_state(program(), offloaded)
     assert len(moved.returned_to_host) == 3 * 4
     assert sum(eqn.primitive.name == "device_put" for eqn in moved.jaxpr.jaxpr.eqns) == 2 * 3 * 4
     assert not large_leaves(program(), (1,))
@@ -78,14 +78,18 @@ LARGE = jax.ShapeDtypeStruct((512, 512), jnp.float32)  # 1 MiB
 
 @given(
     donated=st.sets(st.integers(0, 3)),
-    held=st.sets(st.integers(0, 3), min_size=1),
+    arguments_on_host=st.sets(st.integers(0, 3), min_size=1),
     order=st.permutations(range(4)),
     unread=st.sets(st.integers(0, 3), max_size=2),
     keep_unused=st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_what_jax_aliases_is_in_one_memory(
-    donated: set[int], held: set[int], order: list[int], unread: set[int], keep_unused: bool
+    donated: set[int],
+    arguments_on_host: set[int],
+    order: list[int],
+    unread: set[int],
+    keep_unused: bool,
 ) -> None:
     """jax pairs arguments and outputs by their types, whatever memory they are in; XLA dies of a pair in two."""
 
@@ -93,8 +97,8 @@ def test_what_jax_aliases_is_in_one_memory(
         return [arrays[number] + 1 for number in order if number not in unread]
 
     options = {"donate_argnums": tuple(donated), "keep_unused": keep_unused}
-    found = trace(step, [LARGE] * 4, {}, options)
-    moved = offload_state(found, large_leaves(found, held))
+    traced = trace(step, [LARGE] * 4, {}, options)
+    moved = offload_state(traced, large_leaves(traced, arguments_on_host))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some donated buffers are not usable
         lowered = jax.jit(as_step(moved, moved.jaxpr), **options).lower(*[LARGE] * 4)
@@ -111,10 +115,10 @@ def test_arguments_are_counted_as_jit_counts_them() -> None:
         return state - rate * x
 
     for options in ({"static_argnums": 0}, {"static_argnames": "rate"}, {"static_argnums": -3}):
-        found = trace(step, (0.5, LARGE, LARGE), {}, options)
-        assert large_leaves(found, (1,)) == {0} and large_leaves(found, (2,)) == {1}
+        traced = trace(step, (0.5, LARGE, LARGE), {}, options)
+        assert large_leaves(traced, (1,)) == {0} and large_leaves(traced, (2,)) == {1}
         with pytest.raises(MemplanError, match="argument 0 cannot be kept"):
-            large_leaves(found, (0,))
+            large_leaves(traced, (0,))
 
 
 @jax.tree_util.register_pytree_node_class
@@ -183,13 +187,14 @@ def test_training_with_state_on_the_host_is_training() -> None:
     state, x = arguments()
     planned = memplan.jit(train_step, host_state=0, donate_argnums=0, verify="numbers").plan(state, x)
     compiled, plain = planned.compile(), jax.jit(train_step, donate_argnums=0)
-    here, there = copies(state), planned.place(copies(state))
+    device_state, host_state = copies(state), planned.place(copies(state))
     for _ in range(20):
-        before = there
-        here, expected = plain(here, x)
-        there, found = compiled(there, x)
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-        kinds = {leaf.sharding.memory_kind for leaf in jax.tree.leaves(there) if leaf.nbytes >= 1 << 20}
+        before = host_state
+        device_state, expected_loss = plain(device_state, x)
+        host_state, loss = compiled(host_state, x)
+        np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+        large = [leaf for leaf in jax.tree.leaves(host_state) if leaf.nbytes >= 1 << 20]
+        kinds = {leaf.sharding.memory_kind for leaf in large}
         assert kinds == {"pinned_host"}
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(before) if leaf.nbytes >= 1 << 20)
 
@@ -230,11 +235,14 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
     step = as_step(moved, moved.jaxpr)
     executable = target.compile(Lowerable(step, args, {}, moved.options, on_host=moved.on_host))
-    held = sum(compat.nbytes_of(moved.jaxpr.jaxpr.invars[one].aval) for one in moved.on_host)
-    assert executable.memory.host_bytes == held  # donated host to host: the updates take no more
+    inputs = moved.jaxpr.jaxpr.invars
+    state_nbytes = sum(compat.nbytes_of(inputs[position].aval) for position in moved.on_host)
+    # donated host to host: the updates take no more bytes
+    assert executable.memory.host_bytes == state_nbytes
     assert executable.compiled.memory_analysis().argument_size_in_bytes < 1 << 20
     on_device = target.compile(Lowerable(train_step, args, {}, moved.options))
-    assert on_device.compiled.memory_analysis().argument_size_in_bytes > held and on_device.memory.host_bytes == 0
+    assert on_device.compiled.memory_analysis().argument_size_in_bytes > state_nbytes
+    assert on_device.memory.host_bytes == 0
 
 
 @needs_compiler
@@ -260,7 +268,8 @@ def test_state_streams_under_the_computation() -> None:
     planned = memplan.jit(
         train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
     ).plan(state, x)
-    found = replay(planned._found.executable.text, target_of("h200").device)
+    timeline = replay(planned._found.executable.text, target_of("h200").device)
     for stream in ("out", "in"):
-        assert sum(one.nbytes for one in found.transfers if one.stream == stream) >= 3 * 16 << 20
-    assert found.hidden_copy_s > 0.8 * found.copy_s
+        transfers = [transfer for transfer in timeline.transfers if transfer.stream == stream]
+        assert sum(transfer.nbytes for transfer in transfers) >= 3 * 16 << 20
+    assert timeline.hidden_copy_s > 0.8 * timeline.copy_s

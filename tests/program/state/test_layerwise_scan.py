@@ -38,9 +38,9 @@ def only_scan(closed: compat.ClosedJaxpr) -> compat.JaxprEqn:
 
 
 def test_a_layer_is_fetched_and_written() -> None:
-    def step(stack: jax.Array, new: jax.Array) -> Any:
-        far = on_host(stack)
-        return fetch(far, 1), on_device(write([far], [new], 2)[0])
+    def step(stack: jax.Array, layer: jax.Array) -> Any:
+        host_stack = on_host(stack)
+        return fetch(host_stack, 1), on_device(write([host_stack], [layer], 2)[0])
 
     fetched, written = jax.jit(step)(W, M[0])
     np.testing.assert_array_equal(fetched, W[1])
@@ -56,9 +56,9 @@ def test_a_streamed_scan_is_the_scan(reverse: bool) -> None:
     eqn = only_scan(closed)
     assert list(eqn.invars) == list(closed.jaxpr.invars)
     scan = StreamedScan(eqn, {1: eqn.invars[1]})
-    found = jax.jit(lambda x, w, m: scan.run([x, on_host(w), m]))(X, W, M)
-    for one, other in zip(found, jax.jit(loop)(X, W, M), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)
+    results = jax.jit(lambda x, w, m: scan.run([x, on_host(w), m]))(X, W, M)
+    for array, expected in zip(results, jax.jit(loop)(X, W, M), strict=True):
+        np.testing.assert_allclose(array, expected, rtol=1e-6)
 
 
 def test_a_stack_that_is_read_twice_is_fetched_once() -> None:
@@ -81,14 +81,28 @@ def test_an_update_layer_by_layer_is_the_update() -> None:
     (w, m, g, rate), (new_w, new_m) = closed.jaxpr.invars, closed.jaxpr.outvars
     numbers = tuple(range(len(closed.jaxpr.eqns)))
     update = Update(numbers, tuple(closed.jaxpr.eqns), LAYERS, (w, m), (g,), (rate,), (new_w, new_m), {new_m: m})
-    assert update.invars == [w, m, g, rate] and update.outvars == [new_m, new_w] and update.others == [new_w]
+    assert (
+        update.invars
+        == [
+            w,
+            m,
+            g,
+            rate,
+        ]
+        and update.outvars == [new_m, new_w]
+        and update.stacked == [new_w]
+    )
 
     def run(w: jax.Array, m: jax.Array, g: jax.Array, rate: jax.Array) -> Any:
-        made, stacked = update.run([on_host(w), on_host(m), g, rate])
-        return stacked, on_device(made)
+        buffer, stacked = update.run([on_host(w), on_host(m), g, rate])
+        return stacked, on_device(buffer)
 
-    for one, other in zip(jax.jit(run)(W, M, 2 * W, 0.5), momentum(W, M, 2 * W, 0.5), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    for array, expected in zip(
+        jax.jit(run)(W, M, 2 * W, 0.5),
+        momentum(W, M, 2 * W, 0.5),
+        strict=True,
+    ):
+        np.testing.assert_allclose(array, expected, rtol=1e-5)
 
 
 @pytest.mark.gpu_aot
@@ -100,14 +114,16 @@ def test_an_update_layer_by_layer_copies_its_layers(tmp_path: Path) -> None:
     update = Update(numbers, tuple(closed.jaxpr.eqns), LAYERS, (w, m), (g,), (rate_var,), (new_w, new_m), {new_m: m})
 
     def run(w: jax.Array, m: jax.Array, g: jax.Array, rate: jax.Array) -> Any:
-        made, stacked = update.run([on_host(w + 1), on_host(m + 1), g, rate])
-        return stacked, on_device(made)
+        buffer, stacked = update.run([on_host(w + 1), on_host(m + 1), g, rate])
+        return stacked, on_device(buffer)
 
     target = Target(catalog.named("a100"), described=True)
     target.compile(Lowerable(run, (stack, stack, stack, rate)), dump_options(tmp_path))
     [loop] = loops(dumped_thunks(tmp_path))
-    moved = [one for one in loop.inside if one.kind == "kAsyncStart"]
-    assert len(moved) >= 3 and all(one.has("kCopy") and not one.has("kCustomKernel") for one in moved)
+    moved = [thunk for thunk in loop.inside if thunk.kind == "kAsyncStart"]
+    assert len(
+        moved,
+    ) >= 3 and all(thunk.has("kCopy") and not thunk.has("kCustomKernel") for thunk in moved)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -122,19 +138,25 @@ def test_a_scan_that_updates_what_it_reads_is_the_scan_and_the_update(reverse: b
     closed = jax.make_jaxpr(step)(X, W, M, 0.5)
     (_, w, m, rate), (last, sums, new_w, new_m) = closed.jaxpr.invars, closed.jaxpr.outvars
     eqn = only_scan(closed)
-    rest = [(number, one) for number, one in enumerate(closed.jaxpr.eqns) if one is not eqn]
+    eqns = closed.jaxpr.eqns
+    numbers = tuple(number for number, _ in enumerate(eqns) if eqns[number] is not eqn)
+    update_eqns = tuple(eqns[number] for number in numbers)
     gradient = eqn.outvars[1]
     update = Update(
-        tuple(number for number, _ in rest), tuple(one for _, one in rest), LAYERS, (w, m), (gradient,), (rate,),
-        (new_w, new_m), {new_w: w, new_m: m},
+        numbers, update_eqns, LAYERS, (w, m), (gradient,), (rate,), (new_w, new_m),
+        {new_w: w, new_m: m},
     )  # fmt: skip
     scan = UpdatingScan(eqn, {1: w}, update)
     assert scan.outvars == [last, sums, new_w, new_m]
 
     def run(x: jax.Array, w: jax.Array, m: jax.Array, rate: jax.Array) -> Any:
-        known = dict(zip(closed.jaxpr.invars, (x, on_host(w), on_host(m), rate), strict=True))
-        last, sums, *stacks = scan.run([known[var] for var in scan.invars])
+        values = dict(zip(closed.jaxpr.invars, (x, on_host(w), on_host(m), rate), strict=True))
+        last, sums, *stacks = scan.run([values[var] for var in scan.invars])
         return last, sums, *map(on_device, stacks)
 
-    for one, other in zip(jax.jit(run)(X, W, M, 0.5), jax.jit(step)(X, W, M, 0.5), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5)
+    for array, expected in zip(
+        jax.jit(run)(X, W, M, 0.5),
+        jax.jit(step)(X, W, M, 0.5),
+        strict=True,
+    ):
+        np.testing.assert_allclose(array, expected, rtol=1e-5)

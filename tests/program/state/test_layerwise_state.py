@@ -63,21 +63,38 @@ def program(step: Step, *args: Any) -> Program:
     return trace(step, shapes, {}, {"donate_argnums": 0})
 
 
-def layerwise(known: Program) -> LayerwiseState:
-    inputs, outputs = known.jaxpr.jaxpr.invars, known.jaxpr.jaxpr.outvars
-    on_host = large_leaves(known, (0,))
+def layerwise(program: Program) -> LayerwiseState:
+    inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
+    on_host = large_leaves(program, (0,))
     aliases = {outputs[number]: inputs[position] for number, position in donation_pairs(inputs, outputs, on_host)}
-    return layerwise_state(known.flat, frozenset(inputs[position] for position in on_host), aliases)
+    return layerwise_state(
+        program.flat,
+        frozenset(inputs[position] for position in on_host),
+        aliases,
+    )
 
 
 @pytest.mark.slow
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
-    known = program(step_of(), start(), *batch())
-    found = layerwise(known)
-    assert len(large_leaves(known, (0,))) == 9 and len(found.stacks) == 6  # not the table and its moments
-    (scan,) = (one for one in found.equations if isinstance(one, UpdatingScan))
-    assert not any(isinstance(one, Update) for one in found.equations)
-    assert scan.update.trips == LAYERS and set(scan.update.on_host) == found.stacks and len(scan.update.results) == 6
+    traced = program(step_of(), start(), *batch())
+    state = layerwise(traced)
+    assert (
+        len(
+            large_leaves(traced, (0,)),
+        )
+        == 9
+        and len(state.stacks) == 6
+    )  # not the table and its moments
+    (scan,) = (equation for equation in state.equations if isinstance(equation, UpdatingScan))
+    assert not any(isinstance(equation, Update) for equation in state.equations)
+    assert (
+        scan.update.trips == LAYERS
+        and set(
+            scan.update.on_host,
+        )
+        == state.stacks
+        and len(scan.update.results) == 6
+    )
 
 
 def test_a_stack_that_is_read_whole_is_none() -> None:
@@ -94,9 +111,15 @@ def test_a_stack_that_is_read_whole_is_none() -> None:
 
 def test_a_norm_over_all_gradients_leaves_the_rest_layerwise() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZER)
-    found = layerwise(program(step_of(optimizer), start(optimizer), *batch()))
-    assert len(found.stacks) == 6
-    kinds = [type(one) for one in found.equations if isinstance(one, StreamedScan | Update | UpdatingScan)]
+    state = layerwise(program(step_of(optimizer), start(optimizer), *batch()))
+    assert len(state.stacks) == 6
+    kinds = [
+        type(
+            equation,
+        )
+        for equation in state.equations
+        if isinstance(equation, StreamedScan | Update | UpdatingScan)
+    ]
     assert kinds == [StreamedScan, StreamedScan, Update]  # all gradients first
 
 
@@ -121,26 +144,31 @@ def test_training_layer_by_layer_is_training(optimizer: optax.GradientTransforma
     step, state = step_of(optimizer, reverse), start(optimizer)
     planned = memplan.jit(step, host_state=0, donate_argnums=0, verify="numbers").plan(state, *batch())
     compiled, plain = planned.compile(), jax.jit(step)
-    here, there = state, planned.place(jax.tree.map(jnp.copy, state))
+    device_state, host_state = state, planned.place(jax.tree.map(jnp.copy, state))
     for _ in range(10):
-        here, expected = plain(here, *batch())
-        there, found = compiled(there, *batch())
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-    for expected, found in zip(jax.tree.leaves(here), jax.tree.leaves(there), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-3, atol=1e-4)
+        device_state, expected_loss = plain(device_state, *batch())
+        host_state, loss = compiled(host_state, *batch())
+        np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
+    for expected_leaf, leaf in zip(
+        jax.tree.leaves(device_state),
+        jax.tree.leaves(host_state),
+        strict=True,
+    ):
+        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-3, atol=1e-4)
 
 
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_a_described_gpu_never_holds_a_stack() -> None:
     state = jax.eval_shape(start)
-    known = program(step_of(), state, *batch())
-    held = large_leaves(known, (0,))
-    nbytes = sum(compat.nbytes_of(known.jaxpr.jaxpr.invars[one].aval) for one in held)
-    moved = offload_state(known, held)
+    traced = program(step_of(), state, *batch())
+    offloaded = large_leaves(traced, (0,))
+    inputs = traced.jaxpr.jaxpr.invars
+    nbytes = sum(compat.nbytes_of(inputs[position].aval) for position in offloaded)
+    moved = offload_state(traced, offloaded)
     step = as_step(moved, moved.jaxpr)
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, *batch()))
     compiled = target_of("v100").compile(Lowerable(step, shapes, {}, moved.options, moved.on_host))
     assert compiled.memory.host_bytes == nbytes  # updated in place
-    stacks = sum(compat.nbytes_of(var.aval) for var in layerwise(known).stacks)
+    stacks = sum(compat.nbytes_of(var.aval) for var in layerwise(traced).stacks)
     assert compiled.memory.device_bytes < stacks  # two stacks of gradients, the table, slices

@@ -10,8 +10,13 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.program import compat
+from memplan.program.computations import (
+    PlacedComputation,
+    computation_at,
+    computations,
+    with_computation,
+)
 from memplan.program.flat import Flat, flatten
-from memplan.program.places import Inner, at, computations, with_computation
 from tests.within import WITHIN
 
 WEIGHTS, X = jnp.full((4, 4), 0.5), jnp.ones((8, 4))
@@ -33,8 +38,12 @@ def flat_of(function: Callable[..., Any]) -> Flat:
     return Flat(flatten(jax.make_jaxpr(function)(WEIGHTS, X)))
 
 
-def found_in(flat: Flat) -> list[Inner]:
-    return list(computations(Inner((), flat, 1, 0, {}, frozenset())))
+def depth_and_nbytes(computation: PlacedComputation) -> tuple[int, int]:
+    return len(computation.place), computation.kernel_nbytes
+
+
+def placed_in(flat: Flat) -> list[PlacedComputation]:
+    return list(computations(PlacedComputation((), flat, 1, 0, {}, frozenset())))
 
 
 @pytest.mark.parametrize(
@@ -49,26 +58,27 @@ def found_in(flat: Flat) -> list[Inner]:
 )
 def test_all_are_found(function: Callable[..., Any], trips: list[int]) -> None:
     flat = flat_of(function)
-    found = found_in(flat)
-    assert sorted(one.trips for one in found) == trips
-    for one in found:
-        assert at(flat, one.place).eqns == one.flat.eqns
-    assert max((len(one.place), one.kernel_nbytes) for one in found)[1] == (8 * 4 * 2 + 4 * 4) * 4
+    placed = placed_in(flat)
+    assert sorted(computation.trips for computation in placed) == trips
+    for computation in placed:
+        assert computation_at(flat, computation.place).eqns == computation.flat.eqns
+    assert max(map(depth_and_nbytes, placed))[1] == (8 * 4 * 2 + 4 * 4) * 4
 
 
 @pytest.mark.parametrize("function", [counted, *(within(step) for within in WITHIN.values())])
 def test_one_is_replaced(function: Callable[..., Any]) -> None:
     """By itself, nothing changes; where all it makes is doubled, the results do."""
     flat = flat_of(function)
-    innermost = max(found_in(flat), key=lambda one: (len(one.place), one.kernel_nbytes))
+    innermost = max(placed_in(flat), key=depth_and_nbytes)
     plain = compat.jaxpr_as_fun(flat.closed)(WEIGHTS, X)
     same = with_computation(flat, innermost.place, innermost.flat.closed)
-    other = innermost.flat.retraced(
-        lambda *operands: [2 * one for one in compat.jaxpr_as_fun(innermost.flat.closed)(*operands)]
+    body = compat.jaxpr_as_fun(innermost.flat.closed)
+    doubled_body = innermost.flat.retraced(
+        lambda *operands: [2 * result for result in body(*operands)],
     )
-    doubled = with_computation(flat, innermost.place, other)
-    for one, expected in zip(jax.jit(compat.jaxpr_as_fun(same))(WEIGHTS, X), plain, strict=True):
-        assert jnp.array_equal(one, expected)
+    doubled = with_computation(flat, innermost.place, doubled_body)
+    for result, expected in zip(jax.jit(compat.jaxpr_as_fun(same))(WEIGHTS, X), plain, strict=True):
+        assert jnp.array_equal(result, expected)
     twice = jax.jit(compat.jaxpr_as_fun(doubled))(WEIGHTS, X)
     assert not all(map(jnp.array_equal, twice, plain))
 
@@ -76,14 +86,18 @@ def test_one_is_replaced(function: Callable[..., Any]) -> None:
 def test_what_is_around_a_computation_is_counted_once() -> None:
     def function(weights: jax.Array, x: jax.Array) -> Any:
         hidden = x @ weights  # read behind the loop
-        gone = (x @ weights.T).sum()
-        carried, stack = jax.lax.scan(lambda carry, row: (carry + row @ weights, jnp.tanh(row)), x[0] + gone, x)
+        total = (x @ weights.T).sum()
+        carried, stack = jax.lax.scan(
+            lambda carry, row: (carry + row @ weights, jnp.tanh(row)),
+            x[0] + total,
+            x,
+        )
         return carried, stack, hidden
 
-    (_, body) = found_in(flat_of(function))
-    hidden, carried, stack, row, made = 8 * 4, 4, 8 * 4, 4, 4
+    (_, body) = placed_in(flat_of(function))
+    hidden, carried, stack, row, body_result = 8 * 4, 4, 8 * 4, 4, 4
     assert body.trips == 8
-    assert body.around_nbytes == 4 * (hidden + carried + stack + row + made)
+    assert body.around_nbytes == 4 * (hidden + carried + stack + row + body_result)
 
 
 @pytest.mark.parametrize("within", WITHIN.values(), ids=WITHIN)
@@ -91,8 +105,11 @@ def test_results_are_written_over_what_ends(within: Callable[..., Any]) -> None:
     """The new weights of any depth are in the place of the donated ones, or of those that a loop carries."""
     flat = flat_of(within(step))
     kept, donated = (
-        max(computations(Inner((), flat, 1, 0, {}, own)), key=lambda one: len(one.place))
-        for own in (frozenset[Any](), frozenset(flat.invars[:1]))
+        max(
+            computations(PlacedComputation((), flat, 1, 0, {}, overwritable)),
+            key=lambda computation: len(computation.place),
+        )
+        for overwritable in (frozenset[Any](), frozenset(flat.invars[:1]))
     )
     assert kept.around_nbytes - donated.around_nbytes == compat.nbytes_of(WEIGHTS)
 
@@ -101,4 +118,4 @@ def test_there_is_none_where_none_was_said() -> None:
     flat = flat_of(WITHIN["branch"](step))
     for place in (((0, 0),), ((99, 0),), ((len(flat.eqns) - 1, 2),)):
         with pytest.raises(LookupError):
-            at(flat, place)
+            computation_at(flat, place)
