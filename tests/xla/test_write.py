@@ -110,7 +110,7 @@ def test_the_latest_run_serves_what_follows() -> None:
     ]
 
 
-@pytest.mark.parametrize("layout", ["{0}", "{0:E(4)}", "{0:S(1)}", ""])
+@pytest.mark.parametrize("layout", ["{0}", "{0:E(4)}", "{0:S(1)}"])
 def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
     text = SMALL.replace("f32[8]{0}", f"f32[8]{layout}")
     module = read_module(text)
