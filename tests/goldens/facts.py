@@ -1,4 +1,4 @@
-"""What the goldens hold of a case: facts that a change of the module's representation leaves as they are."""
+"""What the goldens hold of a case: facts that do not depend on how modules are represented."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def nine_digits(value: float) -> float:
 
 
 def plan_facts(case: Case, share: str) -> Mapping[str, Any]:
-    """The plan for one budget, what is predicted for it, and digests of problem and module; or the error."""
+    """The plan for a budget, its prediction, digests of problem and written module; or an error."""
     assert case.budgets is not None
     try:
         planned = plan_module(case, case.budgets[share])
@@ -53,7 +53,7 @@ def plan_facts(case: Case, share: str) -> Mapping[str, Any]:
 
 
 def module_facts(case: Case) -> Mapping[str, Any]:
-    """The problem of the module as it is, and the seconds and the source line of each of its kernels."""
+    """The problem of the module as it is, and each kernel's seconds, source line and scope."""
     plain = scheduled_module(case)
     problem, replay = plain.timed_problem, plain.replay
     sources = Sources(plain.module)
@@ -81,7 +81,7 @@ def module_facts(case: Case) -> Mapping[str, Any]:
 
 
 def shaping_facts(case: Case) -> Mapping[str, Any]:
-    """Digests of the module with its collectives shaped, by the type in which sums travel between hosts."""
+    """Digests of the shaped module, by the type in which sums travel between hosts."""
     shaped = {str(way): shape_module(case, way) for way in BETWEEN_HOSTS}
     return {
         way: None if proto is None else nameless_digest_of(compat.module_text(proto))

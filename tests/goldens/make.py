@@ -1,7 +1,8 @@
-"""Compile the steps and store their modules: `python -m tests.goldens.make [KEY..]`, a key is NAME-DEVICE.
+"""Compile the steps and store their modules: `python -m tests.goldens.make [KEY..]`.
 
-`--expect` writes what the goldens expect of the stored modules instead, `--texts` what `test_texts` expects, and
-`--print KEY SHARE` the lines of the module that is written for a budget, for `diff` between two commits.
+A key is NAME-DEVICE. `--expect` writes what is expected of the stored modules instead, `--texts`
+what `test_texts` expects. `--print KEY SHARE` prints the module that is written for a budget, for
+`diff` between two commits.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from memplan import pipeline
 from memplan.compilation.attempts import copies_by_itself
 from memplan.program import compat
 from memplan.program.slabs.choose import slab_programs
-from tests.goldens import expected
+from tests.goldens import expected, texts
 from tests.goldens.planned import (
     FOLDER,
     REPOSITORY,
@@ -42,6 +43,7 @@ ON_DEVICES = {
     "mlp-bfloat16": "h100",
     "pinned": "cpu a100",
     "pinned-recompute": "v100",
+    "pinned-scanned": "v100",
     "conv-net": "cpu v100",
     "pooling": "cpu v100",
     "u-net-2d": "cpu v100",
@@ -77,6 +79,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("keys", nargs="*", help="all by default")
     parser.add_argument("--expect", action="store_true")
+    parser.add_argument("--texts", action="store_true")
     parser.add_argument("--print", nargs=2, metavar=("KEY", "SHARE"), dest="printed")
     options = parser.parse_args()
     if options.printed:
@@ -85,6 +88,10 @@ def main() -> None:
         assert case.budgets is not None
         proto = plan_module(case, case.budgets[share]).proto
         sys.stdout.writelines(f"{line}\n" for line in read_print(compat.module_text(proto)).lines())
+    elif options.texts:
+        for name in options.keys or texts.TEXTS:
+            texts.path(name).write_text(texts.TEXTS[name]())
+            sys.stdout.write(f"{name}\n")
     elif options.expect:
         for key in options.keys or cases():
             began = time.perf_counter()
@@ -123,7 +130,8 @@ def _compiled(key: str) -> Case:
         pin=step.pins or None,
     )
     plain = pipeline.traced(step.function, step.arguments, {}, step.options, request)
-    program = _in_slabs(plain, request) if step.in_slabs else plain
+    program = pipeline._followed(plain, None, (), request.target)
+    program = _in_slabs(program, request) if step.in_slabs else program
     compiler = pipeline._compiler(program, request, lambda stage, share: None)
     profile = compiler.profile(program)
     _handed.clear()

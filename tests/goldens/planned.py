@@ -1,6 +1,6 @@
 """Stored modules, given to the planner as XLA's hook gives them, without a compiler.
 
-`plan_module` and `shape_module` are all that knows how the hook, the callback and the shaping are called.
+No other file of the goldens knows how the hook, the callback and the shaping are called.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Case:
 
     Attributes:
       key: NAME-DEVICE.
-      file: of the scheduled module, from the root of the repository; `partitioned_file` of the module before it was
-        scheduled, "" for one device.
+      file: of the scheduled module, from the root of the repository.
+      partitioned_file: of the module before it was scheduled; "" for one device.
       device: name of the described GPU, or "cpu".
       jax: release that compiled it.
       topology: of the machine, and the device of every partition; "" for one device.
@@ -86,7 +86,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Planned:
-    """What was made of a module, and what XLA would be handed instead of it: itself, if there is no plan."""
+    """What was planned for a module, and what XLA is handed instead: itself without a plan."""
 
     module: PlannedModule
     proto: bytes
@@ -137,11 +137,17 @@ def plan_module(case: Case, budget_bytes: int) -> Planned:
 
 
 def shape_module(case: Case, between_hosts: str | None) -> bytes | None:
-    """The module of a case before it is scheduled, with its collectives shaped; None if it stays."""
+    """The partitioned module of a case with its collectives shaped; None if it stays."""
     assert case.partitioned is not None
     small, literals = set_aside(case.partitioned)
     text = _shaping(case, between_hosts)(compat.module_text(small))
     return None if text is None else _written(text, literals)
+
+
+def parsed_again(proto: bytes) -> bytes:
+    """The module after XLA has printed and parsed it."""
+    small, literals = set_aside(proto)
+    return _written(compat.module_text(small), literals)
 
 
 def scheduled_module(case: Case) -> ScheduledModule:

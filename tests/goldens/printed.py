@@ -1,4 +1,4 @@
-"""XLA's print of a module -> lines that depend neither on numbers of computations nor on their order.
+"""XLA's print of a module -> lines that do not depend on ids or on the order of computations.
 
 It shares no code with `memplan.xla`, whose reading of modules the goldens hold.
 """
@@ -11,7 +11,8 @@ from functools import cached_property
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
 _INSTRUCTION = re.compile(
-    r"^\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$"
+    r"^\s*(?P<root>ROOT )?%(?P<name>[\w.\-]+) = "
+    r"(?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$"
 )
 _NAME = re.compile(r"%([\w.\-]+)")
 _INDEX = re.compile(r"/\*index=\d+\*/")
@@ -177,6 +178,6 @@ def digest_of(text: str) -> str:
 
 
 def nameless_digest_of(text: str) -> str:
-    """Of the print of a module that has no schedule: by what its entry computes, whatever the names."""
+    """Of the print of a module without a schedule: what its entry computes, whatever the names."""
     module = read_print(text)
     return module._digest(module.entry, by_names=False).strip("<>")
