@@ -12,7 +12,7 @@ import gzip
 import json
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import jax
 
 from memplan import pipeline
 from memplan.compilation.attempts import copies_by_itself
+from memplan.errors import MemplanError
 from memplan.program import compat
 from memplan.program.slabs.choose import slab_programs
 from tests.goldens import expected, texts
@@ -159,6 +160,22 @@ def _compiled(key: str) -> Case:
     )
 
 
+def _telling(case: Case, shares: Sequence[float], plain_bytes: int) -> Sequence[float]:
+    """The shares that a plan fits, and the largest that none does: below, plans are alike."""
+    if len(shares) == 1:
+        return shares
+    fitting = [share for share in shares if _fits(case, int(share * plain_bytes))]
+    missed = [share for share in shares if share not in fitting]
+    return sorted([*(fitting or [0.95]), *missed[-1:]])
+
+
+def _fits(case: Case, budget_bytes: int) -> bool:
+    try:
+        return plan_module(case, budget_bytes).module.fits
+    except MemplanError:
+        return False
+
+
 def _in_slabs(program: Any, request: pipeline.Request) -> Any:
     """The first of the step in slabs for half of its arrays' bytes."""
     device = request.target.device
@@ -178,10 +195,12 @@ def _pack(name: str, proto: bytes) -> str:
     return str(path.relative_to(REPOSITORY))
 
 
-def _store(case: Case, shares: Iterable[float]) -> None:
+def _store(case: Case, shares: Sequence[float]) -> None:
     """The case with its budgets, among the others."""
     plain_bytes = scheduled_module(case).device_bytes
-    budgets = {str(share): int(share * plain_bytes) for share in shares}
+    budgets = {
+        str(share): int(share * plain_bytes) for share in _telling(case, shares, plain_bytes)
+    }
     entry = asdict(replace(case, plain_bytes=plain_bytes, budgets=budgets))
     del entry["key"]
     path = FOLDER / "cases.json"

@@ -142,4 +142,5 @@ TEXTS: Mapping[str, Callable[[], str]] = {
 }
 """By the name of the file."""
 
+SLOW = frozenset({"slabs-u-net-3d.jaxpr"})
 ON_GPUS = frozenset(name for name in TEXTS if "v100" in name)
