@@ -113,7 +113,7 @@ def _problem(problem: Problem) -> Any:
                 buffer.nbytes,
                 buffer.role.value,
                 kernel(buffer.maker),
-                buffers[buffer.place].name,
+                buffers[buffer.alias_set].name,
                 None if buffer.pin is None else [buffer.pin.name, buffer.pin.where.value],
             ]
             for buffer in buffers
