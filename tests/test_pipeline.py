@@ -16,7 +16,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 import memplan
 from memplan import MemplanError, parallel, pipeline
-from memplan.compilation import callback
 from memplan.errors import BudgetError
 from memplan.hardware import catalog
 from memplan.pipeline import Outcome, Request
@@ -24,7 +23,8 @@ from memplan.planning.search import planner
 from memplan.program.trace import Program
 from memplan.xla import target
 from memplan.xla.local import Pools
-from memplan.xla.module import UnreadableModuleError
+from memplan.xla.module import Module
+from memplan.xla.schema import UnreadableModuleError
 from memplan.xla.target import Target
 from tests.xla.steps import dense, scanned
 from tests.xla.test_target import needs_compiler
@@ -328,10 +328,10 @@ class TestErrors:
             planned(step, args, 0.8)
 
     def test_a_module_that_cannot_be_read_names_the_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def unreadable(text: str) -> Any:
+        def unreadable(proto: bytes, scheduled: bool) -> Any:
             raise UnreadableModuleError("A new kind of line.")
 
-        monkeypatch.setattr(callback, "read_module", unreadable)
+        monkeypatch.setattr(Module, "read", unreadable)
         with pytest.raises(MemplanError, match=r"jaxlib 0\.1.*A new kind of line"):
             memplan.jit(lambda x: x + 1)(jnp.ones(3))
 

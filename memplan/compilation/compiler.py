@@ -21,10 +21,9 @@ from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite
-from memplan.xla.module import read_module
+from memplan.xla.module import Module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
-from memplan.xla.write import as_it_stands
 
 Notify = Callable[[str, float | None], None]
 Profile = Mapping[str, float]
@@ -132,8 +131,8 @@ class Compiler:
         self.notify("compiling for the seconds of its collectives", None)
         replays: list[Replay] = []
 
-        def read(text: str) -> None:
-            replays.append(replay(text, self.target.device, program.machine))
+        def read(module: Module) -> None:
+            replays.append(replay(module, self.target.device, program.machine))
 
         self._compile(program, read, None, hides_latency=False, runs=False)
         return replays[0].seconds if replays[0].collectives else {}
@@ -167,7 +166,7 @@ def compile_unplanned(outcome: Outcome) -> Executable:
     if program.machine is None:
         return compile_program(program, target)
     shaping = Shaping(program.machine, target.is_gpu, outcome.between_hosts)
-    return _compile_shaped(program, target, shaping, {}, None, lambda text: None)
+    return _compile_shaped(program, target, shaping, {}, None, lambda module: None)
 
 
 def _compile_shaped(
@@ -179,13 +178,8 @@ def _compile_shaped(
     rewrite: Rewrite,
 ) -> Executable:
     """Compile a program for several devices; shape its collectives before calling `rewrite`."""
-
-    def with_lines(text: str) -> str | None:
-        original = shaping.with_lines(text)
-        return rewrite(original) or (None if original is text else as_it_stands(read_module(original)))
-
     flags = {**collective_flags(shaping.machine, shaping.on_gpu), **flags}
-    return compile_program(program, target, flags, profile, with_lines, shaping)
+    return compile_program(program, target, flags, profile, rewrite, shaping)
 
 
 def compile_program(

@@ -342,11 +342,10 @@ class ComputationMeaning:
         stated = module.stated.stated(op, callees)
         if op.opcode.startswith(_COLLECTIVES):
             stated = stated._replace(channel=None)
-        elided = (op.name, op.op_name, op.frame) if op.is_elided else ()
         awaited = [self._before(name, op) for name in op.predecessors]
         after = frozenset(map(self._meanings.meaning, awaited))
         sources = tuple(self._meanings.meaning(tree) for tree in operands)
-        return self._meanings.expressions.number((stated, elided, after, sources, effect))
+        return self._meanings.expressions.number((stated, after, sources, effect))
 
     def _before(self, name: str, op: Instruction) -> ArrayTree:
         require(name in self._trees, f"waits in {op.name} for {name}, which comes later")

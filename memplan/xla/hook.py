@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from memplan.program import compat
-from memplan.xla.async_pairs import expand_async_pairs
-from memplan.xla.large_literals import put_back, set_aside
+from memplan.xla.module import Module
+from memplan.xla.serialize import serialize
 
-Rewrite = Callable[[str], str | None]  # text of a module -> its replacement, or None
+Rewrite = Callable[[Module], Module | None]  # a module -> its replacement, or None
 
 _lock = threading.Condition()
 _awaited: dict[str, Interception] = {}
@@ -71,9 +71,8 @@ def _called_back(scheduled: bool, proto: bytes) -> bytes | None:
     if rewrite is None or interception.error is not None:
         return None
     try:
-        small, literals = set_aside(proto)
-        text = rewrite(compat.module_text(small))
-        return None if text is None else put_back(compat.module_proto(expand_async_pairs(text)), literals)
+        module = rewrite(Module.read(proto, scheduled))
+        return None if module is None else serialize(module)
     except Exception as error:
         interception.error = error
         return None

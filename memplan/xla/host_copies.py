@@ -10,9 +10,14 @@ import json
 from collections.abc import Iterator
 
 from memplan.hardware.device import Device
-from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
-from memplan.xla.module import Computation, Edit, Instruction, Module, copy, with_blocks
+from memplan.xla.edit import Edit, copy
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 
+# Frontend attributes that give the copies of each direction their own stream. XLA of jax 0.11
+# assigns copies to four streams in turn, so that a prefetch may wait for an offload. XLA of jax
+# 0.12 gives each direction its own by itself, except for copies of slices.
+OUT_STREAM = {"_xla_stream_annotation": "0"}
+IN_STREAM = {"_xla_stream_annotation": "1"}
 _XLA_COPIES = (8, 0)  # XLA itself makes copies from this compute capability on
 # A slice is annotated if its back end's configuration contains this.
 _ANNOTATION = '"dynamic_slice_config":'

@@ -23,7 +23,7 @@ from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import BLOCKS, Instruction, Module, read_module
+from memplan.xla.module import BLOCKS, Instruction, Module
 from memplan.xla.replay import Replay
 from memplan.xla.write import write
 
@@ -63,7 +63,7 @@ class Overlap:
 
     def module(self, order: Sequence[int]) -> Module:
         """The module in this order."""
-        return read_module(write(self._module, self._problem, runs(order)), self._module)
+        return write(self._module, self._problem, runs(order))
 
 
 @dataclass

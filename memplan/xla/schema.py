@@ -9,6 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.unknown_fields import UnknownFieldSet
+
+from memplan.errors import MemplanError
 
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS = {
@@ -57,7 +60,7 @@ _MESSAGES = {
     "MeshAxis": "name 1 string; size 2 int",
     "Mesh": "axes 1 MeshAxis*; device_ids 2 int*",
     "MeshGroups": "mesh 1 Mesh; axes 2 AxisRef*",
-    "DeviceList": "replica_groups 1 ReplicaGroup*; iota_replica_group_list 2 IotaGroups; mesh_axes 3 MeshGroups",
+    "DeviceList": "replica_groups 1 ReplicaGroup*; iota_replica_group_list 2 IotaGroups",
     "SourceTarget": "source 1 int; target 2 int",
     "OutputAlias": "output_shape_index 1 int*; operand_index 2 int; operand_shape_index 3 int*",
     "FrontendAttribute": "key 1 string; value 2 string",
@@ -78,6 +81,7 @@ _MESSAGES = {
         feature_group_count 50 int; source_target_pairs 52 SourceTarget*; batch_group_count 58 int
         custom_call_has_side_effect 65 bool; frontend_attributes 68 FrontendAttributes; use_global_device_ids 71 bool
         output_operand_aliasing 74 OutputAlias*; collective_device_list 87 DeviceList
+        iota_collective_device_list 92 IotaGroups; mesh_axes_replica_group_list 93 MeshGroups
     """,
     "ProgramShape": "parameters 1 Shape*; result 2 Shape; parameter_names 3 string*",
     "Computation": """
@@ -96,9 +100,55 @@ _MESSAGES = {
     """,
     "Module": """
         name 1 string; entry_computation_name 2 string; computations 3 Computation*; id 5 int
-        entry_computation_id 6 int; schedule 7 Schedule; input_output_alias 8 Aliases; stack_frame_index 17 StackFrames
+        entry_computation_id 6 int; schedule 7 Schedule; input_output_alias 8 Aliases; spmd_output_sharding 12 bytes
+        profile_info 13 bytes*; spmd_parameters_shardings 14 bytes*; device_assignment 15 bytes
+        stack_frame_index 17 StackFrames; frontend_attributes 19 FrontendAttributes
     """,
 }  # fmt: skip
+
+
+class UnreadableModuleError(MemplanError, ValueError):
+    """A module that is not as this version of memplan knows modules."""
+
+
+# An instruction's id is its computation's, shifted by so many bits, and a number of its own.
+LOCAL_BITS = 32
+# Fields of an instruction that XLA of jax 0.12 has. A later one may change what others mean.
+_LAST_FIELD = 102
+_OPCODES = frozenset(
+    """
+    abs acos acosh add add-dependency after-all all-gather all-gather-done all-gather-start
+    all-reduce all-reduce-done all-reduce-start all-to-all and asin asinh async-done async-start
+    async-update atan2 atanh batch-norm-grad batch-norm-inference batch-norm-training bitcast
+    bitcast-convert broadcast call cbrt ceil cholesky clamp collective-broadcast
+    collective-permute collective-permute-done collective-permute-start compare complex
+    concatenate conditional constant convert convolution copy copy-done copy-start cosh cosine
+    count-leading-zeros custom-call divide domain dot dynamic-reshape dynamic-slice
+    dynamic-update-slice erf exponential exponential-minus-one fft floor fusion gather
+    get-dimension-size get-tuple-element imag infeed iota is-finite log log-plus-one logistic
+    map maximum minimum mulhi multiply negate not opt-barrier or outfeed pad parameter
+    partition-id popcnt power ragged-all-to-all ragged-dot real recv recv-done reduce
+    reduce-precision reduce-scatter reduce-window remainder replica-id reshape reverse rng
+    rng-bit-generator rng-get-and-update-state round-nearest-afz round-nearest-even rsqrt
+    scaled-dot scan scatter select select-and-scatter send send-done set-dimension-size
+    shift-left shift-right-arithmetic shift-right-logical sign sine sinh slice sort sqrt
+    stochastic-convert subtract tan tanh topk transpose triangular-solve tuple while xor
+    """.split()  # noqa: SIM905
+)
+
+
+def unreadable(op: Any, computation: int) -> str:
+    """Why an instruction's message cannot be read; "" if it can.
+
+    Args:
+      computation: the id of its computation.
+    """
+    if op.id >> LOCAL_BITS != computation:
+        return f"it has the id {op.id}, and its computation {computation}"
+    if op.opcode not in _OPCODES:
+        return f"its opcode is {op.opcode}"
+    fields = [field.field_number for field in UnknownFieldSet(op) if field.field_number > _LAST_FIELD]
+    return f"it has the field {fields[0]}" if fields else ""
 
 
 def _message_classes() -> dict[str, Any]:
@@ -127,3 +177,4 @@ ModuleMessage = _CLASSES["Module"]
 ComputationMessage = _CLASSES["Computation"]
 InstructionMessage = _CLASSES["Instruction"]
 ShapeMessage = _CLASSES["Shape"]
+LiteralMessage = _CLASSES["Literal"]

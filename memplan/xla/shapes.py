@@ -7,15 +7,25 @@ import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from memplan.xla.schema import ShapeMessage, UnreadableModuleError
 
 HOST_SPACE = 5  # of a layout: memory of the host
 
-_SHAPE = re.compile(r"(?P<dtype>[a-z]\w*)\[(?P<dims>[\d,<=]*)\](?P<layout>\{[^}]*\})?|(?P<open>\()|(?P<close>\))")
+_DTYPES = {
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64", 10: "f16", 11: "f32",
+    12: "f64", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19: "f8e5m2", 20: "f8e4m3fn", 21: "s4",
+    22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4",
+    30: "s1", 31: "u1", 32: "f4e2m1fn", 33: "f8e8m0fnu",
+}  # fmt: skip
+_NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
+_TUPLE = 13
+
 _SPACE = re.compile(r"S\(\d+\)")
 _TILES = re.compile(r"T((?:\([\d,]+\))+)")
 _TILE = re.compile(r"\(([\d,]+)\)")
 _ELEMENT = re.compile(r"E\((\d+)\)")
-_COMMENT = re.compile(r"/\*.*?\*/")
 _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
 
 
@@ -118,30 +128,9 @@ def _bits(dtype: str) -> int:
 Shape = Array | tuple["Shape", ...]
 
 
-@functools.lru_cache(maxsize=4096)  # 41,000 lines of a module have 104 different ones
-def read_shape(text: str) -> Shape:
-    """An array, or a tuple of shapes."""
-    stack: list[list[Shape]] = [[]]
-    for found in _SHAPE.finditer(_COMMENT.sub("", text) if "/*" in text else text):
-        if found["open"]:
-            stack.append([])
-        elif found["close"]:
-            done = tuple(stack.pop())
-            stack[-1].append(done)
-        else:
-            dims = tuple(int(side) for side in found["dims"].replace("<=", "").split(",") if side)
-            stack[-1].append(Array(found["dtype"], dims, found["layout"] or ""))
-    return stack[0][0]
-
-
 def shape_text(shape: Shape) -> str:
     """The shape's text."""
     return str(shape) if isinstance(shape, Array) else f"({', '.join(map(shape_text, shape))})"
-
-
-def bare(shape: Shape) -> Shape:
-    """The shape without layouts, as in a computation's first line."""
-    return Array(shape.dtype, shape.dims) if isinstance(shape, Array) else tuple(map(bare, shape))
 
 
 def leaves(shape: Shape) -> Iterator[Array]:
@@ -150,3 +139,64 @@ def leaves(shape: Shape) -> Iterator[Array]:
     else:
         for part in shape:
             yield from leaves(part)
+
+
+def shape_message(shape: Shape) -> Any:
+    if not isinstance(shape, Array):
+        return ShapeMessage(element_type=_TUPLE, tuple_shapes=map(shape_message, shape))
+    message = ShapeMessage(element_type=_NUMBERS[shape.dtype], dimensions=shape.dims)
+    message.is_dynamic_dimension.extend([False] * len(shape.dims))
+    if shape.dtype in ("token", "opaque") or (shape.dims and not shape.layout):
+        return message
+    message.layout.minor_to_major.extend(shape.order)
+    message.layout.tail_padding_alignment_in_elements = 1
+    for dimensions in shape.tiles:
+        message.layout.tiles.add(dimensions=dimensions)
+    message.layout.element_size_in_bits = shape.element_bits
+    message.layout.memory_space = shape.space
+    return message
+
+
+def complete_layout(message: Any) -> None:
+    """Give the arrays of a shape's message that have no layout the default one."""
+    for part in message.tuple_shapes:
+        complete_layout(part)
+    is_array = _DTYPES.get(message.element_type, "token") not in ("token", "opaque")
+    if is_array and not message.HasField("layout"):
+        message.layout.minor_to_major.extend(reversed(range(len(message.dimensions))))
+        message.layout.tail_padding_alignment_in_elements = 1
+
+
+_shapes: dict[bytes, Shape] = {}  # 41,000 instructions of a module have 104 different ones
+
+
+def shape_of(message: Any) -> Shape:
+    """An array, or a tuple of shapes."""
+    key = message.SerializeToString()
+    if key not in _shapes:
+        _shapes[key] = _read_shape(message)
+    return _shapes[key]
+
+
+def _read_shape(message: Any) -> Shape:
+    if message.element_type == _TUPLE:
+        return tuple(map(shape_of, message.tuple_shapes))
+    dtype = _DTYPES.get(message.element_type)
+    if dtype is None:
+        raise UnreadableModuleError(f"memplan does not know XLA's element type {message.element_type}.")
+    return Array(dtype, tuple(message.dimensions), _layout(message.layout))
+
+
+def _layout(layout: Any) -> str:
+    """The layout as HLO writes it."""
+    order = ",".join(map(str, layout.minor_to_major))
+    tiles = "".join(f"({','.join(map(str, tile.dimensions))})" for tile in layout.tiles)
+    rest = f"T{tiles}" if tiles else ""
+    if layout.tail_padding_alignment_in_elements > 1:
+        rest += f"L({layout.tail_padding_alignment_in_elements})"
+    if layout.element_size_in_bits:
+        rest += f"E({layout.element_size_in_bits})"
+    if layout.memory_space:
+        rest += f"S({layout.memory_space})"
+    text = f"{order}:{rest}" if rest else order
+    return f"{{{text}}}" if text else ""

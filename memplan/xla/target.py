@@ -26,7 +26,8 @@ from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
 from memplan.xla.hook import Interception, Rewrite, intercept
-from memplan.xla.module import Module, UnreadableModuleError, read_module
+from memplan.xla.module import Module
+from memplan.xla.schema import UnreadableModuleError
 
 HIDES_LATENCY = {
     # XLA:GPU's own default from Hopper on.
@@ -102,7 +103,7 @@ class Executable:
         Raises:
           UnreadableModuleError: it is not scheduled.
         """
-        return read_module(self.text)
+        return Module.read(compat.module_of(self.compiled))
 
 
 @dataclass(frozen=True)
@@ -141,8 +142,8 @@ class Target:
         Args:
           flags: compiler options in addition to those in the options of `jax.jit`.
           profile: seconds of the instructions of an earlier compilation, for XLA's scheduler.
-          rewrite: receives the scheduled module's text, and may return another.
-          shape: receives the module's text before it is scheduled, and may return another.
+          rewrite: receives the scheduled module, and may return another.
+          shape: receives the module before it is scheduled, and may return another.
           name: of the module in jax's persistent cache, if that is on. A cached module is already
             rewritten: `rewrite` is not called.
 
@@ -293,7 +294,7 @@ def described_devices(device: Device, hosts: int = 1, per_host: int = 1) -> tupl
 def _account(compiled: Any) -> Executable:
     """The executable with its memory."""
     stats = compiled.memory_analysis()
-    module = read_module(compiled.as_text(), scheduled=False)
+    module = Module.read(compat.module_of(compiled), scheduled=False)
     constant_bytes = sum(op.nbytes for op in module.large_constants)
     memory = Memory(
         device_bytes=stats.temp_size_in_bytes

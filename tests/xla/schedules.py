@@ -21,9 +21,9 @@ from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module
 from memplan.xla.target import Target, described_devices
 from memplan.xla.write import write
-from tests.hlo import read_module
 from tests.xla.steps import Step
 
 _COUNT = itertools.count()
@@ -34,7 +34,7 @@ class Compiled:
     """What was compiled, what was predicted of it and of the plain order, and how many runs and copies were added.
 
     Attributes:
-      text: what the compiler was handed.
+      module: what the compiler was handed.
     """
 
     compiled: Any
@@ -42,7 +42,7 @@ class Compiled:
     packing: Packing
     recomputed: int
     copies: int
-    text: str
+    module: Module
 
 
 def random_recompute(seed: int) -> Callable[[Problem], Schedule]:
@@ -70,8 +70,7 @@ def compile_step(
     """A step with a plan, judged; for a described GPU or the CPU that is here."""
     found: dict[str, Any] = {}
 
-    def rewrite(text: str) -> str:
-        module = read_module(text)
+    def rewrite(module: Module) -> Module:
         problem = problem_of(module, on_gpu=device is not None)
         schedule = plan(problem)
         found.update(plain=pack(problem))
@@ -80,8 +79,8 @@ def compile_step(
         found.update(recomputed=kinds.count(Kind.RUN) - len(problem.kernels))
         found.update(copies=kinds.count(Kind.OFFLOAD) + kinds.count(Kind.PREFETCH))
         planned = write(module, problem, schedule)
-        judge(module, read_module(planned))
-        found.update(text=planned)
+        judge(module, planned)
+        found.update(module=planned)
         return planned
 
     def unique(*args: Any) -> Any:

@@ -12,7 +12,6 @@ from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
 from memplan.xla.module import Module
 from memplan.xla.write import write
-from tests.hlo import read_module
 from tests.xla.collective_modules import A100, ALL, EIGHT, fusion, gathered, module, summed
 from tests.xla.small_modules import BIG, MIB
 
@@ -99,7 +98,7 @@ def test_a_gather_runs_again_as_a_whole_behind_its_end() -> None:
     assert [tape.may_recompute(gather, slot) for slot in (done, done + 1)] == [False, True]
     order = [*range(number["last"]), gather, *range(number["last"], len(number))]
     assert fault(problem, runs(order)) is None
-    planned = read_module(write(plain, problem, runs(order)))
+    planned = write(plain, problem, runs(order))
     judge(plain, planned)
     names = list(planned.entry.ops)
     at = names.index("g.run2")

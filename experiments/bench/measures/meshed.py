@@ -34,7 +34,7 @@ def measure(case: Case) -> Found:
     plain = compile_program(program, request.target)
     narrow = Request(None, None, case.device, topology=links, between_hosts="bfloat16")
     replays = {
-        "jax.jit": replay(plain.text, request.target.device, program.machine),
+        "jax.jit": replay(plain.module, request.target.device, program.machine),
         **{
             name: pipeline.best(divided, args, {}, options, asked).planned.result.replay
             for name, asked in (("memplan.jit", request), ("memplan.jit, bfloat16", narrow))

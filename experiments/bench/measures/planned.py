@@ -50,7 +50,7 @@ def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
     _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
     begun = _since()
     plain, plain_spent = _compile_plain(target, step, args, options), _since(begun)
-    plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.text, target.device).step_s
+    plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.module, target.device).step_s
     del plain  # executables are large
     jax.clear_caches()
     request = Request(limit_of(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state)

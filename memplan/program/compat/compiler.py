@@ -306,6 +306,12 @@ def module_text(proto: bytes) -> str:
     return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string(options)
 
 
+def module_of(compiled: Any) -> bytes:
+    """The serialized module of what was compiled."""
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return module.as_serialized_hlo_module_proto()
+
+
 def module_proto(text: str) -> bytes:
     """Parse a module's text and serialize the module."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()

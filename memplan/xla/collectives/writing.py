@@ -7,7 +7,8 @@ from typing import Unpack
 
 from memplan.hardware.machine import Groups
 from memplan.xla.collectives.cost import EXCHANGE
-from memplan.xla.module import Computation, Edit, Facts, Instruction, Module, instruction
+from memplan.xla.edit import Edit, Facts, instruction
+from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
 
 

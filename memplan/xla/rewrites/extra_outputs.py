@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Computation, Edit, Instruction, Module, bitcast, with_blocks
+from memplan.xla.edit import Edit, bitcast
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,

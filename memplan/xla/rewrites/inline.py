@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem, Where
-from memplan.xla.module import Computation, Edit, Instruction, Module, bitcast, with_blocks
+from memplan.xla.edit import Edit, bitcast
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,

@@ -268,7 +268,7 @@ def test_state_streams_under_the_computation() -> None:
     planned = memplan.jit(
         train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
     ).plan(state, x)
-    timeline = replay(planned._found.executable.text, target_of("h200").device)
+    timeline = replay(planned._found.executable.module, target_of("h200").device)
     for stream in ("out", "in"):
         transfers = [transfer for transfer in timeline.transfers if transfer.stream == stream]
         assert sum(transfer.nbytes for transfer in transfers) >= 3 * 16 << 20
