@@ -156,7 +156,7 @@ def _compiled(key: str) -> Case:
         partitioned_file=_pack(f"{key}-partitioned", partitioned),
         topology=TOPOLOGY,
         devices=program.machine.devices,
-        asked_sizes=tuple(sorted(compat.asked_sizes(program.traced.jaxpr))),
+        asked_sizes=tuple(sorted(compat.constrained_sizes(program.traced.jaxpr))),
     )
 
 
