@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, Unpack
 
-import ml_dtypes  # noqa: F401  numpy gets bfloat16 from it
-import numpy as np
-
 from memplan.hardware.machine import Groups
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.schema import InstructionMessage, LiteralMessage
@@ -149,14 +146,15 @@ def instruction(
 
 
 def _scalar_literal(shape: Shape, value: int) -> Any:
-    """A literal of one number."""
+    """A literal of one number: any of a type that protobuf has, zero of others."""
     assert isinstance(shape, Array) and not shape.dims
     literal = LiteralMessage(shape=shape_message(shape))
-    numbers = getattr(literal, f"{shape.dtype}s")
-    if isinstance(numbers, bytes):  # of types that protobuf does not have
-        setattr(literal, f"{shape.dtype}s", np.dtype(shape.numpy_name).type(value).tobytes())
+    elements = getattr(literal, f"{shape.dtype}s")
+    if not isinstance(elements, bytes):
+        elements.append(value)
     else:
-        numbers.append(value)
+        assert value == 0
+        setattr(literal, f"{shape.dtype}s", bytes(shape.nbytes))
     return literal
 
 

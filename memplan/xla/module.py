@@ -340,18 +340,26 @@ class Instruction:
     @cached_property
     def is_zero(self) -> bool:
         """Is it a constant of numbers that are all zero?"""
-        contents = (content for _, content in self.message.literal.ListFields()[1:])
-        return self.opcode == "constant" and self._is_number and not any(map(any, contents))
-
-    @property
-    def _is_number(self) -> bool:
-        return isinstance(self.shape, Array) and self.shape.dtype != "pred"
+        return self._is_number and not any(self._elements)
 
     @cached_property
     def is_positive_zero(self) -> bool:
         """Is it a constant of real numbers that are all +0?"""
-        contents = (content for _, content in self.message.literal.ListFields()[1:])
-        return self.opcode == "constant" and self._is_number and all(map(_is_positive_zero, contents))
+        is_real = self._is_number and not self.result[0].dtype.startswith("c")
+        return is_real and not any(str(element).strip("0.") for element in self._elements)
+
+    @property
+    def _is_number(self) -> bool:
+        """Is it a constant of a type that has a zero of no bits?"""
+        if self.opcode != "constant" or not isinstance(self.shape, Array):
+            return False
+        return self.shape.dtype not in ("pred", "f8e8m0fnu")
+
+    @property
+    def _elements(self) -> Sequence[Any]:
+        """Elements of a constant; bytes of those that protobuf has no type for."""
+        assert isinstance(self.shape, Array)
+        return getattr(self.message.literal, f"{self.shape.dtype}s")
 
     @cached_property
     def statement(self) -> tuple[tuple[str, Hashable], ...]:
@@ -692,11 +700,6 @@ def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
         if op.opcode in BLOCKS:
             for name in op.called:
                 yield from with_blocks(module, module[name])
-
-
-def _is_positive_zero(content: Any) -> bool:
-    """Of the numbers of a literal, or of the bytes of those that protobuf has no type for."""
-    return not any(content) and not any(str(number).startswith("-") for number in content)
 
 
 def _copy_of(message: Any) -> Any:

@@ -66,10 +66,11 @@ _MESSAGES = {
     "FrontendAttribute": "key 1 string; value 2 string",
     "FrontendAttributes": "map 1 FrontendAttribute*",
     "Literal": """
-        shape 1 Shape; preds 2 bool*; s8s 15 bytes; u8s 3 bytes; s16s 17 bytes; u16s 16 bytes; s32s 4 int32*
-        s64s 5 int*
-        u32s 6 uint32*; u64s 7 uint*; f32s 8 float*; f64s 9 double*; c64s 12 float*; c128s 18 double*; f16s 11 bytes
-        bf16s 13 bytes
+        shape 1 Shape; preds 2 bool*; u8s 3 bytes; s32s 4 int32*; s64s 5 int*; u32s 6 uint32*; u64s 7 uint*; f32s 8 float*
+        f64s 9 double*; f16s 11 bytes; c64s 12 float*; bf16s 13 bytes; s8s 15 bytes; u16s 16 bytes; s16s 17 bytes
+        c128s 18 double*; f8e5m2s 19 bytes; f8e4m3fns 20 bytes; s4s 21 bytes; u4s 22 bytes; f8e4m3b11fnuzs 23 bytes
+        f8e5m2fnuzs 24 bytes; f8e4m3fnuzs 25 bytes; s2s 26 bytes; u2s 27 bytes; f8e4m3s 28 bytes; f8e3m4s 29 bytes
+        s1s 30 bytes; u1s 31 bytes; f4e2m1fns 32 bytes; f8e8m0fnus 33 bytes; f6e3m2fns 35 bytes; f6e2m3fns 36 bytes
     """,
     "Instruction": """
         name 1 string; opcode 2 string; shape 3 Shape; metadata 7 Metadata; literal 8 Literal; parameter_number 9 int

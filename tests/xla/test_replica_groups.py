@@ -4,8 +4,8 @@ import pytest
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.machine import Groups
-from memplan.xla.module import read_instruction
 from memplan.xla.replica_groups import groups_text
+from tests.hlo import read_instruction
 
 ALL = (tuple(range(8)),)
 ROWS, COLUMNS = ((0, 1, 2, 3), (4, 5, 6, 7)), ((0, 4), (1, 5), (2, 6), (3, 7))

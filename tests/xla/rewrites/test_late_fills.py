@@ -15,8 +15,7 @@ from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
 from memplan.xla.rewrites.late_fills import fill_late
-from memplan.xla.write import as_it_stands
-from tests.hlo import read_module
+from tests.hlo import read_module, replaced
 from tests.xla.rewrites.compiled import compile_rewritten
 
 LARGE, SMALL = "f32[1024,512]{1,0}", "f32[8]{0}"
@@ -82,9 +81,8 @@ def test_what_control_edges_order_stays() -> None:
 def test_a_control_edge_may_be_all_that_an_instruction_says() -> None:
     module = module_of([True, True], [0, 1])
     last = "copy(%k1)"
-    text = as_it_stands(module).replace(last, f"{last}, control-predecessors={{%e0}}")
-    ordered = read_module(text)
-    assert ordered.entry.ops["done"].attributes.startswith("control-predecessors")
+    ordered = replaced(module, last, f"{last}, control-predecessors={{%e0}}")
+    assert ordered.entry.ops["done"].predecessors == ("e0",)
     assert fill_late(ordered, 0) is ordered
 
 

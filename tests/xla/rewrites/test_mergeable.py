@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.xla.rewrites.fusion_groups import Mergeable, mergeable
-from memplan.xla.shapes import read_shape
+from memplan.xla.shapes import Array
 from tests.hlo import read_module
 from tests.xla.rewrites.test_merge import (
     ARRAY,
@@ -37,7 +37,8 @@ def test_sums_go_through_what_they_sum() -> None:
     found = of(THREE, "sums")
     assert found is not None
     assert found.space == ((1024, 512), "{1,0}")
-    assert found.sums == ((read_shape(ARRAY), (0,), read_shape(SUM)),) * 2
+    summed = Array("f32", (1024, 512), "{1,0}"), (0,), Array("f32", (512,), "{0}")
+    assert found.sums == (summed, summed)
     assert (found.makes, found.arrays) == (("sums{0}", "sums{1}"), 4)
 
 
