@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 import os
 import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -26,10 +28,13 @@ from memplan.program.lowerable import lowerable
 from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.model import Report
 from memplan.results.execute import Runner, numbers_gate
+from memplan.results.forms import write_forms
 from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
+
+_dumps = itertools.count(1)  # folders of `MEMPLAN_DUMP` that this process has written
 
 notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar("notify", default=lambda stage, share: None)
 
@@ -124,6 +129,8 @@ class PlannedJit:
                 )
         if isinstance(found, Outcome) and (text := gather_warning(found)):
             warnings.warn(text, stacklevel=2, skip_file_prefixes=(os.path.dirname(__file__),))
+        if isinstance(found, Outcome) and (folder := os.environ.get("MEMPLAN_DUMP")):
+            write_forms(found, Path(folder) / f"{next(_dumps)}-{found.program.name}")
         return Planned(found, self._request)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -264,6 +271,30 @@ class Planned(Stage):
     def plan(self) -> Plan | None:
         """The plan, to be saved; None where the step runs unmodified."""
         return self._found.plan
+
+    def dump(self, folder: str | os.PathLike[str]) -> Sequence[Path]:
+        """Write each form of the step to a readable file of its own, in the order in which they arise.
+
+        The forms are the equations, the transforms, XLA's module, its kernels with seconds and
+        buffers, the bytes that are live, the decisions, the written module and the verdict. With
+        the environment variable `MEMPLAN_DUMP`, every plan is written to a folder of its own in
+        that one.
+
+        Args:
+          folder: where the files go; it is made if it is missing.
+
+        Returns:
+          The files.
+
+        Raises:
+          MemplanError: the plan came from jax's compilation cache, which has no modules.
+        """
+        if isinstance(self._found, Restored):
+            raise MemplanError(
+                "this plan came from jax's compilation cache, which keeps the plan and its report, not the modules "
+                "that were planned. Set jax_enable_compilation_cache to False, and plan again."
+            )
+        return write_forms(self._found, folder)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
         """What the compiler gets, before it optimizes and memplan plans; `Compiled.as_text` has the planned kernels.

@@ -340,13 +340,13 @@ class Instruction:
     @cached_property
     def is_zero(self) -> bool:
         """Is it a constant of numbers that are all zero?"""
-        return self._is_number and not any(self._elements)
+        return self._is_number and len(self._elements) > 0 and not any(self._elements)
 
     @cached_property
     def is_positive_zero(self) -> bool:
         """Is it a constant of real numbers that are all +0?"""
-        is_real = self._is_number and not self.result[0].dtype.startswith("c")
-        return is_real and not any(str(element).strip("0.") for element in self._elements)
+        is_real = self.is_zero and not self.result[0].dtype.startswith("c")
+        return is_real and not any(str(element).startswith("-") for element in self._elements)
 
     @property
     def _is_number(self) -> bool:
