@@ -231,7 +231,7 @@ def _followed(plain: Program, follow: Plan | None, held: Collection[int], target
     else:
         with_loops = pinned_residuals(plain, target.device) if plain.pins else plain
     in_slabs = follow_slabs(with_loops, follow.slabs) if follow else with_loops
-    return offload_state(in_slabs, inputs=held, streams=target.is_gpu)
+    return offload_state(in_slabs, inputs=held, streams=target.backend.has_own_memory)
 
 
 def _compiler(plain: Program, request: Request, notify: Notify, key: str = "") -> Compiler:
@@ -252,7 +252,7 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
     limits = limits_of(request, target)
     held = follow.on_host if follow else large_leaves(plain, request.host_state) if request.host_state else ()
     program = _followed(plain, follow, held, target)
-    offload = functools.partial(offload_state, inputs=held, streams=target.is_gpu)
+    offload = functools.partial(offload_state, inputs=held, streams=target.backend.has_own_memory)
     processes = _processes(plain, target)
     same_step(processes, plain, (plain.options, request))
 
@@ -262,7 +262,7 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
         found = fewer_residuals(program, target.device, host_bytes, excess_bytes, may_segment=not held)
         return found and offload(found)
 
-    one_gpu = target.is_gpu and plain.traced.division is None and not held
+    one_gpu = target.backend.has_own_memory and plain.traced.division is None and not held
 
     def by_index(program: Program) -> Program | None:
         return with_indexed_stacks(program) if one_gpu else None
@@ -277,7 +277,9 @@ def _best(plain: Program, request: Request, notify: Notify, key: str = "") -> Ou
 
     tries = MOST_TRIES if request.verify else 1
     compiler = _compiler(plain, request, notify, key)
-    attempts = Attempts(compiler, by_index, with_fewer_residuals, in_slabs, notify, follow, tries, target.is_gpu)
+    attempts = Attempts(
+        compiler, by_index, with_fewer_residuals, in_slabs, notify, follow, tries, target.backend.has_own_memory
+    )
     found = attempts.run(program)
     if processes:
         same_collectives(processes, plain.step, collective_sequence(found.planned.result.module))
@@ -308,7 +310,7 @@ def traced(
     divided = data_parallel_of(step)
     if divided is not None and not kwargs and "in_shardings" not in options:  # so that arguments need not be placed
         options = {**options, "in_shardings": divided.shardings(*args)}
-    program = trace(step, args, kwargs, options, target.platform if target.described else None)
+    program = trace(step, args, kwargs, options, target.backend.platform if target.described else None)
     if request.pins:
         program = replace(program, pins=_pins_there(program, request))
     division = program.traced.division
@@ -325,7 +327,7 @@ def _pins_there(program: Program, request: Request) -> tuple[Pin, ...]:
       UnsupportedProgramError: the step itself computes the value again.
     """
     check_pins(program.traced.jaxpr, request.pins)
-    if request.target.is_gpu:
+    if request.target.backend.has_own_memory:
         return request.pins
     return tuple(Pin(pin.name, Where.DEVICE) if pin.where is Where.HOST else pin for pin in request.pins)
 
@@ -362,7 +364,7 @@ def limits_of(request: Request, target: Target) -> Limits:
     Raises BudgetError if the request makes no sense, or exceeds the pinned pool of a local GPU.
     """
     device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
-    if not target.is_gpu:
+    if not target.backend.has_own_memory:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
     if target.described:
         return Limits(device_bytes, parse_bytes(request.host_budget, 2 * target.device.memory_bytes, "host budget"))

@@ -312,7 +312,7 @@ class Planned(Stage):
     @property
     def _lowered(self) -> jax.stages.Lowered:
         target = self._found.target
-        return target.lower(lowerable(self._found.program, target.is_gpu))
+        return target.lower(lowerable(self._found.program, target.backend))
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
         """Make it run on the local backend: what was planned for another device is planned again for this one.

@@ -89,7 +89,7 @@ class Compiler:
             self.planner,
             self.follow,
             self.agree,
-            overlap_loop_copies=bool(program.in_slabs) and self.target.is_gpu,
+            overlap_loop_copies=bool(program.in_slabs) and self.target.backend.has_own_memory,
             program=program.original.digest if self.follow else "",
             pins=program.pins,
         )
@@ -126,7 +126,7 @@ class Compiler:
         message. A profile needs instruction names as they are after fusion, and XLA has no
         callback between fusion and scheduling, so the step is compiled separately for its profile.
         """
-        if program.machine is None or not self.target.is_gpu:
+        if program.machine is None or not self.target.backend.overlaps_collectives:
             return None
         self.notify("compiling for the seconds of its collectives", None)
         replays: list[Replay] = []
@@ -147,11 +147,12 @@ class Compiler:
         name: str = "",
     ) -> tuple[Executable, tuple[Gather, ...]]:
         """The program compiled, and its unexpected gathers; see `Target.compile`."""
-        flags = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
+        overlaps = self.target.backend.overlaps_collectives and (hides_latency or program.in_slabs)
+        flags = HIDES_LATENCY if overlaps else {}
         if program.machine is None:
             return compile_program(program, self.target, flags, profile, rewrite, name=name), ()
         expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
-        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, expected_sizes, runs)
+        shaping = Shaping(program.machine, self.target.backend, self.between_hosts, expected_sizes, runs)
         executable = _compile_shaped(program, self.target, shaping, flags, profile, rewrite)
         return executable, shaping.gathers
 
@@ -165,7 +166,7 @@ def compile_unplanned(outcome: Outcome) -> Executable:
     program, target = outcome.program.original, outcome.target
     if program.machine is None:
         return compile_program(program, target)
-    shaping = Shaping(program.machine, target.is_gpu, outcome.between_hosts)
+    shaping = Shaping(program.machine, target.backend, outcome.between_hosts)
     return _compile_shaped(program, target, shaping, {}, None, lambda module: None)
 
 
@@ -178,7 +179,7 @@ def _compile_shaped(
     rewrite: Rewrite,
 ) -> Executable:
     """Compile a program for several devices; shape its collectives before calling `rewrite`."""
-    flags = {**collective_flags(shaping.machine, shaping.on_gpu), **flags}
+    flags = {**collective_flags(shaping.machine, shaping.backend), **flags}
     return compile_program(program, target, flags, profile, rewrite, shaping)
 
 
@@ -192,7 +193,7 @@ def compile_program(
     name: str = "",
 ) -> Executable:
     """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See `Target.compile`."""
-    return target.compile(lowerable(program, target.is_gpu), flags, profile, rewrite, shape, name)
+    return target.compile(lowerable(program, target.backend), flags, profile, rewrite, shape, name)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -102,7 +102,7 @@ class Plans:
 
     def _extra_outputs(self, base: ScheduledModule, budget_nbytes: int) -> Sequence[str]:
         """Values that a first plan recomputes if recomputation costs as much as an extra output."""
-        if base.device.target is None:
+        if not base.device.backend.merges_fusions:
             return ()
         problem = base.timed_problem
         shares = output_costs(base.module, problem, budget_nbytes, live_nbytes(problem).tolist())
@@ -153,7 +153,7 @@ class ScheduledModule:
 
     @functools.cached_property
     def _overlap(self) -> Overlap:
-        return Overlap(self.module, self.device.target is not None, self.replay)
+        return Overlap(self.module, self.device.backend, self.replay)
 
     @functools.cached_property
     def _reordered(self) -> dict[tuple[int, ...], ScheduledModule]:
@@ -185,7 +185,7 @@ class ScheduledModule:
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem without seconds: enough to follow a plan."""
-        problem = problem_of(self.module, self.device.target is not None)
+        problem = problem_of(self.module, self.device.backend)
         return with_pins(problem, self.module, self.pins) if self.pins else problem
 
     @functools.cached_property
@@ -206,7 +206,7 @@ class ScheduledModule:
             (`xla.rewrites.extra_outputs`).
           whole: do not split fusions.
         """
-        if budget_nbytes is None or self.device.target is None:
+        if budget_nbytes is None or not self.device.backend.merges_fusions:
             return self
         key = budget_nbytes, tuple(values), whole
         if key not in self._rewrites:

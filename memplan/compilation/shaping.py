@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.hardware.backend import Backend
 from memplan.hardware.machine import Machine
 from memplan.verify.same_collectives import judge_shaped
 from memplan.xla.collectives.shape import shape
@@ -30,9 +31,9 @@ _SEPARATE = {
 _CPU_COMBINER = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 
 
-def collective_flags(machine: Machine, on_gpu: bool) -> Mapping[str, Any]:
+def collective_flags(machine: Machine, backend: Backend) -> Mapping[str, Any]:
     """Compiler options that keep collectives as written; on one host, XLA:GPU combines them."""
-    if not on_gpu:
+    if not backend.overlaps_collectives:
         return _CPU_COMBINER
     return _OVERLAPPED if machine.is_one_host else {**_OVERLAPPED, **_SEPARATE}
 
@@ -42,7 +43,7 @@ class Shaping:
     """XLA calls it with a partitioned module."""
 
     machine: Machine
-    on_gpu: bool
+    backend: Backend
     between_hosts: str | None  # element type of sums between hosts, if not their own
     # per-device element counts of the arrays whose sharding the program states
     expected_sizes: frozenset[int] = frozenset()
@@ -52,7 +53,7 @@ class Shaping:
 
     def __call__(self, plain: Module) -> Module | None:
         self.gathers = unexpected_gathers(plain, self.expected_sizes)
-        shaped = shape(plain, self.machine, self.on_gpu, self.between_hosts)
+        shaped = shape(plain, self.machine, self.backend, self.between_hosts)
         if shaped is plain:
             return None
         if self.runs:

@@ -49,12 +49,12 @@ class Runner:
         self.executable = outcome.executable
         self._call = outcome.executable.compiled
         self._memory = outcome.executable.memory
-        self._is_gpu = outcome.target.is_gpu
-        self._moves = bool(outcome.program.on_host) and not self._is_gpu
+        self._has_own_memory = outcome.target.backend.has_own_memory
+        self._moves = bool(outcome.program.on_host) and not self._has_own_memory
         self.observed_bytes: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_gpu:
+        if not self._has_own_memory:
             return self._with_state(args, kwargs) if self._moves else self._run(args, kwargs)
         with _Calls.lock:
             _Calls.started += 1
@@ -63,7 +63,7 @@ class Runner:
             is_alone = _Calls.running == 1
         try:
             before = local.room()
-            results = self._on_gpu(args, kwargs)
+            results = self._run_beside_others(args, kwargs)
             after = local.room()
         finally:
             with _Calls.lock:
@@ -99,7 +99,7 @@ class Runner:
             return None
         return sum(np.asarray(leaf).nbytes for leaf in copied)
 
-    def _on_gpu(self, args: Any, kwargs: Any) -> Any:
+    def _run_beside_others(self, args: Any, kwargs: Any) -> Any:
         """Call the step; raise memplan's errors, if possible before it consumes arguments."""
         self._await_block()
         try:

@@ -126,7 +126,7 @@ def _advice(outcome: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]
     if 2 * resident > limits.device_bytes:
         if _may_donate_more(outcome.program):
             yield ("donate_argnums for the state that the step replaces: the new value then reuses the old buffer")
-        if not outcome.program.on_host and outcome.target.is_gpu:
+        if not outcome.program.on_host and outcome.target.backend.has_own_memory:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
     if outcome.program.pins:
         yield "fewer values pinned to the device"

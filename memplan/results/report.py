@@ -48,6 +48,7 @@ def report_of(outcome: Outcome) -> Report:
     planned = outcome.planned
     plain = planned.plain
     result = planned.result
+    backend = outcome.target.backend
     origins = Origins(planned.base.module)
     decisions = tuple(sorted(decisions_of(outcome, origins), key=lambda decision: -decision.nbytes))
     by_buffer = {decision.name: decision.decision for decision in decisions}
@@ -98,13 +99,13 @@ def report_of(outcome: Outcome) -> Report:
         lines=lines,
         planning_s=planned.planning_s,
         preparation_s=outcome.seconds,
-        xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
+        xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if backend.rematerializes else None,
         slab_loops=tuple(_slab_loops(outcome, origins, transfers_of_loops)),
         loop_copies=sum(copies for copies, _ in transfers_of_outer),
         loop_kernels=sum(kernels for _, kernels in transfers_of_outer),
         unsplit=unsplit(outcome.program.in_slabs, _MAX_UNSPLIT),
         constant_bytes=outcome.executable.memory.constant_bytes,
-        huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
+        huge_arrays=_huge_arrays(unmodified) if unmodified and backend.indexes_in_32_bits else None,
         mesh=_mesh(outcome),
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
@@ -278,14 +279,15 @@ def _live_at_peak(
 
 def _counts(outcome: Outcome) -> dict[str, int]:
     """Counts in the compiled program: rematerializations, launches, copies, recomputations."""
-    is_gpu = outcome.target.is_gpu
+    backend = outcome.target.backend
     is_planned = outcome.planned.plan is not None
-    if not is_gpu and not is_planned:
+    if not backend.rematerializes and not backend.launches_graphs and not is_planned:
         return {}
     compiled = outcome.executable.module
     counts = {}
-    if is_gpu:
+    if backend.rematerializes:
         counts["xla_rematerialized"] = _rematerialized(compiled, outcome.planned.result.module)
+    if backend.launches_graphs:
         own_rule = has_own_rule(outcome.program.options.get("compiler_options") or {})
         launched = None if own_rule else launches(compiled, outcome.target.device)
         if launched:
@@ -317,7 +319,7 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
     if unmodified is None or outcome.program.machine is not None:
         return {}
     figures = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
-    if not target.is_gpu or unmodified.device_bytes <= _xla_limit(target, unmodified):
+    if not target.backend.rematerializes or unmodified.device_bytes <= _xla_limit(target, unmodified):
         return figures
     try:
         with without_messages(*_REMATERIALIZES):
@@ -346,7 +348,7 @@ def _huge_arrays(unmodified: ScheduledModule) -> int:
 
 
 def _pooled(outcome: Outcome) -> dict[str, Any]:
-    if not outcome.target.is_gpu:
+    if not outcome.target.backend.has_own_memory:
         return {}
     pools = pooled(outcome, local.pools())
     figures: dict[str, Any] = {"exports": pools.exports}

@@ -35,7 +35,7 @@ def compare(
             notify(f"compiling: {name}", None)
             yield _baseline_row(name, compiled, limits)
         outcome = pipeline.best(step, args, {}, options, request, notify)
-        if target.is_gpu and outcome.unmodified is not None:
+        if target.backend.rematerializes and outcome.unmodified is not None:
             plain = outcome.unmodified
             fits = limits.allow(plain.device_bytes, 0)
             yield Row(_UNTOUCHED, plain.device_bytes, 0, plain.replay.step_s, fits)
@@ -49,7 +49,7 @@ def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], B
     compilations: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
     for name, policy in policies().items():
         compilations[name] = functools.partial(baselines.checkpoint, policy)
-    if baselines.target.is_gpu:
+    if baselines.target.backend.rematerializes:
         xla = functools.partial(baselines.xla, plain.resident_bytes, budget)
         offload = {"xla_gpu_enable_host_memory_offloading": True}
         compilations["XLA's rematerialization"] = xla

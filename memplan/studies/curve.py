@@ -51,7 +51,7 @@ def curve(
             notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
             outcome = plan(budget)
             yield _point(MEMPLAN, budget, outcome, outcome.fits)
-            if target.is_gpu:
+            if target.backend.rematerializes:
                 yield _baseline_point(XLA, budget, partial(baselines.xla, plain.resident_bytes, budget))
             yield Point(BOUND, budget, budget, 0, outcome.planned.bound_s)
 

@@ -241,7 +241,7 @@ _CHANGES: Mapping[Kind, Callable[[_Case, Finding], Outcome | None]] = {
 
 def _state_on_host(case: _Case) -> Iterator[Finding]:
     """The state of each argument in host memory."""
-    if not case.request.target.is_gpu:
+    if not case.request.target.backend.has_own_memory:
         return
     program = case.plain.program
     state = set(replaced_inputs(program).values())

@@ -34,9 +34,9 @@ def copy_slices(module: Module, device: Device) -> Module:
     Returns:
       The module itself if it has none.
     """
-    if device.target is None:
+    if not device.backend.has_own_memory:
         return module
-    is_custom = device.target.compute_capability < _XLA_COPIES
+    is_custom = device.compute_capability < _XLA_COPIES
     edit = Edit(module)
     for body in module.values():
         slices = {op.name for op in _transfers(body) if is_annotated(module, op)}
@@ -57,7 +57,7 @@ def is_copy(module: Module, op: Instruction, device: Device) -> bool:
         return False
     if op.kind == "kCustom":
         return True
-    return device.target is not None and device.target.compute_capability >= _XLA_COPIES
+    return device.compute_capability >= _XLA_COPIES
 
 
 def transfers(module: Module, loop: Instruction, device: Device) -> tuple[int, int]:

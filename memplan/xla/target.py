@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from memplan import io
 from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
+from memplan.hardware.backend import Backend
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.program import compat
@@ -114,19 +115,15 @@ class Target:
     described: bool  # True for a GPU that is not here
 
     @property
-    def is_gpu(self) -> bool:
-        return self.device.target is not None
-
-    @property
-    def platform(self) -> str:
-        return "cuda" if self.is_gpu else "cpu"
+    def backend(self) -> Backend:
+        return self.device.backend
 
     def lower(self, lowerable: Lowerable) -> jax.stages.Lowered:
         """The step as the compiler receives it."""
         options = dict(lowerable.options)
         options.pop("compiler_options", None)
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
-        return lower(stage, self.platform if self.described else None)
+        return lower(stage, self.backend.platform if self.described else None)
 
     def compile(
         self,
@@ -185,7 +182,7 @@ class Target:
         users_name = re.sub(r"[^a-zA-Z0-9_]", "_", compat.module_name_of(lowered))
         name = f"memplan_{cached or next(_numbers)}_{users_name}"
         with contextlib.ExitStack() as context:
-            interception = context.enter_context(intercept(name, rewrite, self.platform, shape))
+            interception = context.enter_context(intercept(name, rewrite, self.backend.platform, shape))
             if not cached:
                 context.enter_context(compat.without_compilation_cache())
             renamed = compat.rename_module(lowered, name)
@@ -226,7 +223,7 @@ class Target:
 
     def _as_planned(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
         """XLA:GPU's rematerialization disabled."""
-        return _without(flags, _REMATERIALIZATION) if self.is_gpu else {}
+        return _without(flags, _REMATERIALIZATION) if self.backend.rematerializes else {}
 
     def _compile_lowered(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
         """Compile; if XLA fails on something that other options avoid, compile again with those.
@@ -242,7 +239,7 @@ class Target:
         message = str(failure)
         if self.described and any(words in message for words in _BAD_TILES):
             return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
-        if self.is_gpu and _CANNOT_EVALUATE in message:
+        if self.backend.has_own_memory and _CANNOT_EVALUATE in message:
             return lowered.compile(compiler_options={**flags, **_without(flags, _ANNOTATOR)})
         version = io.version_of("jaxlib")
         if option := _BAD_OPTION.search(message):

@@ -145,7 +145,7 @@ def _compiled(key: str) -> Case:
         file,
         device,
         jax.__version__,
-        request.target.platform,
+        request.target.backend.platform,
         pins=tuple((pin.name, pin.where.value) for pin in program.pins),
         in_slabs=step.in_slabs,
     )

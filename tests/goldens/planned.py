@@ -148,7 +148,7 @@ def _shaping(case: Case, between_hosts: str | None) -> Shaping:
     machine = case.machine
     assert machine is not None
     asked = frozenset(case.asked_sizes)
-    return Shaping(machine, case.device != "cpu", between_hosts, asked)
+    return Shaping(machine, case.hardware.backend, between_hosts, asked)
 
 
 def _alone(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:

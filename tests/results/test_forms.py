@@ -74,9 +74,7 @@ def test_forms_of_a_transformed_step(tmp_path: Path) -> None:
     assert 'verify="numbers"' in forms["verdict"] and "not chosen: " in forms["verdict"]
 
 
-def test_an_environment_variable_dumps_every_plan(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_environment_variable_dumps_every_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MEMPLAN_DUMP", str(tmp_path))
     for rows in (8, 16):
         memplan.jit(step).plan(ARGS[0], jnp.ones((rows, 64)))

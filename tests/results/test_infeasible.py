@@ -15,6 +15,7 @@ from memplan import pipeline
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
+from memplan.hardware.backend import CPU
 from memplan.pipeline import Request
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
@@ -72,7 +73,7 @@ def test_large_state_may_be_donated_or_moved_to_the_host(monkeypatch: pytest.Mon
     assert "donate_argnums" in advice(large, monkeypatch) and "host_state" in advice(large, monkeypatch)
     moved = replace(large, program=PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None))
     assert "host_state" not in advice(moved, monkeypatch)
-    on_cpu = replace(large, target=cast(Any, SimpleNamespace(device=large.target.device, is_gpu=False)))
+    on_cpu = replace(large, target=cast(Any, SimpleNamespace(device=large.target.device, backend=CPU)))
     assert "host_state" not in advice(on_cpu, monkeypatch)
 
 

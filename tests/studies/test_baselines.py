@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import GPU, Backend
 from memplan.hardware.device import Device
 from memplan.program.lowerable import Lowerable
 from memplan.studies import baselines
@@ -32,7 +33,7 @@ class Fake:
 
     device: Device = V100
     compilations: list[tuple[str, Any]] = field(default_factory=list)
-    is_gpu: bool = True
+    backend: Backend = GPU
 
     def mesh_for(self, spmd: object) -> None:
         return None

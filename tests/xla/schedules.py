@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import CPU, GPU
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import Packing, pack
 from memplan.planning.problem import Problem, Role
@@ -71,7 +72,7 @@ def compile_step(
     found: dict[str, Any] = {}
 
     def rewrite(module: Module) -> Module:
-        problem = problem_of(module, on_gpu=device is not None)
+        problem = problem_of(module, backend=GPU if device else CPU)
         schedule = plan(problem)
         found.update(plain=pack(problem))
         found.update(packing=pack(problem, schedule))

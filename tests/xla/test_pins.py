@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memplan.hardware.backend import GPU
 from memplan.planning.problem import Pin, Where
 from memplan.xla.buffers import problem_of
 from memplan.xla.pins import with_pins
@@ -53,6 +54,6 @@ ENTRY %%main (x: f32[8], i: s32[8], zero: f32[], none: s32[]) -> f32[8] {
 @pytest.mark.parametrize("scope", ["memplan.pin.0", "forward"])
 def test_of_an_operation_of_several_results_the_first_is_the_pinned_value(scope: str) -> None:
     module = read_module(TEXT % {"scope": scope})
-    problem = with_pins(problem_of(module, True), module, [PIN])
+    problem = with_pins(problem_of(module, GPU), module, [PIN])
     pins = {buffer.name: buffer.pin for buffer in problem.buffers if buffer.pin is not None}
     assert pins == ({"pooled{0}": PIN} if scope != "forward" else {})

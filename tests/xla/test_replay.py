@@ -94,11 +94,13 @@ def test_a_wrapped_update_of_a_host_buffer_copies_the_update() -> None:
     bodies = UPDATED.replace("p0 = f32[512,1024]{1,0}", f"p0 = {HOST}").replace(
         "new = f32[512,1024]{1,0}", f"new = {HOST}"
     )
+    shape = f"(({HOST}, f32[1,1024]{{1,0}}, s32[]), {HOST}, u32[])"
+    start = f"%s = {shape} fusion-start(%buffer, %row, %at)"
     found = of(f"""
         %buffer = {HOST} custom-call(), custom_call_target="AllocateBuffer"
         %at = s32[] constant(3)
         %row = f32[1,1024]{{1,0}} constant({{...}})
-        %s = (({HOST}, f32[1,1024]{{1,0}}, s32[]), {HOST}, u32[]) fusion-start(%buffer, %row, %at), kind=kLoop, calls=%fused_update
+        {start}, kind=kLoop, calls=%fused_update
         %d = {HOST} fusion-done(%s)""", bodies)  # fmt: skip
     assert [(one.stream, one.nbytes) for one in found.transfers] == [("out", 4096)] and not found.seconds
 
@@ -166,7 +168,7 @@ def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, product
     step, args = STEPS[name](128, 5)
     module = Module.read(compat.module_of(jax.jit(step).lower(*args).compile()))
     found = replay(module, CPU)
-    outer = [kernel.name for kernel in problem_of(module, on_gpu=False).kernels if kernel.block is None]
+    outer = [kernel.name for kernel in problem_of(module, backend=CPU.backend).kernels if kernel.block is None]
     known = {**found.seconds, **found.blocks}
     assert found.step_s == found.compute_s == pytest.approx(sum(known[name] for name in outer))
     assert min(known[name] for name in outer) > 0

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import memplan
+from memplan.hardware.backend import GPU
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Action, Kind, runs
 from memplan.program import compat
@@ -61,7 +62,7 @@ ENTRY %main (x: f32[8]) -> (f32[8], f32[4]) {
 def written(*actions: str) -> list[str]:
     """The entry's lines of the small module, planned as `run c`, `offload b{0}`; judged."""
     module = read_module(SMALL)
-    problem = problem_of(module, on_gpu=True)
+    problem = problem_of(module, backend=GPU)
     kernels = {kernel.name: number for number, kernel in enumerate(problem.kernels)}
     buffers = {buffer.name: number for number, buffer in enumerate(problem.buffers)}
     schedule = []
@@ -74,7 +75,7 @@ def written(*actions: str) -> list[str]:
 
 def test_the_plain_order_is_the_plain_module() -> None:
     module = read_module(SMALL)
-    problem = problem_of(module, on_gpu=True)
+    problem = problem_of(module, backend=GPU)
     assert text_of(write(module, problem, runs(range(4)))) == text_of(module)
     assert lines_of(module) == [line.strip() for line in SMALL.partition("ENTRY")[2].split("\n")[1:-2]]
 
@@ -116,7 +117,7 @@ def test_the_latest_run_serves_what_follows() -> None:
 def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
     text = SMALL.replace("f32[8]{0}", f"f32[8]{layout}")
     module = read_module(text)
-    problem = problem_of(module, on_gpu=True)
+    problem = problem_of(module, backend=GPU)
     kinds = (Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED)
     (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name == "a")
     schedule = (*runs([0, 1]), *(Action(kind, number) for kind in kinds), *runs([2, 3]))
@@ -130,7 +131,7 @@ def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
 def test_what_a_loop_carries_is_not_copied() -> None:
     text = SMALL.replace("ENTRY", LOOP + "ENTRY").replace("%d = f32[8]{0} fusion(%c, %kept.0)", WHILE)
     module = read_module(text)
-    problem = problem_of(module, on_gpu=True)
+    problem = problem_of(module, backend=GPU)
     (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name.startswith("body.0:"))
     with pytest.raises(ValueError, match="loop carry"):
         write(module, problem, (*runs(range(len(problem.kernels))), Action(Kind.OFFLOAD, number)))
@@ -191,5 +192,5 @@ def test_each_direction_copies_on_a_stream_of_its_own(device: str, tmp_path: Pat
 
 def test_offloaded_values_of_a_user_are_on_the_host_already() -> None:
     module = read_module(SMALL.replace("%a = f32[8]{0}", "%a = f32[8]{0:S(5)}"))
-    roles = {buffer.name: buffer.role for buffer in problem_of(module, on_gpu=True).buffers}
+    roles = {buffer.name: buffer.role for buffer in problem_of(module, backend=GPU).buffers}
     assert roles["a"] is Role.ON_HOST

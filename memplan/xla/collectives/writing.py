@@ -20,10 +20,11 @@ def counts_partitions(op: Instruction) -> bool:
 class CollectiveEdit(Edit):
     """Changes a module's collectives, with channels that the module does not have."""
 
-    def __init__(self, module: Module, has_layouts: bool) -> None:
-        """`has_layouts`: XLA has assigned layouts already, so every new array needs one."""
+    def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self._has_layouts = has_layouts
+        arrays = (array for op in module.entry.ops.values() for array in op.result)
+        # XLA:CPU has assigned layouts already, XLA:GPU has not.
+        self._has_layouts = any(array.layout for array in arrays)
         ops = itertools.chain.from_iterable(body.ops.values() for body in module.values())
         channels = (op.channel for op in ops if op.channel is not None)
         self._channels = itertools.count(1 + max(channels, default=0))

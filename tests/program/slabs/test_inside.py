@@ -14,6 +14,7 @@ import pytest
 from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.hardware import catalog
+from memplan.hardware.backend import CPU
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program.computations import PlacedComputation, computations
 from memplan.program.lowerable import lowerable
@@ -84,7 +85,7 @@ def in_slabs(program: Program) -> Program:
 
 def numbers(program: Program) -> list[np.ndarray]:
     weights, x, _ = vocabulary.arguments(TOKENS)
-    results = jax.jit(lowerable(program, on_gpu=False).step)(weights, x)
+    results = jax.jit(lowerable(program, backend=CPU).step)(weights, x)
     return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 

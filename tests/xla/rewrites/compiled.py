@@ -9,6 +9,7 @@ import jax
 import pytest
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import CPU, GPU
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
@@ -30,10 +31,10 @@ def compile_rewritten(
     done: Any
 
     def in_hook(plain: Module) -> Module:
-        rewritten = rewrite(plain, problem_of(plain, on_gpu=device is not None))
+        rewritten = rewrite(plain, problem_of(plain, backend=GPU if device else CPU))
         judge(plain, rewritten)
         modules.extend([plain, rewritten])
-        problem = problem_of(rewritten, on_gpu=device is not None)
+        problem = problem_of(rewritten, backend=GPU if device else CPU)
         return write(rewritten, problem, runs(range(len(problem.kernels))))
 
     def unique(*args: Any) -> Any:
@@ -51,8 +52,8 @@ def compile_rewritten(
     interception.check()
     plain, rewritten = modules
     if device is not None:
-        problem = problem_of(rewritten, on_gpu=True)
-        result = problem_of(Module.read(compat.module_of(done)), on_gpu=True)
+        problem = problem_of(rewritten, backend=GPU)
+        result = problem_of(Module.read(compat.module_of(done)), backend=GPU)
         assert [kernel.name for kernel in result.kernels] == [kernel.name for kernel in problem.kernels]
         predicted_nbytes = pack(problem).nbytes
         assert done.memory_analysis().temp_size_in_bytes == pytest.approx(predicted_nbytes, abs=2048)

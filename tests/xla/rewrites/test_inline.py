@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memplan.hardware.backend import GPU
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.verify.dataflow import NotThePlainModuleError
@@ -57,7 +58,7 @@ ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
 
 def made(text: str) -> Module | None:
     module = read_module(text)
-    found = inline_producers(module, problem_of(module, on_gpu=True))
+    found = inline_producers(module, problem_of(module, backend=GPU))
     if found is module:
         return None
     judge(module, found)
@@ -89,7 +90,7 @@ def test_a_product_is_rounded_in_its_readers_too() -> None:
 def test_fewer_bytes_are_there_at_once() -> None:
     found, plain = made(TEXT), read_module(TEXT)
     assert found is not None
-    before, after = (pack(problem_of(one, on_gpu=True)).live_nbytes for one in (plain, found))
+    before, after = (pack(problem_of(one, backend=GPU)).live_nbytes for one in (plain, found))
     assert after < before
 
 
@@ -133,7 +134,7 @@ def test_the_compiler_takes_inlined_producers_as_they_are() -> None:
     def rewrite(module: Module, problem: Problem) -> Module:
         found = inline_producers(module, problem)
         assert found is not module
-        assert pack(problem_of(found, on_gpu=True)).nbytes < pack(problem).nbytes
+        assert pack(problem_of(found, backend=GPU)).nbytes < pack(problem).nbytes
         return found
 
     step, args = decoder_step(2, 512, tokens=512)

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from memplan.hardware.backend import GPU
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.verify.same_module import judge
@@ -67,7 +68,7 @@ def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(data: s
     if not any(kinds):
         assert found is module
         return
-    before, now = (pack(problem_of(one, on_gpu=True)).nbytes for one in (module, found))
+    before, now = (pack(problem_of(one, backend=GPU)).nbytes for one in (module, found))
     assert before >= sum(kinds) * NBYTES and now < NBYTES + 4096 * (len(kinds) + 1)
     fills = [op for op in found.entry.ops.values() if op.opcode == "fusion" and not op.operands]
     assert len(fills) == sum(kinds) + (not all(kinds))  # small ones stay one kernel
@@ -135,4 +136,4 @@ def test_in_a_body_a_copy_of_a_fill_is_a_fill() -> None:
 
     _, plain, found = compile_rewritten(step, (x,), "memplan_test_late_fills_in_bodies", "v100", rewrite)
     assert copies(plain) and not copies(found)
-    assert pack(problem_of(found, True)).nbytes < pack(problem_of(plain, True)).nbytes
+    assert pack(problem_of(found, GPU)).nbytes < pack(problem_of(plain, GPU)).nbytes

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from memplan.hardware.backend import GPU
 from memplan.planning.problem import Problem
 from memplan.program import compat
 from memplan.verify.dataflow import NotThePlainModuleError
@@ -91,7 +92,7 @@ THREE = FUSED + ENTRY + MASKED + FAR + SUMS + BENT + returned("far", "first", "s
 def made(text: str, room_nbytes: int = ROOMY) -> Module | None:
     """Merged and judged; every name in it is of something."""
     module = read_module(text)
-    found = merge_fusions(module, problem_of(module, on_gpu=True), room_nbytes).module
+    found = merge_fusions(module, problem_of(module, backend=GPU), room_nbytes).module
     if found is module:
         return None
     judge(module, found)
