@@ -10,7 +10,6 @@ from typing import Any, TypedDict, Unpack
 
 from memplan import pipeline
 from memplan.hardware.topology import Topology
-from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.report.comparison import Comparison
@@ -18,6 +17,7 @@ from memplan.report.curve import Curve
 from memplan.report.diagnosis import Diagnosis
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
+from memplan.request import UNLIMITED, Request
 from memplan.stages import PlannedJit, notify
 from memplan.studies.compare import compare as compare_ways
 from memplan.studies.curve import curve as curve_of
@@ -137,7 +137,7 @@ def report(
     """
     if not options.keys() & {"donate_argnums", "donate_argnames"}:
         options["donate_argnums"] = (0,) if len(args) > 1 else ()
-    most = pipeline.UNLIMITED if budget is None else budget
+    most = UNLIMITED if budget is None else budget
     request, given = _request("memplan.api.report", JitOptions, most, options)
     found = PlannedJit(step, request, given).plan(*args).report
     if budget is not None:

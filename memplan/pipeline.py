@@ -6,24 +6,21 @@ import functools
 import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from memplan.compilation import kept
 from memplan.compilation.attempts import MOST_TRIES, Attempts
 from memplan.compilation.compiler import Compiler, Notify, shapes_of
 from memplan.compilation.kept import Kept
-from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome, Restored
-from memplan.errors import BudgetError, MemplanError, PlanMismatchError
-from memplan.hardware import catalog, measured
-from memplan.hardware.topology import Topology
+from memplan.errors import MemplanError, PlanMismatchError
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
-from memplan.parallel.meshes import machine_of, processes_of, topology_for
+from memplan.parallel.meshes import machine_of, processes_of
 from memplan.parallel.step import data_parallel_of
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
-from memplan.planning.registry import OWN, Planner, planner_named
+from memplan.planning.registry import OWN, planner_named
 from memplan.program import compat
 from memplan.program.constants import digests_of_constants
 from memplan.program.loops.choose import fewer_residuals, pinned_residuals
@@ -34,96 +31,17 @@ from memplan.program.slabs.choose import SlabCandidate, slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import large_leaves, offload_state
 from memplan.program.trace import Program, trace
+from memplan.request import UNLIMITED, Request, limits_of
 from memplan.results.infeasible import infeasible
 from memplan.results.report import report_of
-from memplan.units import Size, parse_bytes, show_bytes
+from memplan.units import show_bytes
 from memplan.xla.collectives.cost import collective_sequence
-from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools, without_spaces
+from memplan.xla.local import without_spaces
 from memplan.xla.target import Target
 
-_CHOICES = {
-    "verify": ("compile", "numbers", None),
-    "split": ("auto", False),
-    "between_hosts": (None, "bfloat16", "float16"),
-}
-UNLIMITED = 2**60  # bytes of a budget within which every step stays as it is
-_FORMS = {  # of what may also be None
-    "device": (str, 'the name of a device, such as "v100" (`memplan devices` lists them), or the path of a .json file'),
-    "plan": (Plan, 'a plan, such as memplan.Plan.load("plan.json") or planned.plan'),
-    "topology": (str | Topology, 'a shape such as "2x4", a name, the path of a .json file, or a Topology'),
-    "pin": (Mapping, 'a mapping from names to "device", "host" or "recompute"'),
-}
 # Budgets that are asked for to find one that works. Of 300 drawn programs, what was named first was refused in three,
 # of which one needed three.
 _MOST_ASKED = 3
-
-
-@dataclass(frozen=True)
-class Request:
-    """The user's request; see `memplan.jit`.
-
-    Raises:
-      BudgetError, UnknownDeviceError, MemplanError: a value that no step can be planned with.
-    """
-
-    budget: Size = None
-    host_budget: Size = None
-    device: str | None = None
-    planner: str | Planner | None = None
-    plan: Plan | None = None
-    verify: str | None = "compile"
-    host_state: tuple[int, ...] = ()
-    split: str | bool = "auto"
-    topology: Topology | str | None = None
-    between_hosts: str | None = None
-    pin: Mapping[str, str] | None = None
-
-    def __post_init__(self) -> None:
-        parse_bytes(self.budget, 1)
-        parse_bytes(self.host_budget, 1, "host budget")
-        planner_named(self.planner)
-        for name, (kind, form) in _FORMS.items():
-            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
-                raise MemplanError(f"{name} is {value!r:.80}; it is {form}.")
-        if not all(isinstance(one, int) for one in self.host_state):
-            raise MemplanError(f"host_state is {self.host_state!r:.80}; it is the position of an argument, or several.")
-        for name, known in _CHOICES.items():
-            if (value := getattr(self, name)) not in known:
-                raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, known))}.")
-        if self.plan is not None and self.pin is not None:
-            raise MemplanError("plan and pin were both given; a saved plan keeps the pins that it was made with.")
-        if self.pins and planner_named(self.planner) is not OWN:
-            raise MemplanError("pin is kept by memplan's own planner alone; leave planner out.")
-        if self.device is not None:
-            _ = self.target
-        if self.topology is not None:
-            _ = topology_for(self.topology, 1, 1, "today")  # of whatever size, it exists
-
-    @functools.cached_property
-    def target(self) -> Target:
-        """The target to compile for."""
-        return target_of(self.device)
-
-    @functools.cached_property
-    def pins(self) -> tuple[Pin, ...]:
-        """What `pin` asks for, or what the plan was made with."""
-        if self.plan is not None:
-            return self.plan.pins
-        places = [where.value for where in Where]
-        for name, where in (self.pin or {}).items():
-            if str(where) not in places:
-                known = ", ".join(map(repr, places))
-                raise MemplanError(f"pin: {name!r} is pinned to {where!r}; it is one of {known}.")
-        return tuple(Pin(name, Where(where)) for name, where in sorted((self.pin or {}).items()))
-
-    @property
-    def holds_state(self) -> bool:
-        """May arguments be in host memory?"""
-        return bool(self.host_state or (self.plan and self.plan.on_host))
-
-    def local(self, device_bytes: int) -> Request:
-        """This request for the local backend, within `device_bytes`; without its plan, which belongs to its device."""
-        return replace(self, device=None, budget=device_bytes, plan=None, topology=None)
 
 
 def run(
@@ -342,38 +260,3 @@ def local(found: Outcome, request: Request) -> Outcome:
             f"{here.target.device.name}, which has other kernels. Run it there, or raise the budget."
         )
     return here
-
-
-def target_of(device: str | None) -> Target:
-    """The local backend for None, else the described GPU with this name, or the device in this specification file."""
-    if device is None:
-        return Target(local_device(), described=False)
-    if not measured.is_path(device):
-        return Target(catalog.named(device), described=True)
-    found = measured.load(device)
-    here = is_here(found.device, found.platform, found.device_kind)
-    return Target(found.device, described=not here)
-
-
-def limits_of(request: Request, target: Target) -> Limits:
-    """The limits in bytes. The default of the host is this machine's memory within XLA's pinned pool, or twice the
-    memory of a described GPU.
-
-    Raises BudgetError if the request makes no sense, or exceeds the pinned pool of a local GPU.
-    """
-    device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
-    if not target.is_gpu:
-        return Limits(device_bytes, 0)  # host memory and device memory are the same
-    if target.described:
-        return Limits(device_bytes, parse_bytes(request.host_budget, 2 * target.device.memory_bytes, "host budget"))
-    whole, pinned = host_memory_bytes() * 8 // 10, pools().host_limit_bytes
-    host_bytes = (
-        min(whole, pinned) if request.host_budget is None else parse_bytes(request.host_budget, whole, "host budget")
-    )
-    if host_bytes > pinned:
-        raise BudgetError(
-            f"the host budget of {show_bytes(host_bytes)} is above the limit of XLA's pinned pool, "
-            f"{show_bytes(pinned)} per GPU. Lower the budget, or raise the limit before Python starts: "
-            f"{export(HOST_LIMIT, str(-(-host_bytes >> 30)))}"
-        )
-    return Limits(device_bytes, host_bytes)

@@ -18,13 +18,13 @@ from memplan import pipeline
 from memplan.compilation.compiler import shapes_of
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
-from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments, type_of
 from memplan.program.lowerable import lowerable
 from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.model import Report
+from memplan.request import Request, limits_of
 from memplan.results.execute import Runner, numbers_gate
 from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
@@ -154,7 +154,7 @@ class PlannedJit:
         target = self._request.target
         if not target.described:
             return self
-        local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)
+        local = self._request.local(limits_of(self._request, target).device_bytes)
         return PlannedJit(self._step, local, self._options)
 
     def _inline(self, args: Any, kwargs: Any) -> Any:

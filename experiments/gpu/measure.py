@@ -37,9 +37,9 @@ from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
 from memplan import pipeline
 from memplan.hardware import measured
-from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report
+from memplan.request import Request
 from memplan.results.execute import numbers_gate
 from memplan.results.report import report_of
 from memplan.stages import Planned

@@ -6,8 +6,9 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import SizeError
-from memplan.pipeline import Notify, Outcome, Request
+from memplan.pipeline import Notify, Outcome
 from memplan.report.frontier import Frontier, Trial
+from memplan.request import Request, limits_of
 from memplan.results.infeasible import floor_of, infeasible
 from memplan.results.report import versions
 
@@ -41,7 +42,7 @@ def frontier(
         )
     sizes = range(low, high + 1, step)
     target = request.target
-    limits = pipeline.limits_of(request, target)
+    limits = limits_of(request, target)
     outcomes: dict[int, Outcome] = {}
 
     def fits(position: int) -> bool:

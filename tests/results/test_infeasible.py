@@ -15,10 +15,10 @@ from memplan import pipeline
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Request
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
+from memplan.request import Request
 from memplan.results import infeasible as errors
 from memplan.results.infeasible import floor_of, infeasible
 from memplan.xla.target import Executable, Memory

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import AbstractMesh
 
 from memplan import parallel, pipeline
-from memplan.pipeline import Request
 from memplan.program import compat
+from memplan.request import Request
 from memplan.xla.async_pairs import expand_async_pairs
 from tests.xla.steps import dense
 

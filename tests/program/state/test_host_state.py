@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import MemplanError, PlanMismatchError
-from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.lowerable import Lowerable, as_step
 from memplan.program.state.host_state import large_leaves, offload_state, place_argument
 from memplan.program.trace import Program, trace
+from memplan.request import target_of
 from memplan.xla.replay import replay
 from tests.xla.test_target import needs_compiler
 
