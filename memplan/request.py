@@ -1,11 +1,13 @@
-"""The user's request: checked, with its target and its limits in bytes."""
+"""The user's request: checks it, and resolves its target, its limits and its cache key."""
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from memplan.compilation import kept
 from memplan.compilation.limits import Limits
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
@@ -14,6 +16,9 @@ from memplan.parallel.meshes import topology_for
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
 from memplan.planning.registry import OWN, Planner, planner_named
+from memplan.program import compat
+from memplan.program.constants import digests_of_constants
+from memplan.program.trace import Program
 from memplan.units import Size, parse_bytes, show_bytes
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools
 from memplan.xla.target import Target
@@ -23,11 +28,19 @@ _CHOICES = {
     "split": ("auto", False),
     "between_hosts": (None, "bfloat16", "float16"),
 }
-UNLIMITED = 2**60  # bytes; within this budget every step runs unmodified
-_FORMS = {  # options that may be None: their type, and its description in errors
-    "device": (str, 'the name of a device, such as "v100" (`memplan devices` lists them), or the path of a .json file'),
+# Bytes of a budget within which every step runs unmodified.
+UNLIMITED = 2**60
+# Options that may be None: their type, and its description in errors.
+_TYPES = {
+    "device": (
+        str,
+        'the name of a device, such as "v100" (`memplan devices` lists them), or the path of a .json file',
+    ),
     "plan": (Plan, 'a plan, such as memplan.Plan.load("plan.json") or planned.plan'),
-    "topology": (str | Topology, 'a shape such as "2x4", a name, the path of a .json file, or a Topology'),
+    "topology": (
+        str | Topology,
+        'a shape such as "2x4", a name, the path of a .json file, or a Topology',
+    ),
     "pin": (Mapping, 'a mapping from names to "device", "host" or "recompute"'),
 }
 
@@ -56,20 +69,22 @@ class Request:
         parse_bytes(self.budget, 1)
         parse_bytes(self.host_budget, 1, "host budget")
         planner_named(self.planner)
-        for name, (kind, form) in _FORMS.items():
-            if (value := getattr(self, name)) is not None and not isinstance(value, kind):
-                raise MemplanError(f"{name} is {value!r:.80}; it is {form}.")
+        for name, (kind, description) in _TYPES.items():
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, kind):
+                raise MemplanError(f"{name} is {value!r:.80}; it is {description}.")
         if not all(isinstance(position, int) for position in self.host_state):
             raise MemplanError(f"host_state is {self.host_state!r:.80}; it is the position of an argument, or several.")
         for name, choices in _CHOICES.items():
-            if (value := getattr(self, name)) not in choices:
+            value = getattr(self, name)
+            if value not in choices:
                 raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, choices))}.")
         if self.plan is not None and self.pin is not None:
             raise MemplanError("plan and pin were both given; a saved plan keeps the pins that it was made with.")
         if self.pins and planner_named(self.planner) is not OWN:
             raise MemplanError("pin is kept by memplan's own planner alone; leave planner out.")
         if self.device is not None:
-            _ = self.target
+            _ = self.target  # raises if there is no such device
         if self.topology is not None:
             _ = topology_for(self.topology, 1, 1, "today")  # raises if there is no such topology
 
@@ -83,12 +98,25 @@ class Request:
         """The pins of `pin`, or those of the plan."""
         if self.plan is not None:
             return self.plan.pins
-        kinds = [where.value for where in Where]
-        for name, where in (self.pin or {}).items():
-            if str(where) not in kinds:
-                choices = ", ".join(map(repr, kinds))
-                raise MemplanError(f"pin: {name!r} is pinned to {where!r}; it is one of {choices}.")
-        return tuple(Pin(name, Where(where)) for name, where in sorted((self.pin or {}).items()))
+        choices = [where.value for where in Where]
+        pin = self.pin or {}
+        for name, where in pin.items():
+            if str(where) not in choices:
+                listed = ", ".join(map(repr, choices))
+                raise MemplanError(f"pin: {name!r} is pinned to {where!r}; it is one of {listed}.")
+        return tuple(Pin(name, Where(where)) for name, where in sorted(pin.items()))
+
+    @property
+    def pins_on_target(self) -> tuple[Pin, ...]:
+        """The pins as the target can follow them.
+
+        Host memory and device memory of a CPU are the same, so values pinned to the host stay on
+        the device.
+        """
+        if self.target.is_gpu:
+            return self.pins
+        to_device = {Where.HOST: Where.DEVICE}
+        return tuple(replace(pin, where=to_device.get(pin.where, pin.where)) for pin in self.pins)
 
     @property
     def holds_state(self) -> bool:
@@ -96,12 +124,20 @@ class Request:
         return bool(self.host_state or (self.plan and self.plan.on_host))
 
     def local(self, device_bytes: int) -> Request:
-        """This request for the local backend, within `device_bytes`; without its plan, which belongs to its device."""
+        """This request for the local backend, within `device_bytes`.
+
+        It has no plan and no topology, which belong to the other device.
+        """
         return replace(self, device=None, budget=device_bytes, plan=None, topology=None)
 
 
 def target_of(device: str | None) -> Target:
-    """The local backend for None, else the described GPU with this name, or the device in this specification file."""
+    """The target for a device.
+
+    Args:
+      device: the name of a GPU to describe, or the path of a specification file; None is the local
+        backend.
+    """
     if device is None:
         return Target(local_device(), described=False)
     if not measured.is_path(device):
@@ -112,25 +148,59 @@ def target_of(device: str | None) -> Target:
 
 
 def limits_of(request: Request, target: Target) -> Limits:
-    """The limits in bytes. The default of the host is this machine's memory within XLA's pinned pool, or twice the
-    memory of a described GPU.
+    """The limits of a request on a target, in bytes.
 
-    Raises BudgetError if the request makes no sense, or exceeds the pinned pool of a local GPU.
+    The default host limit is twice the memory of a described GPU. On this machine it is 80 % of
+    the host's memory, or XLA's pinned pool if that is smaller.
+
+    Raises:
+      BudgetError: the budget is invalid, or exceeds the pinned pool of a local GPU.
     """
     device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
     if not target.is_gpu:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
     if target.described:
-        return Limits(device_bytes, parse_bytes(request.host_budget, 2 * target.device.memory_bytes, "host budget"))
-    whole = host_memory_bytes() * 8 // 10
-    pinned = pools().host_limit_bytes
+        default_bytes = 2 * target.device.memory_bytes
+        host_bytes = parse_bytes(request.host_budget, default_bytes, "host budget")
+        return Limits(device_bytes, host_bytes)
+    usable_bytes = host_memory_bytes() * 8 // 10
+    pinned_bytes = pools().host_limit_bytes
     if request.host_budget is None:
-        return Limits(device_bytes, min(whole, pinned))
-    host_bytes = parse_bytes(request.host_budget, whole, "host budget")
-    if host_bytes > pinned:
+        return Limits(device_bytes, min(usable_bytes, pinned_bytes))
+    host_bytes = parse_bytes(request.host_budget, usable_bytes, "host budget")
+    if host_bytes > pinned_bytes:
+        gib = -(-host_bytes >> 30)
         raise BudgetError(
             f"the host budget of {show_bytes(host_bytes)} is above the limit of XLA's pinned pool, "
-            f"{show_bytes(pinned)} per GPU. Lower the budget, or raise the limit before Python starts: "
-            f"{export(HOST_LIMIT, str(-(-host_bytes >> 30)))}"
+            f"{show_bytes(pinned_bytes)} per GPU. Lower the budget, or raise the limit before "
+            f"Python starts: {export(HOST_LIMIT, str(gib))}"
         )
     return Limits(device_bytes, host_bytes)
+
+
+def cache_key(program: Program, request: Request) -> str:
+    """The key of a plan in jax's persistent cache: a digest of everything that it depends on.
+
+    It is "" if the plan is not cached: the cache is off, or a second start needs the step or XLA.
+    A step over several devices needs XLA, because its collectives are compared between processes
+    and unexpected gathers are reported.
+    """
+    target = request.target
+    if request.plan is not None or request.verify == "numbers" or target.described:
+        return ""
+    if planner_named(request.planner) is not OWN:
+        return ""
+    if program.machine is not None or compat.disk_cache() is None:
+        return ""
+    return kept.digest(
+        program.digest,
+        *digests_of_constants(program.traced.jaxpr),
+        program.options.get("compiler_options"),
+        limits_of(request, target),
+        request.host_state,
+        request.split,
+        request.verify,
+        request.pins,
+        target.device,
+        os.environ.get("XLA_FLAGS"),
+    )

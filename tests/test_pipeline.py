@@ -21,6 +21,7 @@ from memplan.errors import BudgetError
 from memplan.hardware import catalog
 from memplan.pipeline import Outcome
 from memplan.planning.search import planner
+from memplan.program import candidates
 from memplan.program.trace import Program
 from memplan.request import Request, limits_of
 from memplan.xla import target
@@ -85,7 +86,7 @@ class TestOnce:
         def same(program: Program, *_: Any, **__: Any) -> Any:
             return replace(program, rewritten=program.jaxpr)
 
-        monkeypatch.setattr(pipeline, "fewer_residuals", same)
+        monkeypatch.setattr(candidates, "fewer_residuals", same)
         step, args = dense(16, 2)
         found = pipeline.best(step, args, {}, DONATE, Request(1))
         assert found.unmodified is found.planned.plain

@@ -274,7 +274,7 @@ def step_kernels(row: Row, folder: Path, found: Found) -> None:
             held[0] = state, held[0][1]
             return metrics
 
-        result = kernel_times.record(row.name, compiled._run.executable.compiled if plan else compiled, run, folder)
+        result = kernel_times.record(row.name, compiled._runner.executable.compiled if plan else compiled, run, folder)
     known_s = sum(seconds for op, (seconds, *_) in result["seconds"].items() if op)
     predicted = replay(read_module(compiled.as_text()), local_device())
     found.pairs["step_s"] = result["clock_s"], predicted.step_s

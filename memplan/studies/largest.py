@@ -9,7 +9,7 @@ from memplan.errors import SizeError
 from memplan.pipeline import Notify, Outcome
 from memplan.report.frontier import Frontier, Trial
 from memplan.request import Request, limits_of
-from memplan.results.infeasible import floor_of, infeasible
+from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 
 Make = Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
@@ -53,8 +53,7 @@ def frontier(
 
     last = last_fitting(len(sizes), fits)
     if last < 0:
-        smallest_budget = pipeline.working_budget(request, outcomes[low], notify)
-        raise infeasible(outcomes[low], smallest_budget, bool(request.split))
+        raise pipeline.infeasible_error(outcomes[low], request, notify)
     return Frontier(
         name=name,
         largest=sizes[last],
