@@ -1,4 +1,4 @@
-"""Bytes, seconds and FLOPs as people write and read them."""
+"""Parses sizes in bytes, and formats bytes, seconds and FLOPs."""
 
 import re
 from collections.abc import Sequence
@@ -16,11 +16,14 @@ _FLOPS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kF
 UNKNOWN = "not known"
 
 Size = int | str | None
-"""Sizes that `parse_bytes` accepts."""
+"""A size that `parse_bytes` accepts."""
 
 
 def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
     """Bytes of `16 * 2**30`, `"16GiB"`, `"80%"` (of `whole`) or None (all of `whole`).
+
+    Args:
+      what: the name of the size in errors.
 
     Raises:
       BudgetError: not a size, negative, or more than 100 %.
@@ -48,34 +51,36 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
 
 
 def show_bytes(nbytes: int) -> str:
-    """In messages, as a budget can be written: `5583.1 MiB`, `15.8 GiB`."""
+    """Format bytes for messages, in the form of a budget: `5583.1 MiB`, `15.8 GiB`."""
     return _binary(nbytes, gib_from=10, gib_digits=1)
 
 
 def format_bytes(nbytes: int | None) -> str:
-    """In tables: `1.50 GiB`, `1.5 KiB`, `5 B`."""
+    """Format bytes for tables: `1.50 GiB`, `1.5 KiB`, `5 B`."""
     return UNKNOWN if nbytes is None else _binary(nbytes, gib_from=1, gib_digits=2)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Three digits: 0.0123 -> `12.3 ms`."""
+    """Format seconds with three digits: 0.0123 -> `12.3 ms`."""
     return UNKNOWN if seconds is None else _scaled(seconds, _SECONDS, "s")
 
 
 def format_flops(flops: float | None) -> str:
-    """Floating-point operations with three digits: 2e12 -> `2.00 TFLOP`."""
+    """Format floating-point operations with three digits: 2e12 -> `2.00 TFLOP`."""
     return UNKNOWN if flops is None else _scaled(flops, _FLOPS, "FLOP")
 
 
 def _binary(nbytes: int, gib_from: int, gib_digits: int) -> str:
-    for unit, least, digits in (("GiB", gib_from, gib_digits), ("MiB", 1, 1), ("KiB", 1, 1)):
+    """Format bytes in the largest binary unit that fits; GiB only from `gib_from` GiB."""
+    for unit, minimum, digits in (("GiB", gib_from, gib_digits), ("MiB", 1, 1), ("KiB", 1, 1)):
         scale = _UNITS[unit.lower()]
-        if abs(nbytes) >= least * scale:
+        if abs(nbytes) >= minimum * scale:
             return f"{nbytes / scale:.{digits}f} {unit}"
     return f"{nbytes} B"
 
 
 def _scaled(value: float, units: Sequence[tuple[str, float]], base: str) -> str:
+    """Format a value in the largest of these units that fits, or else in the base unit."""
     for unit, scale in units:
         if abs(value) >= scale:
             return f"{value / scale:#.3g} {unit}".replace(". ", " ")

@@ -127,7 +127,7 @@ def test_stages_change_nothing_and_their_end_runs(mode: str) -> None:
     planned = step.plan(*modules)
     assert isinstance(planned, Planned) and planned.plan is not None and planned.report.compiled_peak_bytes <= LIMIT
     assert (
-        step.eval_shape(*modules).shape == () and step.trace(*modules).lower().lowered is step.lower(*modules)._inside
+        step.eval_shape(*modules).shape == () and step.trace(*modules).lower().lowered is step.lower(*modules)._planned
     )
     assert all(map(np.array_equal, arrays(*modules[:3]), arrays(*start()[:3])))
     compiled = planned.compile()

@@ -69,7 +69,7 @@ def training(layer: Layer, scan: bool = False) -> Built:
 
 def fate(planned: Planned, name: str) -> Counter[tuple[str, bool, bool]]:
     """Of the buffers with a pin: where they should be, whether they are copied, and whether they are made again."""
-    found = planned._found
+    found = planned._outcome
     assert isinstance(found, Outcome)
     problem, schedule = found.planned.base.problem, found.planned.schedule
     ran = Counter(one.number for one in schedule if one.kind is Kind.RUN)

@@ -18,9 +18,11 @@ import memplan
 from memplan import MemplanError, parallel, pipeline
 from memplan.errors import BudgetError
 from memplan.hardware import catalog
-from memplan.pipeline import Outcome, Request
+from memplan.pipeline import Outcome
 from memplan.planning.search import planner
+from memplan.program import candidates
 from memplan.program.trace import Program
+from memplan.request import Request, limits_of
 from memplan.xla import target
 from memplan.xla.local import Pools
 from memplan.xla.module import Module
@@ -84,7 +86,7 @@ class TestOnce:
         def same(program: Program, *_: Any, **__: Any) -> Any:
             return replace(program, rewritten=program.jaxpr)
 
-        monkeypatch.setattr(pipeline, "fewer_residuals", same)
+        monkeypatch.setattr(candidates, "fewer_residuals", same)
         step, args = dense(16, 2)
         found = pipeline.best(step, args, {}, DONATE, Request(1))
         assert found.unmodified is found.planned.plain
@@ -280,19 +282,19 @@ class TestPinnedPool:
 
     @pytest.fixture(autouse=True)
     def pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pipeline, "host_memory_bytes", lambda: 1000 << 30)
-        monkeypatch.setattr(pipeline, "pools", Pools)
+        monkeypatch.setattr("memplan.request.host_memory_bytes", lambda: 1000 << 30)
+        monkeypatch.setattr("memplan.request.pools", Pools)
 
     def test_by_default_it_is_what_the_pool_gives(self) -> None:
-        assert pipeline.limits_of(Request(), self.HERE).host_bytes == 64 << 30
+        assert limits_of(Request(), self.HERE).host_bytes == 64 << 30
 
     @pytest.mark.parametrize(("budget", "line"), [("70GiB", 70), ("100%", 800), ((64 << 30) + 1, 65)])
     def test_more_is_refused_with_the_line_that_raises_it(self, budget: Any, line: int) -> None:
         with pytest.raises(BudgetError, match=f"export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={line}\n"):
-            pipeline.limits_of(Request(host_budget=budget), self.HERE)
+            limits_of(Request(host_budget=budget), self.HERE)
 
     def test_as_much_is_not(self) -> None:
-        assert pipeline.limits_of(Request(host_budget="64GiB"), self.HERE).host_bytes == 64 << 30
+        assert limits_of(Request(host_budget="64GiB"), self.HERE).host_bytes == 64 << 30
 
     @pytest.mark.parametrize("host_bytes", [0, 5 << 30])
     def test_an_allocator_without_memory_spaces_is_refused_where_there_are_copies(
@@ -303,7 +305,7 @@ class TestPinnedPool:
             host_bytes: int
             seconds: float = 0.0
 
-        monkeypatch.setattr(pipeline, "target_of", lambda device: self.HERE)
+        monkeypatch.setattr("memplan.request.target_of", lambda device: self.HERE)
         monkeypatch.setattr(pipeline.Attempts, "run", lambda *_: Found(host_bytes))
         monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "vmm")
         if not host_bytes:
@@ -314,7 +316,7 @@ class TestPinnedPool:
 
     def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
         there = replace(self.HERE, described=True)
-        assert pipeline.limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30
+        assert limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30
 
 
 class TestErrors:

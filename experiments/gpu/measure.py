@@ -37,9 +37,9 @@ from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
 from memplan import pipeline
 from memplan.hardware import measured
-from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report
+from memplan.request import Request
 from memplan.results.execute import numbers_gate
 from memplan.results.report import report_of
 from memplan.stages import Compiled, Planned
@@ -275,7 +275,7 @@ def step_kernels(row: Row, folder: Path, found: Found) -> None:
             held[0] = state, held[0][1]
             return metrics
 
-        result = kernel_times.record(row.name, compiled._run.executable.compiled if plan else compiled, run, folder)
+        result = kernel_times.record(row.name, compiled._runner.executable.compiled if plan else compiled, run, folder)
     known_s = sum(seconds for op, (seconds, *_) in result["seconds"].items() if op)
     predicted = replay(_module(compiled), local_device())
     found.pairs["step_s"] = result["clock_s"], predicted.step_s
@@ -319,7 +319,7 @@ def _timed(run: Run, state: Any, batch: Any, least: int = 6, enough_s: float = 6
 
 def _module(compiled: Any) -> Module:
     """The scheduled module of what jax or memplan compiled."""
-    of_jax = compiled._run.executable.compiled if isinstance(compiled, Compiled) else compiled
+    of_jax = compiled._runner.executable.compiled if isinstance(compiled, Compiled) else compiled
     return Module.read(compat.module_of(of_jax))
 
 

@@ -193,7 +193,24 @@ def data_parallel(
     return DataParallel(step, mesh, positions, batch_axis, dims, split_state)
 
 
-def data_parallel_of(step: Callable[..., Any] | None) -> DataParallel | None:
+def options_with_shardings(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """The options of `jax.jit`, with the input shardings of a data-parallel step.
+
+    Its arguments need not be placed then. Options for another step, one with keyword arguments, or
+    one with shardings of its own are returned unchanged.
+    """
+    divided = _data_parallel_of(step)
+    if divided is None or kwargs or "in_shardings" in options:
+        return options
+    return {**options, "in_shardings": divided.shardings(*args)}
+
+
+def _data_parallel_of(step: Callable[..., Any] | None) -> DataParallel | None:
     """The data-parallel step that a function is, or wraps."""
     while step is not None and not isinstance(step, DataParallel):
         step = getattr(step, "__wrapped__", None)

@@ -1,11 +1,11 @@
 """Errors about memory, with advice: no plan fits, or XLA's pools cannot allocate."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from memplan.compilation.outcome import Outcome
-from memplan.errors import InfeasibleBudgetError, OutOfMemoryError
+from memplan.errors import InfeasibleBudgetError, MemplanError, OutOfMemoryError
 from memplan.planning.floor import floor
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
@@ -19,6 +19,9 @@ from memplan.units import show_bytes
 from memplan.xla import local
 from memplan.xla.sources import Sources
 
+# Plan for at most so many budgets to find one that works. Of 300 random programs, three did not fit
+# the first budget, and one needed three.
+_MAX_BUDGETS = 3
 _MAX_NAMED = 3  # operations named in an error
 _REQUEST = re.compile(r"allocate ([\d.]+) ?([KMGT]i)?(?:B|bytes)")
 _PINNED_POOL = "xla_gpu_host_bfc"
@@ -50,6 +53,29 @@ def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> Infeasib
         smallest_bytes=smallest,
         operation=operation,
     )
+
+
+def working_budget(refused: Outcome, plan_within: Callable[[int], Outcome] | None) -> int:
+    """Bytes of a budget that works: those of an outcome that did not fit, or somewhat more.
+
+    Args:
+      plan_within: plans the step for another budget, which may choose other loops or slabs; None if
+        the step follows a saved plan.
+    """
+    budget = refused.device_bytes
+    plain_bytes = (refused.unmodified or refused.planned.plain).device_bytes
+    is_transformed = refused.program.rewritten is not None
+    is_predicted = budget <= refused.planned.predicted_bytes
+    if plan_within is None or (is_predicted and not is_transformed):
+        return min(budget, plain_bytes)
+    for _ in range(_MAX_BUDGETS):
+        if budget >= plain_bytes:
+            break
+        outcome = plan_within(budget)
+        if outcome.fits:
+            return budget
+        budget = max(outcome.device_bytes, budget + 1)
+    return plain_bytes
 
 
 def floor_of(outcome: Outcome) -> tuple[int, str]:
@@ -182,6 +208,21 @@ def axis_of(record: InSlabs) -> str:
     array = record.graph.graph.values[record.begins]
     inside = f" in the {record.where}" if record.where else ""
     return f"dimension {record.slabs.dim} of {shape(array.shape, array.dtype)}{inside}"
+
+
+def refuse_host_memory_on_device(host_bytes: int) -> None:
+    """Refuse a step of the local GPU that keeps values on the host, if XLA has no memory there.
+
+    Raises:
+      MemplanError: names the setting that makes XLA allocate host memory on the device.
+    """
+    setting = local.without_spaces()
+    if host_bytes and setting:
+        raise MemplanError(
+            f"with {setting}, XLA allocates host memory on the GPU, so the "
+            f"{show_bytes(host_bytes)} that this step keeps on the host would be on the device. "
+            "Start Python without it, or plan with host_budget=0."
+        )
 
 
 def no_block(needed_bytes: int, pool: local.Room) -> OutOfMemoryError:

@@ -7,8 +7,9 @@ from typing import Any
 from memplan import pipeline
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import Notify, Request
+from memplan.pipeline import Notify
 from memplan.report.comparison import Comparison, Row
+from memplan.request import Request, limits_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
@@ -27,7 +28,7 @@ def compare(
     The policies of `jax.checkpoint` apply to the whole function that the step differentiates.
     """
     target = request.target
-    limits = pipeline.limits_of(request, target)
+    limits = limits_of(request, target)
     baselines = Baselines(step, args, options, target)
 
     def rows() -> Iterator[Row]:

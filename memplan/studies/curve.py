@@ -7,9 +7,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import BudgetError
-from memplan.pipeline import Notify, Outcome, Request
+from memplan.pipeline import Notify, Outcome
 from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
+from memplan.request import Request
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 

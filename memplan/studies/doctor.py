@@ -23,11 +23,12 @@ from memplan.compilation.compiler import shapes_of
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError
-from memplan.pipeline import Notify, Request
+from memplan.pipeline import Notify
 from memplan.program import compat
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.report.diagnosis import KINDS, Diagnosis, Finding, Kind
+from memplan.request import Request, limits_of
 from memplan.results.findings import arguments_of, counted, is_large, replaced_inputs
 from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
@@ -98,7 +99,7 @@ class _Case:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        return pipeline.limits_of(self.request, self.request.target)
+        return limits_of(self.request, self.request.target)
 
     @property
     def budget(self) -> str:

@@ -6,9 +6,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import SizeError
-from memplan.pipeline import Notify, Outcome, Request
+from memplan.pipeline import Notify, Outcome
 from memplan.report.frontier import Frontier, Trial
-from memplan.results.infeasible import floor_of, infeasible
+from memplan.request import Request, limits_of
+from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 
 Make = Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
@@ -41,7 +42,7 @@ def frontier(
         )
     sizes = range(low, high + 1, step)
     target = request.target
-    limits = pipeline.limits_of(request, target)
+    limits = limits_of(request, target)
     outcomes: dict[int, Outcome] = {}
 
     def fits(position: int) -> bool:
@@ -52,8 +53,7 @@ def frontier(
 
     last = last_fitting(len(sizes), fits)
     if last < 0:
-        smallest_budget = pipeline.working_budget(request, outcomes[low], notify)
-        raise infeasible(outcomes[low], smallest_budget, bool(request.split))
+        raise pipeline.infeasible_error(outcomes[low], request, notify)
     return Frontier(
         name=name,
         largest=sizes[last],

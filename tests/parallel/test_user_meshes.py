@@ -55,9 +55,9 @@ def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
 def test_the_plan_is_for_the_arrays_of_one_device() -> None:
     case = fsdp(ABSTRACT)
     planned = memplan.jit(case.step, device="a100").plan(*shaped(case))
-    memory = planned._found.executable.compiled.memory_analysis()
+    memory = planned._outcome.executable.compiled.memory_analysis()
     assert memory.argument_size_in_bytes == sum(leaf.size * 4 for leaf in jax.tree.leaves(case.shapes)) // 8
-    machine = planned._found.program.machine
+    machine = planned._outcome.program.machine
     assert machine is not None and machine.topology.name == "today@1x8"
 
 
@@ -72,8 +72,8 @@ for order in (range(8), (7, 3, 5, 1, 6, 2, 4, 0)):
     for name in sys.argv[1:]:
         case = CASES[name](mesh)
         planned = memplan.jit(case.step, device="a100", topology="2x4", **case.options).plan(*shaped(case))
-        memory = planned._found.executable.compiled.memory_analysis()
-        machine = planned._found.program.machine
+        memory = planned._outcome.executable.compiled.memory_analysis()
+        machine = planned._outcome.program.machine
         print(json.dumps([name, memory.argument_size_in_bytes, list(machine.devices)]))
 """
 

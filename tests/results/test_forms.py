@@ -46,7 +46,7 @@ def test_forms_of_a_planned_step(tmp_path: Path) -> None:
     forms = texts(files)
     assert "tanh" in forms["program"] and "No transform" in forms["transforms"]
     module, written = read_module(forms["module"]), read_module(forms["written"])
-    outcome = plan._found.planned
+    outcome = plan._outcome.planned
     assert [*module.instructions] == [*outcome.plain.module.instructions]
     assert [*written.instructions] == [*outcome.result.module.instructions]
     for kernel in outcome.base.problem.kernels:

@@ -11,17 +11,15 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
-from memplan import pipeline
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
 from memplan.hardware.backend import CPU
-from memplan.pipeline import Request
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
 from memplan.results import infeasible as errors
-from memplan.results.infeasible import floor_of, infeasible
+from memplan.results.infeasible import floor_of, infeasible, working_budget
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
@@ -95,7 +93,7 @@ def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.M
 def test_the_smallest_plan_may_be_the_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
     step = outcome(PROGRAM, 600)
-    works = pipeline.working_budget(Request(100), step, lambda *_: None)
+    works = working_budget(step, lambda budget: step)
     assert infeasible(step, works).smallest_bytes == 500
 
 

@@ -11,10 +11,10 @@ import pytest
 from jax import lax
 
 import memplan
-from memplan import pipeline
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.slabs.slabs import Slabs
+from memplan.program import candidates
 from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
@@ -144,7 +144,7 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
     def one(program: Program, *_: object) -> list[SlabCandidate]:
         return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
-    monkeypatch.setattr(pipeline, "slab_programs", one)
+    monkeypatch.setattr(candidates, "slab_programs", one)
     report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report
     written = SlabArray("conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host")
     assert [loop.writes for loop in report.slab_loops] == [(written,), (), ()]

@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from memplan import pipeline
-from memplan.pipeline import Request
 from memplan.report.comparison import Comparison, Row
+from memplan.request import Request
 from memplan.studies.baselines import Baseline, Baselines, policies
 from memplan.studies.compare import compare
 

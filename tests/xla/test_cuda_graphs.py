@@ -67,7 +67,7 @@ def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str,
         report, expected = planned.report, in_xla(folder)
         budget = report.compiled_peak_bytes or 0
         assert (report.cuda_graphs, report.single_launches) == (expected.graphs, expected.singles)
-        assert launches(planned._found.executable.module, catalog.named(device)) == expected
+        assert launches(planned._outcome.executable.module, catalog.named(device)) == expected
         assert bool(report.copies_found) == (share < 1)
         if built is dense:
             assert (expected.graphs == 1) == (share == 1)

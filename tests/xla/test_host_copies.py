@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import memplan
-from memplan import pipeline
 from memplan.hardware import catalog
+from memplan.program import candidates
 from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.slabs.write import with_slabs
 from memplan.program.trace import Program
@@ -175,7 +175,7 @@ def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.Monke
     def one(program: Program, *_: object) -> list[SlabCandidate]:
         return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
-    monkeypatch.setattr(pipeline, "slab_programs", one)
+    monkeypatch.setattr(candidates, "slab_programs", one)
     options = dump_options(tmp_path)
     planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
     assert [(one.copies, one.kernels) for one in planned.report.slab_loops] == [(1, 0)] * 3

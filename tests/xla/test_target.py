@@ -77,7 +77,7 @@ class TestDescribedGpu:
         weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 20
         batches = jax.ShapeDtypeStruct((batch, 1024), jnp.float32)
         planned = memplan.jit(train, device=device, donate_argnums=0).plan(weights, batches)
-        report, outcome = planned.report, planned._found
+        report, outcome = planned.report, planned._outcome
         assert report.xla_limit_bytes is not None
         assert report.compiled_peak_bytes + report.host_peak_bytes > report.xla_limit_bytes
         compiled = outcome.executable.module

@@ -183,7 +183,7 @@ def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
 def test_each_direction_copies_on_a_stream_of_its_own(device: str, tmp_path: Path) -> None:
     shapes = [array(4096, 4096)] * 8, array(8192, 4096)
     options = {"donate_argnums": 0, "compiler_options": dump_options(tmp_path)}
-    found = memplan.jit(train, device=device, budget="1700MiB", **options).plan(*shapes)._found
+    found = memplan.jit(train, device=device, budget="1700MiB", **options).plan(*shapes)._outcome
     starts = [op for op in found.executable.module.instructions.values() if op.opcode == "copy-start"]
     thunks = [one for one in dumped_thunks(tmp_path) if one.kind == "kAsyncStart"]
     directions = [(op.result[0].on_host, thunk.stream) for op, thunk in zip(starts, thunks, strict=True)]

@@ -89,8 +89,8 @@ class Training:
 
     def passes_gate(self, planned: Planned) -> bool:
         """Do its numbers agree within what recompilation alone causes?"""
-        assert isinstance(planned._found, Outcome)
-        return numbers_gate(planned._found, self.args, {}).passes
+        assert isinstance(planned._outcome, Outcome)
+        return numbers_gate(planned._outcome, self.args, {}).passes
 
     def run(self, step: Callable[..., Any]) -> list[dict[str, bytes]]:
         """The bits of everything that each step returns, by name."""

@@ -11,7 +11,7 @@ from experiments.bench.results import Found
 from memplan import api, pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Request
+from memplan.request import Request, target_of
 from memplan.results.infeasible import floor_of
 from memplan.studies.baselines import Baseline, Baselines
 from memplan.studies.largest import last_fitting
@@ -67,7 +67,7 @@ def compiled(case: Case, size: int) -> Iterator[Compiled]:
         found = pipeline.best(step, args, {}, _OPTIONS, request)
         yield Compiled(found.device_bytes, found.host_bytes, found.step_s, "" if found.fits else _limit(found))
         return
-    ways = Baselines(step, args, _OPTIONS, pipeline.target_of(case.device))
+    ways = Baselines(step, args, _OPTIONS, target_of(case.device))
     plain = ways.plain()
     yield _within(plain, budget)
     if way == "xla" and plain.device_bytes > budget:

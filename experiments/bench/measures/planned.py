@@ -17,10 +17,10 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Found
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import UNLIMITED, Request
 from memplan.planning.loops import host_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
+from memplan.request import UNLIMITED, Request, target_of
 from memplan.results.infeasible import floor_of, infeasible
 from memplan.units import parse_bytes
 from memplan.xla.replay import replay
@@ -45,7 +45,7 @@ def measure(case: Case) -> Found:
 def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
     """The same, with the outcome."""
     step, args, donated = case.built()
-    target, options = pipeline.target_of(case.device), {"donate_argnums": donated}
+    target, options = target_of(case.device), {"donate_argnums": donated}
     # The first compilation of a process loads much that should not count.
     _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
     begun = _since()

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import MemplanError, PlanMismatchError
-from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.lowerable import Lowerable, as_step
 from memplan.program.state.host_state import large_leaves, offload_state, place_argument
 from memplan.program.trace import Program, trace
+from memplan.request import target_of
 from memplan.xla.replay import replay
 from tests.xla.test_target import needs_compiler
 
@@ -145,7 +145,7 @@ def test_state_in_containers_that_jax_cannot_lower() -> None:
     state, x = Picky(jnp.ones((512, 512))), jnp.ones((512, 512))
     jitted = memplan.jit(step, host_state=0, donate_argnums=0)
     planned = jitted.plan(state, x)
-    assert planned._found.program.traced.lowers_by_leaves and planned._found.program.on_host == {0}
+    assert planned._outcome.program.traced.lowers_by_leaves and planned._outcome.program.on_host == {0}
     state = planned.place(state)
     for expected in (3, 7):
         state, total = planned.compile()(state, x)
@@ -161,8 +161,8 @@ def test_state_on_the_host_is_planned_for_without_being_copied(monkeypatch: pyte
     assert jitted.plan(state, x) is planned
     monkeypatch.setattr(jax, "device_put", None)
     again = memplan.jit(train_step, donate_argnums=0, plan=planned.plan).plan(state, x)
-    assert again._found.program.on_host == planned._found.program.on_host
-    for leaf in jax.tree.leaves((again._found.program.traced.args, again._found.program.traced.kwargs)):
+    assert again._outcome.program.on_host == planned._outcome.program.on_host
+    for leaf in jax.tree.leaves((again._outcome.program.traced.args, again._outcome.program.traced.kwargs)):
         assert getattr(leaf.sharding, "memory_kind", None) != "pinned_host"
 
 
@@ -268,7 +268,7 @@ def test_state_streams_under_the_computation() -> None:
     planned = memplan.jit(
         train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
     ).plan(state, x)
-    timeline = replay(planned._found.executable.module, target_of("h200").device)
+    timeline = replay(planned._outcome.executable.module, target_of("h200").device)
     for stream in ("out", "in"):
         transfers = [transfer for transfer in timeline.transfers if transfer.stream == stream]
         assert sum(transfer.nbytes for transfer in transfers) >= 3 * 16 << 20

@@ -12,12 +12,12 @@ import optax
 import pytest
 
 import memplan
-from memplan.pipeline import target_of
 from memplan.program import compat
 from memplan.program.lowerable import Lowerable, as_step
 from memplan.program.state.host_state import donation_pairs, large_leaves, offload_state
 from memplan.program.state.layerwise import LayerwiseState, StreamedScan, Update, UpdatingScan, layerwise_state
 from memplan.program.trace import Program, trace
+from memplan.request import target_of
 from tests.xla.test_target import needs_compiler
 
 LAYERS, WIDTH = 4, 512
