@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.hardware.machine import Groups
 from memplan.program import compat
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.schema import ModuleMessage
@@ -15,6 +16,7 @@ from memplan.xla.serialize import serialize
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
 _LINE = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$")
 _NAME = re.compile(r"(?<![={])%([\w.\-]+)|(?<=control-predecessors=\{)%([\w.\-]+)")
+_LAYOUT = re.compile(r"(\b[a-z]\w*\[[\d,]*\])\{[\d,]*\}")
 _FRAME = re.compile(r",? ?\bstack_frame_id=(\d+)")
 _TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE)
 _FILE = re.compile(r'^\d+ "(.*)"$', re.MULTILINE)
@@ -80,6 +82,17 @@ def lines_of(module: Module, name: str = "") -> list[str]:
     """XLA's print of the instructions of a computation, of the entry by default."""
     printed = _parse(text_of(module))
     return [line.strip() for line in printed.computations[name or module.entry_name].lines.values()]
+
+
+def short_lines_of(module: Module, name: str = "") -> list[str]:
+    """The same without layouts, and without where instructions come from."""
+    lines = (_LAYOUT.sub(r"\1", line) for line in lines_of(module, name))
+    return [re.sub(", (?:frontend_attributes|metadata)=.*", "", line) for line in lines]
+
+
+def groups_text(groups: Groups) -> str:
+    """Groups of partitions as HLO lists them."""
+    return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"
 
 
 def texts_of(module: Module) -> Mapping[str, str]:
