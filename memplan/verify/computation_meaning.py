@@ -18,7 +18,7 @@ from memplan.verify.moves import SUMS, Moves, data
 from memplan.verify.partition_numbers import PartitionNumbers
 from memplan.verify.spreads import Spread, Spreads
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.shapes import Array, Shape, leaves
+from memplan.xla.shapes import NO_LAYOUT, Array, Shape, leaves
 
 _EFFECTS = frozenset(
     """
@@ -95,7 +95,7 @@ class Meanings:
         if isinstance(tree, tuple):
             return tuple(map(self.meaning, tree))
         shape = tree.shape
-        layout = "" if shape.is_row_major else shape.layout
+        layout = NO_LAYOUT if shape.is_row_major else shape.layout
         elements = self.spreads.meaning(tree.spread)
         return self.expressions.number((shape.dtype, shape.dims, layout, elements))
 

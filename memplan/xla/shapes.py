@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from memplan.xla.schema import ShapeMessage, UnreadableModuleError
 
@@ -22,11 +22,29 @@ _DTYPES = {
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 _TUPLE = 13
 
-_SPACE = re.compile(r"S\(\d+\)")
-_TILES = re.compile(r"T((?:\([\d,]+\))+)")
-_TILE = re.compile(r"\(([\d,]+)\)")
-_ELEMENT = re.compile(r"E\((\d+)\)")
 _NUMPY = {"bf": "bfloat", "f": "float", "s": "int", "u": "uint", "c": "complex"}
+
+
+class Layout(NamedTuple):
+    """How the elements of an array lie in memory."""
+
+    order: tuple[int, ...] = ()  # dimensions, from the one whose elements lie side by side
+    tiles: tuple[tuple[int, ...], ...] = ()  # dimensions of the tiles, the outermost first
+    padding: int = 1  # the count of elements is a multiple of this
+    element_bits: int = 0  # bits of an element in memory, where they are not its type's; else 0
+    space: int = 0  # the memory that it is in: 0 is the device's
+
+    def __str__(self) -> str:
+        tiles = "".join(f"({','.join(map(str, tile))})" for tile in self.tiles)
+        rest = f"T{tiles}" if tiles else ""
+        rest += f"L({self.padding})" if self.padding > 1 else ""
+        rest += f"E({self.element_bits})" if self.element_bits else ""
+        rest += f"S({self.space})" if self.space else ""
+        text = ",".join(map(str, self.order)) + (f":{rest}" if rest else "")
+        return f"{{{text}}}" if text else ""
+
+
+NO_LAYOUT = Layout()
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,40 +53,35 @@ class Array:
 
     dtype: str  # HLO's name: f32, bf16, pred
     dims: tuple[int, ...]
-    layout: str = ""  # as it is written, braces included
+    layout: Layout = NO_LAYOUT  # as of a scalar before XLA assigns layouts
 
     @staticmethod
     def row_major(dtype: str, dims: Sequence[int]) -> Array:
         """An array whose layout is given: its elements lie in the order of its indices."""
-        layout = f"{{{','.join(map(str, reversed(range(len(dims)))))}}}" if dims else ""
-        return Array(dtype, tuple(dims), layout)
+        return Array(dtype, tuple(dims), Layout(tuple(reversed(range(len(dims))))))
 
     @property
     def on_host(self) -> bool:
-        return f"S({HOST_SPACE})" in self.layout
+        return self.layout.space == HOST_SPACE
 
     @property
-    def order(self) -> tuple[int, ...]:
-        """Dimensions from the one whose elements lie side by side; () without a layout."""
-        return tuple(map(int, re.findall(r"\d+", self.layout.partition(":")[0])))
+    def in_host_memory(self) -> Array:
+        """The same in the host's memory."""
+        return Array(self.dtype, self.dims, self.layout._replace(space=HOST_SPACE))
 
     @property
-    def space(self) -> int:
-        """The memory that it is in: 0 is the device's."""
-        space = _SPACE.search(self.layout)
-        return int(space[0][2:-1]) if space else 0
+    def is_row_major(self) -> bool:
+        """Do its elements lie in the order of its indices, untiled and in the device's memory?
+
+        Before XLA assigns layouts, every array's do.
+        """
+        order = self.layout.order
+        return self.layout == Layout(order) and list(order) == sorted(order, reverse=True)
 
     @property
-    def tiles(self) -> tuple[tuple[int, ...], ...]:
-        """Dimensions of the tiles that it lies in, the outermost first."""
-        tiles = _TILES.search(self.layout)
-        return tuple(tuple(map(int, tile.split(","))) for tile in _TILE.findall(tiles[1])) if tiles else ()
-
-    @property
-    def element_bits(self) -> int:
-        """Bits of an element in memory, where they are not its type's; else 0."""
-        bits = _ELEMENT.search(self.layout)
-        return int(bits[1]) if bits else 0
+    def minor(self) -> int:
+        """The dimension whose elements lie side by side; -1 of a scalar."""
+        return self.layout.order[0] if self.layout.order else len(self.dims) - 1
 
     @property
     def size(self) -> int:
@@ -84,45 +97,28 @@ class Array:
         return -(-self.size * self.bits // 8)
 
     @property
-    def minor(self) -> int:
-        """The dimension whose elements lie side by side; -1 of a scalar."""
-        first = re.match(r"\{(\d+)", self.layout)
-        return int(first[1]) if first else len(self.dims) - 1
-
-    @property
     def numpy_name(self) -> str:
-        prefix = re.match(r"[a-z]+", self.dtype)
-        return _NUMPY.get(prefix[0], prefix[0]) + self.dtype[prefix.end() :] if prefix else self.dtype
+        prefix = _letters(self.dtype)
+        return _NUMPY.get(prefix, prefix) + self.dtype.removeprefix(prefix)
 
     @property
     def in_numpy(self) -> str:
         """Text such as `float32[64,112]`."""
         return f"{self.numpy_name}[{','.join(map(str, self.dims))}]"
 
-    @property
-    def in_host_memory(self) -> Array:
-        """The same in the host's memory; tiles and the width of elements come before the space (`Layout::ToString`)."""
-        space = f"S({HOST_SPACE})"
-        order, _, rest = self.layout.strip("{}").partition(":")
-        rest = _SPACE.sub(space, rest) if _SPACE.search(rest) else rest + space
-        return Array(self.dtype, self.dims, f"{{{order}:{rest}}}")
-
-    @property
-    def is_row_major(self) -> bool:
-        """Do its elements lie in the order of its indices, untiled and in the device's memory? Before XLA assigns
-        layouts, every array's do.
-        """
-        order = [int(dim) for dim in re.findall(r"\d+", self.layout)]
-        return ":" not in self.layout and order == sorted(order, reverse=True)
-
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
 
 
+def _letters(dtype: str) -> str:
+    """A type's letters up to the first digit."""
+    return "".join(itertools.takewhile(str.isalpha, dtype))
+
+
 @functools.cache
 def _bits(dtype: str) -> int:
-    digits = re.match(r"[a-z]+(\d+)", dtype)
-    return int(digits[1]) if digits else 8 * (dtype == "pred")
+    digits = "".join(itertools.takewhile(str.isdigit, dtype.removeprefix(_letters(dtype))))
+    return int(digits) if digits else 8 * (dtype == "pred")
 
 
 Shape = Array | tuple["Shape", ...]
@@ -146,14 +142,15 @@ def shape_message(shape: Shape) -> Any:
         return ShapeMessage(element_type=_TUPLE, tuple_shapes=map(shape_message, shape))
     message = ShapeMessage(element_type=_NUMBERS[shape.dtype], dimensions=shape.dims)
     message.is_dynamic_dimension.extend([False] * len(shape.dims))
-    if shape.dtype in ("token", "opaque") or (shape.dims and not shape.layout):
+    if shape.dtype in ("token", "opaque") or (shape.dims and shape.layout == NO_LAYOUT):
         return message
-    message.layout.minor_to_major.extend(shape.order)
-    message.layout.tail_padding_alignment_in_elements = 1
-    for dimensions in shape.tiles:
+    layout = shape.layout
+    message.layout.minor_to_major.extend(layout.order)
+    message.layout.tail_padding_alignment_in_elements = layout.padding
+    for dimensions in layout.tiles:
         message.layout.tiles.add(dimensions=dimensions)
-    message.layout.element_size_in_bits = shape.element_bits
-    message.layout.memory_space = shape.space
+    message.layout.element_size_in_bits = layout.element_bits
+    message.layout.memory_space = layout.space
     return message
 
 
@@ -187,16 +184,11 @@ def _read_shape(message: Any) -> Shape:
     return Array(dtype, tuple(message.dimensions), _layout(message.layout))
 
 
-def _layout(layout: Any) -> str:
-    """The layout as HLO writes it."""
-    order = ",".join(map(str, layout.minor_to_major))
-    tiles = "".join(f"({','.join(map(str, tile.dimensions))})" for tile in layout.tiles)
-    rest = f"T{tiles}" if tiles else ""
-    if layout.tail_padding_alignment_in_elements > 1:
-        rest += f"L({layout.tail_padding_alignment_in_elements})"
-    if layout.element_size_in_bits:
-        rest += f"E({layout.element_size_in_bits})"
-    if layout.memory_space:
-        rest += f"S({layout.memory_space})"
-    text = f"{order}:{rest}" if rest else order
-    return f"{{{text}}}" if text else ""
+def _layout(message: Any) -> Layout:
+    return Layout(
+        tuple(message.minor_to_major),
+        tuple(tuple(tile.dimensions) for tile in message.tiles),
+        max(1, message.tail_padding_alignment_in_elements),
+        message.element_size_in_bits,
+        message.memory_space,
+    )

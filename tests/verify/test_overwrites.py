@@ -90,6 +90,6 @@ def test_a_version_is_gone_once_its_buffer_is_overwritten() -> None:
 
 
 def test_places_have_the_structure_of_a_shape() -> None:
-    row = Array("f32", (8,), "{0}")
+    row = Array.row_major("f32", (8,))
     shape = (row, (Array("s32", ()), row))
     assert tree_of("op", shape) == (ResultLeaf("op", 0), (ResultLeaf("op", 1), ResultLeaf("op", 2)))

@@ -247,7 +247,7 @@ def test_an_instruction_that_changes_in_nothing_is_itself() -> None:
 
 
 def test_a_copy_says_from_where_to_where() -> None:
-    array = Array("f32", (8,), "{0}")
+    array = Array.row_major("f32", (8,))
     start = copy_start("s", array.in_host_memory, array, "x", {"stream": "0"})
     assert [str(part) for part in start.result] == ["f32[8]{0:S(5)}", "f32[8]{0}", "u32[]"]
     assert (start.operands, start.frontend_attributes) == (("x",), {"stream": "0"})

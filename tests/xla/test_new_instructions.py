@@ -90,4 +90,4 @@ def test_other_channels_opcodes_and_buffers() -> None:
 @pytest.mark.parametrize(("dims", "layout"), [((), ""), ((8,), "{0}"), ((2, 3, 4), "{2,1,0}")])
 def test_row_major_layouts(dims: tuple[int, ...], layout: str) -> None:
     array = Array.row_major("f32", dims)
-    assert array.layout == layout and array.is_row_major
+    assert str(array.layout) == layout and array.is_row_major

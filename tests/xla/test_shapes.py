@@ -6,19 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.xla.shapes import Array, Shape, leaves, shape_message, shape_of, shape_text
+from memplan.xla.shapes import Array, Layout, Shape, leaves, shape_message, shape_of, shape_text
 from tests.hlo import read_instruction
 
 DTYPES = st.sampled_from(["f32", "bf16", "pred", "s8", "u64", "c64", "f8e4m3fn"])
-RESTS = st.sampled_from(["", ":S(5)", ":E(4)", ":T(8,128)(2,1)", ":T(8,128)(2,1)E(4)S(5)"])
+TILES = st.sampled_from([(), ((8, 128), (2, 1))])
 
 
 @st.composite
 def arrays(draw: st.DrawFn) -> Array:
     dims = draw(st.lists(st.integers(0, 999), max_size=4))
-    order = ",".join(map(str, draw(st.permutations(range(len(dims))))))
-    layout = order + draw(RESTS)
-    return Array(draw(DTYPES), tuple(dims), f"{{{layout}}}" if layout else "")
+    order = tuple(draw(st.permutations(range(len(dims)))))
+    bits, space = draw(st.sampled_from([0, 4])), draw(st.sampled_from([0, 5]))
+    layout = Layout(order, draw(TILES), element_bits=bits, space=space)
+    return Array(draw(DTYPES), tuple(dims), layout)
 
 
 ARRAYS = arrays() | st.just(Array("token", ()))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -125,7 +124,7 @@ def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
     away, here = planned.ops["a.offloaded1"].result[0], planned.ops["a.prefetched1"].result[0]
     assert away.on_host
     assert str(here) == f"f32[8]{layout}"
-    assert re.sub(r"S\(\d\)", "", away.layout).strip("{:}") == re.sub(r"S\(\d\)", "", layout).strip("{:}")
+    assert away.layout._replace(space=0) == here.layout._replace(space=0)
 
 
 def test_what_a_loop_carries_is_not_copied() -> None:

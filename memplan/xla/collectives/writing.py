@@ -9,7 +9,7 @@ from memplan.hardware.machine import Groups
 from memplan.xla.collectives.cost import EXCHANGE
 from memplan.xla.edit import Edit, Facts, instruction
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.shapes import Array, Shape
+from memplan.xla.shapes import NO_LAYOUT, Array, Shape
 
 
 def counts_partitions(op: Instruction) -> bool:
@@ -24,7 +24,7 @@ class CollectiveEdit(Edit):
         super().__init__(module)
         arrays = (array for op in module.entry.ops.values() for array in op.result)
         # XLA:CPU has assigned layouts already, XLA:GPU has not.
-        self._has_layouts = any(array.layout for array in arrays)
+        self._has_layouts = any(array.layout != NO_LAYOUT for array in arrays)
         ops = itertools.chain.from_iterable(body.ops.values() for body in module.values())
         channels = (op.channel for op in ops if op.channel is not None)
         self._channels = itertools.count(1 + max(channels, default=0))

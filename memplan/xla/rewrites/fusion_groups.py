@@ -317,7 +317,7 @@ def _without(names: Sequence[str], removed: Collection[str]) -> list[str]:
 
 # A fusion of these opcodes may be merged.
 _INSIDE = CHEAP | {"reduce", "tuple"}
-Space = tuple[tuple[int, ...], str]  # dimensions and layout
+Space = tuple[tuple[int, ...], Layout]  # dimensions and layout
 Sum = tuple[Shape, tuple[int, ...], Shape]  # a reduction's operand, dimensions and result
 
 

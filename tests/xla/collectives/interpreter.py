@@ -99,4 +99,4 @@ class _Call:
 
 
 def _outermost_first(array: Array) -> list[int]:
-    return list(reversed(array.order)) or list(range(len(array.dims)))
+    return list(reversed(array.layout.order)) or list(range(len(array.dims)))

@@ -37,7 +37,7 @@ def test_sums_go_through_what_they_sum() -> None:
     found = of(THREE, "sums")
     assert found is not None
     assert found.space == ((1024, 512), "{1,0}")
-    summed = Array("f32", (1024, 512), "{1,0}"), (0,), Array("f32", (512,), "{0}")
+    summed = Array.row_major("f32", (1024, 512)), (0,), Array.row_major("f32", (512,))
     assert found.sums == (summed, summed)
     assert (found.makes, found.arrays) == (("sums{0}", "sums{1}"), 4)
 

@@ -19,7 +19,7 @@ from memplan.xla.rewrites.fusion import keeps_bits, narrowest_bits, prevents_vec
 from memplan.xla.shapes import Array
 from memplan.xla.target import Target, described_devices
 
-VECTOR = Array("f32", (4,), "{0}")
+VECTOR = Array.row_major("f32", (4,))
 
 
 def instructions(text: str) -> list[Instruction]:
@@ -60,7 +60,7 @@ def test_the_narrowest_arrays_are_those_of_the_fewest_bits() -> None:
         instruction(dtype, "parameter", Array(dtype, (4,), "{0}"), parameter_number=number)
         for number, dtype in enumerate(("f32", "pred", "s4"))
     ]
-    shape = VECTOR, (Array("bf16", (4,), "{0}"), Array("f64", (4,), "{0}"))
+    shape = VECTOR, (Array.row_major("bf16", (4,)), Array.row_major("f64", (4,)))
     several = instruction("several", "fusion", shape, ["f32", "pred"])
     assert narrowest_bits(several, read[:1]) == (32, 16)
     assert narrowest_bits(several, read[:2]) == (8, 16)
