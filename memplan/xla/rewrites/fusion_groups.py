@@ -24,7 +24,7 @@ from memplan.xla.rewrites.fusion import (
     prevents_vectorization,
     result_buffers,
 )
-from memplan.xla.shapes import Array, Shape
+from memplan.xla.shapes import Array, Layout, Shape
 
 MOST_ARRAYS = 96  # most operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
 # Most bytes of shared memory in a block: every GPU has them; XLA accepts more, but its assembler
