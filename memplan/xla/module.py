@@ -17,7 +17,7 @@ import re
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, Unpack
 
 from memplan.hardware.machine import Groups
 from memplan.xla.replica_groups import replica_groups
@@ -55,6 +55,34 @@ class Frame(NamedTuple):
     parent: int  # number of the frame around it; 0 if there is none
 
 
+class Changes(TypedDict, total=False):
+    """What `Instruction.changed` changes; None changes nothing."""
+
+    name: str | None
+    opcode: str | None
+    operands: Sequence[str] | None
+    shape: Shape | None
+    root: bool | None  # is it the root of its computation?
+    called: Mapping[str, str] | None  # computations that it calls -> those that it calls instead
+    index: int | None  # of a get-tuple-element
+    kind: str | None  # of a fusion
+    frontend_attributes: Mapping[str, str] | None
+    backend_config: str | None  # JSON
+    channel: int | None
+    in_place: bool  # False drops the pairs of outputs and operands that are one buffer
+    ordered: bool  # False drops the instructions that must run before it without being read
+
+
+# Changes that are fields of an instruction's message.
+_FIELDS = {
+    "index": "tuple_index",
+    "kind": "fusion_kind",
+    "backend_config": "backend_config",
+    "opcode": "opcode",
+    "channel": "channel_id",
+}
+
+
 @dataclass(frozen=True)
 class Instruction:
     """An instruction of a computation."""
@@ -69,68 +97,45 @@ class Instruction:
     message: Any = field(repr=False, compare=False)  # of the instruction itself, or of what an asynchronous start wraps
     start: Any = field(default=None, repr=False, compare=False)  # of the asynchronous start, where it wraps another
 
-    def changed(
-        self,
-        *,
-        name: str | None = None,
-        opcode: str | None = None,
-        operands: Sequence[str] | None = None,
-        shape: Shape | None = None,
-        root: bool | None = None,
-        called: Mapping[str, str] | None = None,
-        index: int | None = None,
-        kind: str | None = None,
-        frontend_attributes: Mapping[str, str] | None = None,
-        backend_config: str | None = None,
-        channel: int | None = None,
-        in_place: bool = True,
-        ordered: bool = True,
-    ) -> Instruction:
-        """A copy with another name, other operands, another shape, ...; itself if that changes nothing.
-
-        Args:
-          root: is it the root of its computation?
-          called: computations that it calls -> those that it calls instead.
-          index: of a get-tuple-element.
-          kind: of a fusion.
-          backend_config: JSON text.
-          in_place: False drops the pairs of outputs and operands that are one buffer.
-          ordered: False drops the instructions that must run before it without being read.
-        """
-        message, start = self.message, self.start
-        fields = {
-            "tuple_index": index,
-            "fusion_kind": kind,
-            "backend_config": None if backend_config is None else backend_config.encode(),
-            "opcode": opcode,
-            "channel_id": channel,
-        }
-        fields = {field: value for field, value in fields.items() if value is not None}
-        if fields:
-            message = _copy_of(message)
-            for key, value in fields.items():
-                setattr(message, key, value)
-        if frontend_attributes is not None or (self.aliased_outputs and not in_place):
-            pair = _copy_of(self._pair) if message is self.message or start is not None else message
-            if not in_place:
-                pair.ClearField("output_operand_aliasing")
-            if frontend_attributes is not None:
-                _set_attributes(pair, frontend_attributes)
-            message, start = (pair, None) if start is None else (message, pair)
+    def changed(self, **changes: Unpack[Changes]) -> Instruction:
+        """A copy that states something else; itself if that changes nothing."""
+        called = changes.get("called") or {}
+        names = ("name", "opcode", "operands", "shape", "root")
+        facts = {name: changes.get(name) for name in names}
+        facts = {name: value for name, value in facts.items() if value is not None}
+        if "operands" in facts:
+            facts["operands"] = tuple(facts["operands"])
+        message, start = self._changed_messages(changes)
         changed = replace(
             self,
-            name=self.name if name is None else name,
-            opcode=self.opcode if opcode is None else opcode,
-            operands=self.operands if operands is None else tuple(operands),
-            shape=self.shape if shape is None else shape,
-            root=self.root if root is None else root,
-            called=tuple((called or {}).get(body, body) for body in self.called),
-            predecessors=self.predecessors if ordered else (),
+            **facts,
+            called=tuple(called.get(name, name) for name in self.called),
+            predecessors=self.predecessors if changes.get("ordered", True) else (),
             message=message,
             start=start,
         )
         is_same = message is self.message and start is self.start and changed == self
         return self if is_same else changed
+
+    def _changed_messages(self, changes: Changes) -> tuple[Any, Any]:
+        """The messages of the instruction and of its asynchronous start; the same where nothing changes."""
+        message, start = self.message, self.start
+        fields = {field: changes.get(name) for name, field in _FIELDS.items()}
+        fields = {field: value for field, value in fields.items() if value is not None}
+        if fields:
+            message = _copy_of(message)
+            for field, value in fields.items():
+                setattr(message, field, value.encode() if field == "backend_config" else value)
+        attributes = changes.get("frontend_attributes")
+        drops_aliases = not changes.get("in_place", True) and bool(self.aliased_outputs)
+        if attributes is None and not drops_aliases:
+            return message, start
+        pair = _copy_of(message if start is None else start)
+        if drops_aliases:
+            pair.ClearField("output_operand_aliasing")
+        if attributes is not None:
+            _set_attributes(pair, attributes)
+        return (pair, None) if start is None else (message, pair)
 
     def with_operands(self, now: Mapping[str, str]) -> Instruction:
         """The instruction with operands renamed; itself if it reads none of them."""
