@@ -297,7 +297,10 @@ def frontier(
 def refuse_no_function(function: str, step: Any) -> None:
     """Raise TypeError for a step that cannot be called."""
     if not callable(step):
-        raise TypeError(f"{step!r:.80} is no function that {function} could plan. Options have names: budget=...")
+        raise TypeError(
+            f"{step!r:.80} is no function that {function} could plan. Options have names: "
+            "budget=..."
+        )
 
 
 def refuse_unknown(function: str, allowed: type, options: Mapping[str, Any]) -> None:

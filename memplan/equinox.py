@@ -81,7 +81,8 @@ def _as_array(leaf: Any) -> Any:
         return leaf
     if leaf.sharding is not None and leaf.sharding.num_devices > 1:
         raise UnsupportedProgramError(
-            "memplan.equinox.filter_jit plans for shapes on one device. Pass arrays on the mesh, or "
+            "memplan.equinox.filter_jit plans for shapes on one device. Pass arrays on the mesh, "
+            "or "
             "use memplan.jit with equinox.partition."
         )
     if compat.is_key(leaf):

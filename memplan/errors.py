@@ -54,7 +54,9 @@ class OutOfMemoryError(MemplanError, MemoryError):
 
     guide = "does_not_fit#out-of-memory"
 
-    def __init__(self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None):
+    def __init__(
+        self, message: str, *, needed_bytes: int | None = None, free_bytes: int | None = None
+    ):
         super().__init__(message)
         self.needed_bytes = needed_bytes
         self.free_bytes = free_bytes

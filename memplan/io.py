@@ -25,7 +25,13 @@ MOST_BYTES = 2**28
 _MAX_ENTRIES = 2**24  # of a document: commas and opening brackets
 _INTEGER_LIMIT = 2**63  # integers of a document are smaller, so they fit in 64 bits
 
-_DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", frozenset: "a list"}
+_DESCRIPTIONS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    frozenset: "a list",
+}
 
 
 class _Strict(NamedTuple):
@@ -76,7 +82,9 @@ def text_of(data: bytes) -> str:
       ValueError: it is not UTF-8, or has more than `MOST_BYTES`.
     """
     if len(data) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB, which no document of memplan has")
+        raise ValueError(
+            f"it has more than {MOST_BYTES >> 20} MiB, which no document of memplan has"
+        )
     return data.decode()
 
 
@@ -158,7 +166,8 @@ def encode(record: Any, where: str = "") -> Any:
         return [encode(entry, f"{where}[{number}]") for number, entry in enumerate(record)]
     if isinstance(record, float) and not math.isfinite(record):
         raise ValueError(
-            f"{where.lstrip('.')} is {record}, which JSON cannot represent. Use None for an unknown figure."
+            f"{where.lstrip('.')} is {record}, which JSON cannot represent. Use None for an "
+            "unknown figure."
         )
     return int(record) if isinstance(record, numbers.Integral) else record
 
@@ -208,16 +217,27 @@ def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _dataclass(typing.cast(type, kind), value, where, strict)
-    if origin is tuple and isinstance(value, list) and (inner[-1] is ... or len(inner) == len(value)):
+    if (
+        origin is tuple
+        and isinstance(value, list)
+        and (inner[-1] is ... or len(inner) == len(value))
+    ):
         kinds = inner if inner[-1] is not ... else itertools.repeat(inner[0])
         pairs = enumerate(zip(kinds, value, strict=False))
-        return tuple(_decode(item_kind, item, f"{where}[{number}]", strict) for number, (item_kind, item) in pairs)
+        return tuple(
+            _decode(item_kind, item, f"{where}[{number}]", strict)
+            for number, (item_kind, item) in pairs
+        )
     if origin is frozenset and isinstance(value, list):
         items = enumerate(value)
-        return frozenset(_decode(inner[0], item, f"{where}[{number}]", strict) for number, item in items)
+        return frozenset(
+            _decode(inner[0], item, f"{where}[{number}]", strict) for number, item in items
+        )
     if origin is Mapping and isinstance(value, dict):
         entries = value.items()
-        return {name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in entries}
+        return {
+            name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in entries
+        }
     if origin is typing.Literal and value in inner:
         return value
     if origin is Enum and value in inner:
@@ -234,7 +254,9 @@ def _dataclass(kind: type, document: dict[str, Any], where: str, strict: _Strict
     entries: dict[str, Any] = {}
     for field, hint in _fields(kind):
         if field.name in document:
-            entries[field.name] = _decode(hint, document[field.name], _join(where, field.name), strict)
+            entries[field.name] = _decode(
+                hint, document[field.name], _join(where, field.name), strict
+            )
         elif strict.complete or field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"it has no entry {_join(where, field.name)!r}")
     if strict.exact:

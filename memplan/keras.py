@@ -18,7 +18,8 @@ try:
     import keras
 except ModuleNotFoundError as error:
     raise ImportError(
-        f"memplan.keras needs Keras on jax, and there is no module {error.name!r}. Install the extra "
+        f"memplan.keras needs Keras on jax, and there is no module {error.name!r}. Install the "
+        "extra "
         "(pip install 'memplan[keras]'), and set KERAS_BACKEND=jax before Keras is imported first."
     ) from error
 
@@ -33,7 +34,9 @@ _STATE = (
 )
 
 
-def plan(model: keras.Model, *, budget: Size = None, **options: Unpack[StepOptions]) -> PlannedModel:
+def plan(
+    model: keras.Model, *, budget: Size = None, **options: Unpack[StepOptions]
+) -> PlannedModel:
     """Plan the training step of a compiled model: `fit` and `train_on_batch` then keep the budget.
 
     The step is planned when it first runs, once for each shape of batches. Only this model's
@@ -60,12 +63,16 @@ def plan(model: keras.Model, *, budget: Size = None, **options: Unpack[StepOptio
         )
     if keras.config.is_nnx_enabled():
         raise MemplanError(
-            "Keras runs on Flax NNX (KERAS_NNX_ENABLED), which memplan does not plan. Unset the variable."
+            "Keras runs on Flax NNX (KERAS_NNX_ENABLED), which memplan does not plan. Unset the "
+            "variable."
         )
     if not isinstance(model, keras.Model):
         raise TypeError(f"memplan.keras.plan takes a keras.Model, and {model!r:.80} is none.")
     if not model.compiled:
-        raise MemplanError("the model is not compiled. Call model.compile(optimizer, loss) before memplan.keras.plan.")
+        raise MemplanError(
+            "the model is not compiled. Call model.compile(optimizer, loss) before "
+            "memplan.keras.plan."
+        )
     if type(model).make_train_function is not keras.Model.make_train_function:
         raise UnsupportedProgramError(
             f"{type(model).__name__} makes its own train function, whose steps memplan does not "

@@ -45,7 +45,9 @@ def jit(
       InfeasibleBudgetError: when the function is called or planned, if no plan fits.
     """
     if fun is None:
-        return functools.partial(jit, budget=budget, graph=graph, graph_updates=graph_updates, **options)
+        return functools.partial(
+            jit, budget=budget, graph=graph, graph_updates=graph_updates, **options
+        )
     refuse_no_function("memplan.nnx.jit", fun)
     refuse_unknown("memplan.nnx.jit", JitOptions, options)
     nnx_options: dict[str, Any] = {**options}

@@ -34,7 +34,8 @@ UNLIMITED = 2**60
 _TYPES = {
     "device": (
         str,
-        'the name of a device, such as "v100" (`memplan devices` lists them), or the path of a .json file',
+        'the name of a device, such as "v100" (`memplan devices` lists them), or the path of a '
+        ".json file",
     ),
     "plan": (Plan, 'a plan, such as memplan.Plan.load("plan.json") or planned.plan'),
     "topology": (
@@ -74,13 +75,20 @@ class Request:
             if value is not None and not isinstance(value, kind):
                 raise MemplanError(f"{name} is {value!r:.80}; it is {description}.")
         if not all(isinstance(position, int) for position in self.host_state):
-            raise MemplanError(f"host_state is {self.host_state!r:.80}; it is the position of an argument, or several.")
+            raise MemplanError(
+                f"host_state is {self.host_state!r:.80}; it is the position of an argument, or "
+                "several."
+            )
         for name, choices in _CHOICES.items():
             value = getattr(self, name)
             if value not in choices:
-                raise MemplanError(f"{name} is {value!r}; it is one of {', '.join(map(repr, choices))}.")
+                raise MemplanError(
+                    f"{name} is {value!r}; it is one of {', '.join(map(repr, choices))}."
+                )
         if self.plan is not None and self.pin is not None:
-            raise MemplanError("plan and pin were both given; a saved plan keeps the pins that it was made with.")
+            raise MemplanError(
+                "plan and pin were both given; a saved plan keeps the pins that it was made with."
+            )
         if self.pins and planner_named(self.planner) is not OWN:
             raise MemplanError("pin is kept by memplan's own planner alone; leave planner out.")
         if self.device is not None:

@@ -90,7 +90,8 @@ class PlannedJit:
         compiler_options = options.get("compiler_options") or {}
         if not isinstance(compiler_options, Mapping):
             raise TypeError(
-                f"compiler_options is {compiler_options!r:.80}; it is a mapping from XLA's options to their values."
+                f"compiler_options is {compiler_options!r:.80}; it is a mapping from XLA's options "
+                "to their values."
             )
         self._jitted: Any = jax.jit(self._step, **options)
         self._planned: dict[Any, Planned] = {}
@@ -138,8 +139,13 @@ class PlannedJit:
         """
         plans = self._planned or self._local._planned
         if not plans:
-            raise MemplanError("there is no report, since nothing was planned yet. Call the step, or plan it, first.")
-        return max(plans.values(), key=lambda planned: sum(planned._outcome.program.input_nbytes)).report
+            raise MemplanError(
+                "there is no report, since nothing was planned yet. Call the step, or plan it, "
+                "first."
+            )
+        return max(
+            plans.values(), key=lambda planned: sum(planned._outcome.program.input_nbytes)
+        ).report
 
     def _plan(self, args: Any, kwargs: Any) -> Planned:
         """Plan for arguments that were not planned for before."""
@@ -148,7 +154,9 @@ class PlannedJit:
         if request.holds_state:
             shapes, named_shapes = jax.tree.map(as_traced, (args, kwargs))
         try:
-            outcome = pipeline.run(self._step, shapes, named_shapes, self._options, request, notify.get())
+            outcome = pipeline.run(
+                self._step, shapes, named_shapes, self._options, request, notify.get()
+            )
         except TypeError as error:
             explain(error, self._dynamic(args, kwargs))
             raise
@@ -158,7 +166,8 @@ class PlannedJit:
             gate = numbers_gate(_on_local_backend(outcome, request), args, kwargs)
             if not gate.passes:
                 raise WrongProgramError(
-                    f"the results of the planned step differ from those of the step ({gate}). Please report it."
+                    f"the results of the planned step differ from those of the step ({gate}). "
+                    "Please report it."
                 )
         warning = gather_warning(outcome)
         if warning:
@@ -282,7 +291,10 @@ class Traced(Stage):
           lowering_platforms: must be None; `memplan.jit(device=...)` names the device.
         """
         if lowering_platforms is not None:
-            raise MemplanError(f"{lowering_platforms=}: memplan plans for one device; memplan.jit(device=) names it.")
+            raise MemplanError(
+                f"{lowering_platforms=}: memplan plans for one device; memplan.jit(device=) names "
+                "it."
+            )
         args, kwargs = self._arguments
         return self._jitted.plan(*args, **kwargs)
 
@@ -334,7 +346,8 @@ class Planned(Stage):
         """
         if isinstance(self._outcome, Restored):
             raise MemplanError(
-                "this plan came from jax's compilation cache, which keeps the plan and its report, not the modules "
+                "this plan came from jax's compilation cache, which keeps the plan and its report, "
+                "not the modules "
                 "that were planned. Set jax_enable_compilation_cache to False, and plan again."
             )
         return write_forms(self._outcome, folder)

@@ -69,7 +69,8 @@ def assert_peak_below(
     excess = peak_bytes - limit_bytes
     if excess > 0:
         raise AssertionError(
-            f"the step takes {peak_bytes} bytes on {report.device}, {excess} more than {limit}.\n{report}"
+            f"the step takes {peak_bytes} bytes on {report.device}, {excess} more than "
+            f"{limit}.\n{report}"
         )
 
 
@@ -99,7 +100,8 @@ def memplan_snapshot(request: pytest.FixtureRequest) -> Callable[..., None]:
         path = _snapshot_path(request.node, next(numbers))
         if not updates and not path.exists():
             raise AssertionError(
-                f"there is no snapshot {path}. Write it with `pytest --memplan-update`, and commit it."
+                f"there is no snapshot {path}. Write it with `pytest --memplan-update`, and commit "
+                "it."
             )
         saved = None if updates else memplan.Report.load_json(path)
         report = _report(step, args, device, options)

@@ -8,7 +8,9 @@ from memplan.errors import BudgetError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
-_SIZE = re.compile(r"^\s*(?P<number>\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*(?P<unit>[a-zA-Z]*|%)\s*$")
+_SIZE = re.compile(
+    r"^\s*(?P<number>\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*(?P<unit>[a-zA-Z]*|%)\s*$"
+)
 
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 _FLOPS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3))
@@ -28,11 +30,16 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
     Raises:
       BudgetError: not a size, negative, or more than 100 %.
     """
-    help_text = f'write the {what} as bytes (17179869184), with a unit ("16GiB", "500 MB"), as a share ("80%"), or None'
+    help_text = (
+        f'write the {what} as bytes (17179869184), with a unit ("16GiB", "500 MB"), as a share '
+        '("80%"), or None'
+    )
     if size is None:
         return whole
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise BudgetError(f"{size!r} is not a {what}: it is a {type(size).__name__}. Please {help_text}.")
+        raise BudgetError(
+            f"{size!r} is not a {what}: it is a {type(size).__name__}. Please {help_text}."
+        )
     if isinstance(size, int):
         if size < 0:
             raise BudgetError(f"the {what} is negative ({size} bytes). Please {help_text}.")
@@ -46,7 +53,9 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
             raise BudgetError(f"the {what} of {size} is more than 100 %. Please {help_text}.")
         return int(whole * number / 100)
     if unit not in _UNITS:
-        raise BudgetError(f"{match['unit']!r} in the {what} {size!r} is not a unit. Please {help_text}.")
+        raise BudgetError(
+            f"{match['unit']!r} in the {what} {size!r} is not a unit. Please {help_text}."
+        )
     return int(number * _UNITS[unit])
 
 

@@ -1,8 +1,9 @@
 """AlexNet: five convolutions and three dense layers, two of them behind dropout.
 
-Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (NeurIPS 2012), in the one-column
-form of Krizhevsky, "One weird trick for parallelizing convolutional neural networks" (2014), without local response
-norm. An adaptive pool of 6x6 bins before the dense layers takes larger images too.
+Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (NeurIPS 2012),
+in the one-column form of Krizhevsky, "One weird trick for parallelizing convolutional neural
+networks" (2014), without local response norm. An adaptive pool of 6x6 bins before the dense layers
+takes larger images too.
 """
 
 from dataclasses import dataclass
@@ -46,12 +47,15 @@ class AlexNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with `rngs={"dropout": key}`.
+        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with
+        `rngs={"dropout": key}`.
 
         Raises ValueError for an image smaller than `SMALLEST`.
         """
         if min(image.shape[1:3]) < SMALLEST:
-            raise ValueError(f"AlexNet needs images of {SMALLEST} pixels a side or more; got {image.shape[1:3]}.")
+            raise ValueError(
+                f"AlexNet needs images of {SMALLEST} pixels a side or more; got {image.shape[1:3]}."
+            )
         pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
         x = pool(self._conv("conv_1", image.astype(self.config.dtype), 64, 11, stride=4, padding=2))
         x = pool(self._conv("conv_2", x, 192, 5))
@@ -66,9 +70,17 @@ class AlexNet(nn.Module):
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     def _conv(
-        self, name: str, x: jax.Array, channels: int, side: int, stride: int = 1, padding: int | None = None
+        self,
+        name: str,
+        x: jax.Array,
+        channels: int,
+        side: int,
+        stride: int = 1,
+        padding: int | None = None,
     ) -> jax.Array:
         """Convolution and ReLU, padded to the same size unless told otherwise."""
         padding = side // 2 if padding is None else padding
         sides, strides, channels = (side, side), (stride, stride), self.config.channels(channels)
-        return nn.relu(nn.Conv(channels, sides, strides, padding, dtype=self.config.dtype, name=name)(x))
+        return nn.relu(
+            nn.Conv(channels, sides, strides, padding, dtype=self.config.dtype, name=name)(x)
+        )

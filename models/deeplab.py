@@ -1,7 +1,9 @@
-"""DeepLabV3+: a ResNet that dilates in place of its last stride, a pyramid of atrous convolutions, a small decoder.
+"""DeepLabV3+: a ResNet that dilates in place of its last stride, a pyramid of atrous convolutions,
+a small decoder.
 
-Chen et al., "Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation" (ECCV 2018), with
-ordinary convolutions in pyramid and decoder. Nothing depends on the size of the image.
+Chen et al., "Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation"
+(ECCV 2018), with ordinary convolutions in pyramid and decoder. Nothing depends on the size of the
+image.
 """
 
 from collections.abc import Sequence
@@ -19,10 +21,11 @@ from models.resnet import Backbone, ResNetConfig, batch_norm
 class DeepLabConfig:
     """Architecture of a DeepLabV3+; defaults follow PASCAL VOC.
 
-    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. `width` channels leave each branch of the
-    pyramid and each convolution of the decoder, to which the first stage adds `shallow` channels. `rates` dilate the
-    pyramid's 3x3 convolutions; the paper doubles them for an output stride of 8.
-    `dtype` is that of activations; parameters, running statistics and logits are float32.
+    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. `width` channels leave
+    each branch of the pyramid and each convolution of the decoder, to which the first stage adds
+    `shallow` channels. `rates` dilate the pyramid's 3x3 convolutions; the paper doubles them for an
+    output stride of 8. `dtype` is that of activations; parameters, running statistics and logits
+    are float32.
     """
 
     depth: int = 101
@@ -39,11 +42,15 @@ class DeepLabConfig:
     def backbone(self) -> ResNetConfig:
         """The ResNet, whose head is not used."""
         dtype, stride = self.dtype, self.output_stride
-        return ResNetConfig(self.depth, self.filters, dtype=dtype, output_stride=stride, remat=self.remat)
+        return ResNetConfig(
+            self.depth, self.filters, dtype=dtype, output_stride=stride, remat=self.remat
+        )
 
 
 def upsample_bilinear(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """Resize (batch, *spatial, channels) to the spatial `size`, none smaller: pixels are squares, not corners."""
+    """Resize (batch, *spatial, channels) to the spatial `size`, none smaller: pixels are squares,
+    not corners.
+    """
     return jax.image.resize(x, (x.shape[0], *size, x.shape[-1]), "bilinear")
 
 
@@ -59,12 +66,21 @@ class ConvNorm(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(batch, h, w, any) -> (batch, h, w, channels)."""
         sides, dtype = (self.side, self.side), self.config.dtype
-        x = nn.Conv(self.channels, sides, kernel_dilation=self.rate, use_bias=False, dtype=dtype, name="conv")(x)
+        x = nn.Conv(
+            self.channels,
+            sides,
+            kernel_dilation=self.rate,
+            use_bias=False,
+            dtype=dtype,
+            name="conv",
+        )(x)
         return nn.relu(batch_norm(self.config.backbone, train, "norm")(x))
 
 
 class AtrousPyramid(nn.Module):
-    """The same image through a 1x1 convolution, 3x3 ones of several rates and its own mean, concatenated and mixed."""
+    """The same image through a 1x1 convolution, 3x3 ones of several rates and its own mean,
+    concatenated and mixed.
+    """
 
     config: DeepLabConfig
 
@@ -74,13 +90,18 @@ class AtrousPyramid(nn.Module):
         config, width = self.config, self.config.width
         mean = ConvNorm(config, width, name="pool")(x.mean((1, 2), keepdims=True), train)
         branches = [ConvNorm(config, width, name="point")(x, train)]
-        branches += [ConvNorm(config, width, 3, rate, name=f"atrous_{rate}")(x, train) for rate in config.rates]
+        branches += [
+            ConvNorm(config, width, 3, rate, name=f"atrous_{rate}")(x, train)
+            for rate in config.rates
+        ]
         branches += [jnp.broadcast_to(mean, branches[0].shape)]
         return ConvNorm(config, width, name="mix")(jnp.concatenate(branches, -1), train)
 
 
 class DeepLab(nn.Module):
-    """Semantic segmentation of images, channels last. Running statistics live in the collection "batch_stats"."""
+    """Semantic segmentation of images, channels last. Running statistics live in the collection
+    "batch_stats".
+    """
 
     config: DeepLabConfig = DeepLabConfig()
 
@@ -88,8 +109,8 @@ class DeepLab(nn.Module):
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
         """(batch, h, w, 3) -> logits (batch, h, w, classes), float32.
 
-        In training, apply with `mutable=["batch_stats"]`, and to two images at least: the pyramid's mean is one pixel
-        per image, and the statistics of a single pixel make it zero.
+        In training, apply with `mutable=["batch_stats"]`, and to two images at least: the pyramid's
+        mean is one pixel per image, and the statistics of a single pixel make it zero.
         """
         config = self.config
         first, *_, last = Backbone(config.backbone, name="backbone")(image, train)

@@ -1,8 +1,9 @@
 """GoogLeNet: blocks of parallel convolutions whose results are concatenated.
 
-Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), table 1, with batch norm behind each convolution (Ioffe
-and Szegedy, 2015) in place of local response norm. The two auxiliary classifiers are an option; their average pool is
-an adaptive one to 4x4, what the paper's windows give of a 224^2 image, so that images may be enlarged.
+Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), table 1, with batch norm behind each
+convolution (Ioffe and Szegedy, 2015) in place of local response norm. The two auxiliary classifiers
+are an option; their average pool is an adaptive one to 4x4, what the paper's windows give of a
+224^2 image, so that images may be enlarged.
 """
 
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ import jax.numpy as jnp
 from models.pooling import adaptive_average
 
 Block = tuple[int, int, int, int, int, int]
-"""Channels of the 1x1, the 3x3's reduction, the 3x3, the 5x5's reduction, the 5x5, and the pool's projection."""
+"""Channels of the 1x1, the 3x3's reduction, the 3x3, the 5x5's reduction, the 5x5, and the pool's
+projection."""
 
 STAGES: tuple[tuple[Block, ...], ...] = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
@@ -39,8 +41,9 @@ AUXILIARY = ((1, 0), (1, 3))
 class GoogLeNetConfig:
     """Architecture of a GoogLeNet; `width` multiplies every number of channels and hidden units.
 
-    `aux` adds the auxiliary classifiers, behind whose hidden layer training drops a unit with probability `dropout`.
-    `dtype` is that of activations; parameters and running statistics are float32. `remat` puts `jax.checkpoint` around
+    `aux` adds the auxiliary classifiers, behind whose hidden layer training drops a unit with
+    probability `dropout`. `dtype` is that of activations; parameters and running statistics are
+    float32. `remat` puts `jax.checkpoint` around
     each block: its input is kept, the rest computed again for the gradient.
     """
 
@@ -53,10 +56,13 @@ class GoogLeNetConfig:
     remat: bool = False
 
     def __post_init__(self) -> None:
-        blocks = {(stage, block) for stage, row in enumerate(self.stages) for block in range(len(row))}
+        blocks = {
+            (stage, block) for stage, row in enumerate(self.stages) for block in range(len(row))
+        }
         if self.aux and not blocks.issuperset(AUXILIARY):
             raise ValueError(
-                "Auxiliary classifiers sit behind blocks 4a and 4d, which `stages` lacks; leave `aux` off."
+                "Auxiliary classifiers sit behind blocks 4a and 4d, which `stages` lacks; leave "
+                "`aux` off."
             )
 
     def channels(self, count: int) -> int:
@@ -95,7 +101,9 @@ class Inception(nn.Module):
         pooled = nn.max_pool(x, (3, 3), (1, 1), "SAME")
         branches = (
             conv(one, 1, name="one")(x, train),
-            conv(three, 3, name="three")(conv(reduce_three, 1, name="reduce_three")(x, train), train),
+            conv(three, 3, name="three")(
+                conv(reduce_three, 1, name="reduce_three")(x, train), train
+            ),
             conv(five, 5, name="five")(conv(reduce_five, 1, name="reduce_five")(x, train), train),
             conv(project, 1, name="project")(pooled, train),
         )
@@ -103,7 +111,9 @@ class Inception(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """Classifier on what a block in the middle sees: gradients for the blocks below, dropped after training."""
+    """Classifier on what a block in the middle sees: gradients for the blocks below, dropped after
+    training.
+    """
 
     config: GoogLeNetConfig
 
@@ -112,13 +122,17 @@ class Auxiliary(nn.Module):
         """(batch, h, w, any) -> logits (batch, classes), float32."""
         config = self.config
         x = Conv(config, 128, 1, name="reduce")(adaptive_average(x, (4, 4)), train)
-        x = nn.Dense(config.channels(1024), dtype=config.dtype, name="hidden")(x.reshape(x.shape[0], -1))
+        x = nn.Dense(config.channels(1024), dtype=config.dtype, name="hidden")(
+            x.reshape(x.shape[0], -1)
+        )
         x = nn.Dropout(config.dropout, deterministic=not train)(nn.relu(x))
         return classify(config, x)
 
 
 def classify(config: GoogLeNetConfig, x: jax.Array) -> jax.Array:
-    """The layer "head" of the module that calls: (batch, any) -> logits (batch, classes), float32."""
+    """The layer "head" of the module that calls: (batch, any) -> logits (batch, classes),
+    float32.
+    """
     logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(x)
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
@@ -130,10 +144,11 @@ class GoogLeNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, ...]:
-        """(batch, h, w, 3) -> logits (batch, classes), float32; in training with `aux` those of three classifiers,
-        the main one first.
+        """(batch, h, w, 3) -> logits (batch, classes), float32; in training with `aux` those of
+        three classifiers, the main one first.
 
-        In training, apply with `mutable=["batch_stats"]`, and with `aux` also `rngs={"dropout": key}`.
+        In training, apply with `mutable=["batch_stats"]`, and with `aux` also `rngs={"dropout":
+        key}`.
         """
         config, auxiliary = self.config, []
         pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")
@@ -146,6 +161,8 @@ class GoogLeNet(nn.Module):
             for number, block in enumerate(blocks):
                 x = inception(config, block, name=f"stage_{stage}_block_{number}")(x, train)
                 if config.aux and (stage, number) in AUXILIARY:
-                    auxiliary.append(Auxiliary(config, name=f"auxiliary_{len(auxiliary)}")(x, train))
+                    auxiliary.append(
+                        Auxiliary(config, name=f"auxiliary_{len(auxiliary)}")(x, train)
+                    )
         logits = classify(config, x.mean((1, 2)))
         return (logits, *auxiliary) if config.aux and train else logits

@@ -21,7 +21,8 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def soft_dice_loss(logits: jax.Array, labels: jax.Array, epsilon: float = 1e-5) -> jax.Array:
     """One minus the soft Dice overlap (Milletari et al., 2016), meaned over classes, in [0, 1].
 
-    logits (batch, *spatial, classes), integer labels (batch, *spatial); overlaps are summed over batch and space.
+    logits (batch, *spatial, classes), integer labels (batch, *spatial); overlaps are summed over
+    batch and space.
     """
     one_hot = jax.nn.one_hot(labels, logits.shape[-1], dtype=logits.dtype)
     axes = tuple(range(logits.ndim - 1))
@@ -37,13 +38,16 @@ def dice_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 
 
 def auxiliary_cross_entropy(outputs: Sequence[jax.Array], labels: jax.Array) -> jax.Array:
-    """`cross_entropy` of the first logits (batch, classes), plus `AUXILIARY_WEIGHT` times that of each other."""
+    """`cross_entropy` of the first logits (batch, classes), plus `AUXILIARY_WEIGHT` times that of
+    each other.
+    """
     main, *others = (cross_entropy(logits, labels) for logits in outputs)
     return main + AUXILIARY_WEIGHT * sum(others)
 
 
 def deep_supervision_weights(scales: int) -> tuple[float, ...]:
-    """Of `scales` outputs, finest first: halved from one to the next, none for the last, one in all.
+    """Of `scales` outputs, finest first: halved from one to the next, none for the last, one in
+    all.
 
     A single output has the whole weight (Isensee et al., 2021).
     """
@@ -52,8 +56,8 @@ def deep_supervision_weights(scales: int) -> tuple[float, ...]:
 
 
 def deep_supervision_loss(outputs: Sequence[jax.Array], labels: jax.Array) -> jax.Array:
-    """`dice_cross_entropy` at every scale that has a weight: logits (batch, *spatial / factors, classes) against the
-    nearest of the labels (batch, *spatial).
+    """`dice_cross_entropy` at every scale that has a weight: logits (batch, *spatial / factors,
+    classes) against the nearest of the labels (batch, *spatial).
     """
     weights = deep_supervision_weights(len(outputs))
     losses = [
@@ -65,6 +69,8 @@ def deep_supervision_loss(outputs: Sequence[jax.Array], labels: jax.Array) -> ja
 
 
 def shrink_nearest(labels: jax.Array, size: Sequence[int]) -> jax.Array:
-    """The labels (batch, *spatial) nearest to the centers of `size` equal cells; of several, the last along an axis."""
+    """The labels (batch, *spatial) nearest to the centers of `size` equal cells; of several, the
+    last along an axis.
+    """
     steps = [extent // cells for extent, cells in zip(labels.shape[1:], size, strict=True)]
     return labels[(slice(None), *(slice(step // 2, None, step) for step in steps))]

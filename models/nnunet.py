@@ -1,7 +1,10 @@
-"""U-Net of two or three spatial axes as nnU-Net configures it for an image size, with an output at each decoder stage.
+"""U-Net of two or three spatial axes as nnU-Net configures it for an image size, with an output at
+each decoder stage.
 
-Isensee et al., "nnU-Net" (Nature Methods 2021), the plain convolutional network of its second version for isotropic
-voxels: strided convolutions on the way down, transposed ones on the way up, instance norm and leaky ReLU behind each
+Isensee et al., "nnU-Net" (Nature Methods 2021), the plain convolutional network of its second
+version for isotropic
+voxels: strided convolutions on the way down, transposed ones on the way up, instance norm and leaky
+  ReLU behind each
 convolution, which keeps its bias.
 """
 
@@ -27,7 +30,8 @@ SLOPE = 0.01
 
 
 def planned_strides(size: Sequence[int], edge: int = 4) -> Strides:
-    """The stages that nnU-Net gives an image of `size` pixels or voxels: each axis is halved while `edge` remain.
+    """The stages that nnU-Net gives an image of `size` pixels or voxels: each axis is halved while
+    `edge` remain.
 
     An axis that is the only one left is halved only from three times `edge` on.
     """
@@ -37,15 +41,17 @@ def planned_strides(size: Sequence[int], edge: int = 4) -> Strides:
         if not any(halved) or (sum(halved) == 1 and max(size) < 3 * edge):
             return tuple(strides)
         strides.append(tuple(1 + half for half in halved))
-        size = tuple(math.ceil(extent / step) for extent, step in zip(size, strides[-1], strict=True))
+        size = tuple(
+            math.ceil(extent / step) for extent, step in zip(size, strides[-1], strict=True)
+        )
 
 
 @dataclass(frozen=True)
 class NNUNetConfig:
     """Architecture of an nnU-Net; `strides` decides the number of stages and of spatial axes.
 
-    Stage `i` works with `filters * 2**i` channels, `cap` at most (default: 320 in three dimensions, 512 in two), in two
-    3-convolutions on the way down and two on the way up.
+    Stage `i` works with `filters * 2**i` channels, `cap` at most (default: 320 in three dimensions,
+    512 in two), in two 3-convolutions on the way down and two on the way up.
     `dtype` is that of activations; parameters and logits are float32.
     """
 
@@ -57,9 +63,14 @@ class NNUNetConfig:
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
-        if len(self.strides) < 2 or self.rank not in CAPS or len({len(stage) for stage in self.strides}) > 1:
+        if (
+            len(self.strides) < 2
+            or self.rank not in CAPS
+            or len({len(stage) for stage in self.strides}) > 1
+        ):
             raise ValueError(
-                f"Need two stages or more, each with a stride per axis of 2 or 3 axes; got {self.strides}."
+                "Need two stages or more, each with a stride per axis of 2 or 3 axes; got "
+                f"{self.strides}."
             )
 
     @property
@@ -74,19 +85,24 @@ class NNUNetConfig:
         return [min(self.filters * 2**stage, cap) for stage in range(len(self.strides))]
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raise ValueError unless every side in `size` (pixels or voxels) is divisible by its strides."""
+        """Raise ValueError unless every side in `size` (pixels or voxels) is divisible by its
+        strides.
+        """
         factors = tuple(map(math.prod, zip(*self.strides, strict=True)))
         if len(size) != self.rank or any(
             extent < factor or extent % factor for extent, factor in zip(size, factors, strict=True)
         ):
             raise ValueError(
-                f"This nnU-Net shrinks its {self.rank} axes by {factors}, so the sides must be divisible by these; "
+                f"This nnU-Net shrinks its {self.rank} axes by {factors}, so the sides must be "
+                "divisible by these; "
                 f"got {tuple(size)}. Pad or crop the image, or use fewer stages."
             )
 
 
 class ConvPair(nn.Module):
-    """Two times 3-convolution, instance norm, leaky ReLU; the first convolution carries the stride."""
+    """Two times 3-convolution, instance norm, leaky ReLU; the first convolution carries the
+    stride.
+    """
 
     config: NNUNetConfig
     filters: int
@@ -97,7 +113,9 @@ class ConvPair(nn.Module):
         """(batch, *spatial, any) -> (batch, *spatial / strides, filters)."""
         sides, init = (3,) * self.config.rank, nn.initializers.he_normal()
         for strides in (self.strides, 1):
-            conv = nn.Conv(self.filters, sides, strides, padding=1, kernel_init=init, dtype=self.config.dtype)
+            conv = nn.Conv(
+                self.filters, sides, strides, padding=1, kernel_init=init, dtype=self.config.dtype
+            )
             x = nn.leaky_relu(InstanceNorm()(conv(x)), SLOPE)
         return x
 
@@ -109,8 +127,8 @@ class NNUNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array) -> tuple[jax.Array, ...]:
-        """(batch, *spatial, in_channels) -> logits (batch, *spatial, classes), float32, then those of the coarser
-        stages, each smaller by its strides; the coarsest stage has none.
+        """(batch, *spatial, in_channels) -> logits (batch, *spatial, classes), float32, then those
+        of the coarser stages, each smaller by its strides; the coarsest stage has none.
         """
         config = self.config
         self._check(image)
@@ -121,16 +139,21 @@ class NNUNet(nn.Module):
         outputs = []
         for stage in reversed(range(len(skips) - 1)):
             width, window = config.widths[stage], tuple(config.strides[stage + 1])
-            x = nn.ConvTranspose(width, window, window, dtype=config.dtype, name=f"widen_{stage}")(x)
+            x = nn.ConvTranspose(width, window, window, dtype=config.dtype, name=f"widen_{stage}")(
+                x
+            )
             x = ConvPair(config, width, name=f"up_{stage}")(jnp.concatenate([x, skips[stage]], -1))
-            logits = nn.Conv(config.classes, (1,) * config.rank, dtype=config.dtype, name=f"head_{stage}")(x)
+            logits = nn.Conv(
+                config.classes, (1,) * config.rank, dtype=config.dtype, name=f"head_{stage}"
+            )(x)
             outputs.insert(0, logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
         return tuple(outputs)
 
     def _check(self, image: jax.Array) -> None:
         if image.ndim != self.config.rank + 2 or image.shape[-1] != self.config.in_channels:
             raise ValueError(
-                f"Expected an image of shape (batch, {self.config.rank} spatial axes, {self.config.in_channels} "
+                f"Expected an image of shape (batch, {self.config.rank} spatial axes, "
+                f"{self.config.in_channels} "
                 f"channels), channels last; got {image.shape}."
             )
         self.config.check_size(image.shape[1:-1])

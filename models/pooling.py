@@ -7,10 +7,12 @@ import jax.numpy as jnp
 
 
 def adaptive_average(x: jax.Array, bins: Sequence[int]) -> jax.Array:
-    """Average (batch, *spatial, channels) over `bins` per spatial axis -> (batch, *bins, channels), same dtype.
+    """Average (batch, *spatial, channels) over `bins` per spatial axis -> (batch, *bins, channels),
+    same dtype.
 
-    Bin `i` of `k` over `n` cells holds the cells from floor(i n / k) up to ceil((i + 1) n / k), as in PyTorch: bins
-    overlap where `k` does not divide `n`. By a product with a matrix per axis: slices would have pads as gradients.
+    Bin `i` of `k` over `n` cells holds the cells from floor(i n / k) up to ceil((i + 1) n / k), as
+    in PyTorch: bins overlap where `k` does not divide `n`. By a product with a matrix per axis:
+      slices would have pads as gradients.
     """
     for axis, count in enumerate(bins, start=1):
         if x.shape[axis] != count:

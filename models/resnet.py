@@ -1,9 +1,10 @@
 """ResNet-50/101/152 with bottleneck blocks.
 
-He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form in which the 3x3 convolution of a block carries the
-stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as by TensorFlow's "SAME". The last norm of
-each block starts at zero (Goyal et al., 2017). As a backbone of dense prediction its late stages may dilate instead of
-striding (Chen et al., "Rethinking Atrous Convolution for Semantic Image Segmentation", 2017).
+He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form in which the 3x3 convolution of
+a block carries the stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as
+by TensorFlow's "SAME". The last norm of each block starts at zero (Goyal et al., 2017). As a
+backbone of dense prediction its late stages may dilate instead of striding (Chen et al.,
+"Rethinking Atrous Convolution for Semantic Image Segmentation", 2017).
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-BLOCKS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+BLOCKS = {
+    14: (1, 1, 1, 1),
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 """Depth to blocks per stage; 14 and 26 are the customary small variants."""
 
 EXPANSION = 4
@@ -29,8 +36,9 @@ class ResNetConfig:
     """Architecture of a ResNet.
 
     Stage `i` works with `filters * 2**i` channels inside its blocks and 4 times that between them.
-    Stages that would shrink the image beyond `output_stride` keep its size and dilate their 3x3 convolutions instead.
-    `dtype` is that of activations; parameters and running statistics are float32. `remat` puts `jax.checkpoint` around
+    Stages that would shrink the image beyond `output_stride` keep its size and dilate their 3x3
+    convolutions instead. `dtype` is that of activations; parameters and running statistics are
+    float32. `remat` puts `jax.checkpoint` around
     each block: its input is kept, the rest computed again for the gradient.
     """
 
@@ -43,7 +51,9 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         if self.output_stride not in (4, 8, 16, 32):
-            raise ValueError(f"A ResNet has an output stride of 4, 8, 16 or 32, not {self.output_stride}.")
+            raise ValueError(
+                f"A ResNet has an output stride of 4, 8, 16 or 32, not {self.output_stride}."
+            )
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -62,7 +72,9 @@ class ResNetConfig:
 
 
 class Bottleneck(nn.Module):
-    """1x1 reduce, 3x3 (strided or dilated), 1x1 expand, plus the shortcut, projected where shapes differ."""
+    """1x1 reduce, 3x3 (strided or dilated), 1x1 expand, plus the shortcut, projected where shapes
+    differ.
+    """
 
     config: ResNetConfig
     filters: int
@@ -78,19 +90,26 @@ class Bottleneck(nn.Module):
         y = nn.relu(norm("norm_reduce")(conv(self.filters, (1, 1), name="reduce")(x)))
         y = conv(self.filters, (3, 3), strides, kernel_dilation=self.dilation, name="spatial")(y)
         y = nn.relu(norm("norm_spatial")(y))
-        y = norm("norm_expand", scale_init=nn.initializers.zeros)(conv(wide, (1, 1), name="expand")(y))
+        y = norm("norm_expand", scale_init=nn.initializers.zeros)(
+            conv(wide, (1, 1), name="expand")(y)
+        )
         if x.shape != y.shape:
             x = norm("norm_shortcut")(conv(wide, (1, 1), strides, name="shortcut")(x))
         return nn.relu(x + y)
 
 
 def batch_norm(config: ResNetConfig, train: bool, name: str, **options: Any) -> nn.BatchNorm:
-    """Batch norm over batch statistics in training and running ones in evaluation; statistics in float32."""
-    return nn.BatchNorm(not train, momentum=0.9, epsilon=1e-5, dtype=config.dtype, name=name, **options)
+    """Batch norm over batch statistics in training and running ones in evaluation; statistics in
+    float32.
+    """
+    return nn.BatchNorm(
+        not train, momentum=0.9, epsilon=1e-5, dtype=config.dtype, name=name, **options
+    )
 
 
 def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[jax.Array]:
-    """(batch, h, w, 3) -> what leaves each of the four stages, finest first; blocks belong to the module that calls.
+    """(batch, h, w, 3) -> what leaves each of the four stages, finest first; blocks belong to the
+    module that calls.
 
     Stage `i` gives (batch, h / s, w / s, 4 * filters * 2**i) with s = min(4 * 2**i, output_stride).
     """
@@ -104,13 +123,17 @@ def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[j
         filters, dilation = config.filters * 2**stage, config.dilation(stage)
         for block in range(blocks):
             stride = 1 if block else config.stride(stage)
-            x = bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(x, train)
+            x = bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(
+                x, train
+            )
         outputs.append(x)
     return outputs
 
 
 class Backbone(nn.Module):
-    """A ResNet without its head, for dense prediction. Running statistics live in the collection "batch_stats"."""
+    """A ResNet without its head, for dense prediction. Running statistics live in the collection
+    "batch_stats".
+    """
 
     config: ResNetConfig = ResNetConfig()
 
@@ -127,7 +150,9 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with `mutable=["batch_stats"]`."""
+        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with
+        `mutable=["batch_stats"]`.
+        """
         config = self.config
         last = stage_outputs(config, image, train)[-1]
         logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(last.mean((1, 2)))

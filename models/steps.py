@@ -1,4 +1,6 @@
-"""The parts of a training step: state, gradient and update, random batches, arguments without allocation."""
+"""The parts of a training step: state, gradient and update, random batches, arguments without
+allocation.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +18,9 @@ Config = TypeVar("Config")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What a step changes. `step` is an int32 scalar; `batch_stats` is empty for models without running statistics."""
+    """What a step changes. `step` is an int32 scalar; `batch_stats` is empty for models without
+    running statistics.
+    """
 
     step: Any
     params: Any
@@ -49,11 +53,13 @@ def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
     return step
 
 
-def make_random_step(loss_of: Callable[[jax.Array], Loss], optimizer: optax.GradientTransformation, seed: int) -> Step:
+def make_random_step(
+    loss_of: Callable[[jax.Array], Loss], optimizer: optax.GradientTransformation, seed: int
+) -> Step:
     """As `make_step`, for a loss that draws from a key, as dropout does.
 
-    The key is the seed's with `state.step` folded in: another one each step, and the same however often a step is
-    computed.
+    The key is the seed's with `state.step` folded in: another one each step, and the same however
+    often a step is computed.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -78,7 +84,9 @@ def training_loss(model: Any, measure: Measure, key: jax.Array | None = None) ->
 
     def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
         variables = {"params": params, "batch_stats": batch_stats}
-        outputs, changed = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"], **options)
+        outputs, changed = model.apply(
+            variables, batch["image"], train=True, mutable=["batch_stats"], **options
+        )
         return measure(outputs, batch["label"]), changed.get("batch_stats", batch_stats)
 
     return loss
@@ -98,7 +106,9 @@ def random_images(image: Sequence[int], label: Sequence[int], classes: int) -> S
 
 
 def configured[Config](config: Config, fields: Mapping[str, Any], **given: Any) -> Config:
-    """`config` with `fields` replaced, and those of `given` that are not None. A dtype may be a name: "bfloat16"."""
+    """`config` with `fields` replaced, and those of `given` that are not None. A dtype may be a
+    name: "bfloat16".
+    """
     fields = {**fields, **{name: value for name, value in given.items() if value is not None}}
     if "dtype" in fields:
         fields["dtype"] = jnp.dtype(fields["dtype"])
@@ -122,12 +132,16 @@ def build(
         batch = sample(data)
         variables = model.init(weights, batch[inputs])
         params, batch_stats = variables["params"], variables.get("batch_stats", {})
-        return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, optimizer.init(params)), batch
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, batch_stats, optimizer.init(params)
+        ), batch
 
     key = jax.random.key(seed)
     return step, _compile_quickly(arguments)(key) if concrete else jax.eval_shape(arguments, key)
 
 
 def _compile_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jit for a function that runs once: random draws take the optimizing compiler far longer than they take to run."""
+    """Jit for a function that runs once: random draws take the optimizing compiler far longer than
+    they take to run.
+    """
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})

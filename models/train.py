@@ -1,12 +1,14 @@
 """Whole training steps: forward, loss, gradient and optax update of each model.
 
-Every builder returns `(step, (state, batch))` with `step(state, batch) -> (state, {"loss": scalar})`. By default the
-arguments are `jax.ShapeDtypeStruct` trees and nothing is allocated; `concrete=True` gives an initialised state and a
-random batch of the right kind, both from `seed`. A step is pure and not yet jitted: `jax.jit(step, donate_argnums=0)`.
-Where a model has dropout, its masks follow from `seed` and `state.step`.
+Every builder returns `(step, (state, batch))` with `step(state, batch) -> (state, {"loss":
+scalar})`. By default the arguments are `jax.ShapeDtypeStruct` trees and nothing is allocated;
+`concrete=True` gives an initialised state and a random batch of the right kind, both from `seed`. A
+step is pure and not yet jitted: `jax.jit(step, donate_argnums=0)`. Where a model has dropout, its
+  masks follow from `seed` and `state.step`.
 
-`config` is the model's architecture, and every further keyword one of its fields: `resnet_step(depth=101, classes=10,
-dtype="bfloat16")`. Literals are enough, as on memplan's command line.
+`config` is the model's architecture, and every further keyword one of its fields:
+`resnet_step(depth=101, classes=10, dtype="bfloat16")`. Literals are enough, as on memplan's command
+line.
 """
 
 from collections.abc import Sequence
@@ -83,10 +85,13 @@ def unet3d_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Segmentation of volumes of `size` voxels (one side of a cube, or three) by cross-entropy plus soft Dice.
+    """Segmentation of volumes of `size` voxels (one side of a cube, or three) by cross-entropy plus
+    soft Dice.
 
-    batch: "image" (batch, d, h, w, in_channels) float32, "label" (batch, d, h, w) int32. Default optimizer: SGD,
-    learning rate 1e-2, momentum 0.9. Raises ValueError where a side cannot be halved `levels - 1` times.
+    batch: "image" (batch, d, h, w, in_channels) float32, "label" (batch, d, h, w) int32. Default
+      optimizer: SGD,
+    learning rate 1e-2, momentum 0.9. Raises ValueError where a side cannot be halved `levels - 1`
+    times.
     """
     model = UNet3D(configured(config or UNet3DConfig(), fields))
     return _unet_step(model, size, batch, optimizer, concrete, seed)
@@ -118,11 +123,12 @@ def nnunet3d_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `unet3d_step`, with the network that nnU-Net configures for this size, cut to the first `stages` where given.
+    """As `unet3d_step`, with the network that nnU-Net configures for this size, cut to the first
+    `stages` where given.
 
-    The loss is summed over the outputs by `deep_supervision_weights`. Default optimizer: SGD, learning rate 1e-2,
-    Nesterov momentum 0.99, weight decay 3e-5, gradients clipped to a norm of 12. Raises ValueError for a side that the
-    strides do not divide.
+    The loss is summed over the outputs by `deep_supervision_weights`. Default optimizer: SGD,
+    learning rate 1e-2, Nesterov momentum 0.99, weight decay 3e-5, gradients clipped to a norm of
+    12. Raises ValueError for a side that the strides do not divide.
     """
     return _nnunet_step(_sides(size, 3), batch, stages, config, fields, optimizer, concrete, seed)
 
@@ -153,9 +159,11 @@ def resnet_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Classification of square RGB images of side `image` pixels; `depth`, where given, overrides the config's.
+    """Classification of square RGB images of side `image` pixels; `depth`, where given, overrides
+    the config's.
 
-    batch: "image" (batch, image, image, 3) float32, "label" (batch,) int32. Default optimizer: SGD, learning rate 0.1,
+    batch: "image" (batch, image, image, 3) float32, "label" (batch,) int32. Default optimizer: SGD,
+      learning rate 0.1,
     momentum 0.9. The head of ImageNet-22k: `classes=21841`.
     """
     config = configured(config or ResNetConfig(), fields, depth=depth)
@@ -174,7 +182,9 @@ def googlenet_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `resnet_step`, with a GoogLeNet; with `aux=True` the losses of the auxiliary classifiers join by 0.3 each."""
+    """As `resnet_step`, with a GoogLeNet; with `aux=True` the losses of the auxiliary classifiers
+    join by 0.3 each.
+    """
     config = configured(config or GoogLeNetConfig(), fields)
     model, optimizer = GoogLeNet(config), optimizer or optax.sgd(0.1, momentum=0.9)
     if config.aux:
@@ -212,9 +222,11 @@ def deeplab_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Segmentation of square RGB images of side `image` pixels by cross-entropy; `depth` is the ResNet's.
+    """Segmentation of square RGB images of side `image` pixels by cross-entropy; `depth` is the
+    ResNet's.
 
-    batch: "image" (batch, image, image, 3) float32, "label" (batch, image, image) int32. Default optimizer: SGD,
+    batch: "image" (batch, image, image, 3) float32, "label" (batch, image, image) int32. Default
+      optimizer: SGD,
     learning rate 7e-3, momentum 0.9.
     """
     config = configured(config or DeepLabConfig(), fields, depth=depth)
@@ -236,10 +248,13 @@ def decoder_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Next-token prediction over sequences of `tokens`; `layers` and `width`, where given, override the config's.
+    """Next-token prediction over sequences of `tokens`; `layers` and `width`, where given, override
+    the config's.
 
-    batch: "tokens" and "targets", both (batch, tokens) int32, the second being the first moved on by one. Default
-    optimizer: AdamW, learning rate 3e-4. Raises ValueError for more tokens than the config's context.
+    batch: "tokens" and "targets", both (batch, tokens) int32, the second being the first moved on
+      by one. Default
+    optimizer: AdamW, learning rate 3e-4. Raises ValueError for more tokens than the config's
+      context.
     """
     config = configured(config or DecoderConfig(), fields, layers=layers, width=width)
     model, optimizer = Decoder(config), optimizer or optax.adamw(3e-4)
@@ -253,7 +268,9 @@ def decoder_step(
         text = jax.random.randint(key, (batch, tokens + 1), 0, config.vocab)
         return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
-    return build(model, make_step(loss, optimizer), optimizer, sample, concrete, seed, inputs="tokens")
+    return build(
+        model, make_step(loss, optimizer), optimizer, sample, concrete, seed, inputs="tokens"
+    )
 
 
 def _unet_step(
@@ -296,7 +313,9 @@ def _nnunet_sgd() -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(12.0), optax.add_decayed_weights(3e-5), descend)
 
 
-def _dropout_step(model: Any, measure: Measure, optimizer: optax.GradientTransformation, seed: int) -> Step:
+def _dropout_step(
+    model: Any, measure: Measure, optimizer: optax.GradientTransformation, seed: int
+) -> Step:
     return make_random_step(partial(training_loss, model, measure), optimizer, seed)
 
 

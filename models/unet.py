@@ -1,8 +1,9 @@
 """U-Net of any spatial rank: the core that `models.unet2d` and `models.unet3d` share.
 
-Ronneberger et al., "U-Net" (MICCAI 2015); Cicek et al., "3D U-Net" (MICCAI 2016), whose skips are concatenated with the
-upsampled features. Instance normalization after Ulyanov et al. (2016), as in nnU-Net (Isensee et al., 2021). Unlike the
-original, convolutions are padded, so that the labels have the size of the image.
+Ronneberger et al., "U-Net" (MICCAI 2015); Cicek et al., "3D U-Net" (MICCAI 2016), whose skips are
+concatenated with the upsampled features. Instance normalization after Ulyanov et al. (2016), as in
+nnU-Net (Isensee et al., 2021). Unlike the original, convolutions are padded, so that the labels
+have the size of the image.
 """
 
 from collections.abc import Sequence
@@ -21,11 +22,13 @@ Upsampling = Literal["nearest", "transpose"]
 class UNetConfig:
     """Architecture of a U-Net.
 
-    Level `i` (0 is full resolution) works at `size / 2**i` with `filters * 2**i` channels, in two 3-convolutions on the
-    way down and two on the way up. With the defaults the last decoder level concatenates 64 upsampled and 32 skipped
-    channels at full resolution. "nearest" upsampling keeps the channels; "transpose" halves them.
+    Level `i` (0 is full resolution) works at `size / 2**i` with `filters * 2**i` channels, in two
+    3-convolutions on the way down and two on the way up. With the defaults the last decoder level
+    concatenates 64 upsampled and 32 skipped channels at full resolution. "nearest" upsampling keeps
+    the channels; "transpose" halves them.
 
-    `dtype` is that of activations; parameters are float32. `remat` puts `jax.checkpoint` around each pair of
+    `dtype` is that of activations; parameters are float32. `remat` puts `jax.checkpoint` around
+    each pair of
     convolutions: its input is kept, the rest computed again for the gradient.
     """
 
@@ -39,17 +42,23 @@ class UNetConfig:
     remat: bool = False
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raise ValueError unless every side in `size` (pixels or voxels) can be halved `levels - 1` times."""
+        """Raise ValueError unless every side in `size` (pixels or voxels) can be halved `levels -
+        1` times.
+        """
         factor = 2 ** (self.levels - 1)
         if any(extent < factor or extent % factor for extent in size):
             raise ValueError(
-                f"U-Net with {self.levels} levels halves the image {self.levels - 1} times, so every side must be "
-                f"divisible by {factor}; got {tuple(size)}. Pad or crop the image, or use fewer levels."
+                f"U-Net with {self.levels} levels halves the image {self.levels - 1} times, so "
+                "every side must be "
+                f"divisible by {factor}; got {tuple(size)}. Pad or crop the image, or use fewer "
+                "levels."
             )
 
 
 class InstanceNorm(nn.Module):
-    """Normalize each sample and channel over the spatial axes, then scale and shift; statistics in float32."""
+    """Normalize each sample and channel over the spatial axes, then scale and shift; statistics in
+    float32.
+    """
 
     epsilon: float = 1e-5
 
@@ -69,11 +78,14 @@ class InstanceNorm(nn.Module):
 def upsample_nearest(x: jax.Array) -> jax.Array:
     """Double every spatial axis of (batch, *spatial, channels) by repetition.
 
-    A broadcast and a reshape: the gradient is then a sum, where that of a gather would be a scatter.
+    A broadcast and a reshape: the gradient is then a sum, where that of a gather would be a
+      scatter.
     """
     batch, *spatial, channels = x.shape
     thin = x.reshape(batch, *(extent for side in spatial for extent in (side, 1)), channels)
-    wide = jnp.broadcast_to(thin, (batch, *(extent for side in spatial for extent in (side, 2)), channels))
+    wide = jnp.broadcast_to(
+        thin, (batch, *(extent for side in spatial for extent in (side, 2)), channels)
+    )
     return wide.reshape(batch, *(2 * side for side in spatial), channels)
 
 
@@ -90,7 +102,9 @@ class ConvBlock(nn.Module):
         norm = self.config.norm
         for _ in range(2):
             # A norm subtracts the mean, and with it any bias.
-            x = nn.Conv(self.filters, (3,) * self.rank, use_bias=norm is None, dtype=self.config.dtype)(x)
+            x = nn.Conv(
+                self.filters, (3,) * self.rank, use_bias=norm is None, dtype=self.config.dtype
+            )(x)
             x = nn.relu(self._normalize(x))
         return x
 
@@ -137,13 +151,18 @@ class UNet(nn.Module):
             case "transpose":
                 window = (2,) * self.rank
                 width = self.config.filters * 2**level
-                return nn.ConvTranspose(width, window, window, dtype=self.config.dtype, name=f"widen_{level}")(x)
-        raise ValueError(f"Unknown upsampling {self.config.upsampling!r}; use 'nearest' or 'transpose'.")
+                return nn.ConvTranspose(
+                    width, window, window, dtype=self.config.dtype, name=f"widen_{level}"
+                )(x)
+        raise ValueError(
+            f"Unknown upsampling {self.config.upsampling!r}; use 'nearest' or 'transpose'."
+        )
 
     def _check(self, image: jax.Array) -> None:
         if image.ndim != self.rank + 2 or image.shape[-1] != self.config.in_channels:
             raise ValueError(
-                f"Expected an image of shape (batch, {self.rank} spatial axes, {self.config.in_channels} channels), "
+                f"Expected an image of shape (batch, {self.rank} spatial axes, "
+                f"{self.config.in_channels} channels), "
                 f"channels last; got {image.shape}."
             )
         self.config.check_size(image.shape[1:-1])

@@ -98,3 +98,14 @@ def test_every_judge_has_a_caller() -> None:
     trust = (ROOT / "docs" / "architecture.md").read_text().partition("## Trust")[2].partition("\n## ")[0]
     trusted = set(re.findall(r"`verify\.(\w+)`", trust))
     assert trusted and trusted <= called
+
+
+def test_lines_have_at_most_a_hundred_columns() -> None:
+    files = (path for room in ("memplan", "models") for path in (ROOT / room).rglob("*.py"))
+    long = [
+        f"{path}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 100
+    ]
+    assert long == []

@@ -213,7 +213,8 @@ class Callback:
         if packed is not None and packed.device_bytes > budget:
             packed = None
         warnings.warn(
-            f"XLA compiled this step to different kernels than when its plan was made ({_changed(plan, module)}); "
+            "XLA compiled this step to different kernels than when its plan was made "
+            f"({_changed(plan, module)}); "
             f"{'the plan is used anyway' if packed else 'the step is planned again'}.",
             stacklevel=2,
         )
@@ -273,7 +274,9 @@ class _Candidate:
 
 
 def _best(candidates: Sequence[_Candidate], budget: int) -> _Candidate:
-    return min(candidates, key=lambda candidate: _rank(candidate.module, candidate.device_bytes, budget))
+    return min(
+        candidates, key=lambda candidate: _rank(candidate.module, candidate.device_bytes, budget)
+    )
 
 
 def _seconds_then_bytes(module: ScheduledModule) -> tuple[float, int]:
@@ -294,7 +297,9 @@ def _pack(plan: Plan, plain: ScheduledModule, is_saved: bool = False) -> _Packed
     base = plain.rewrite(plan.rewritten_for_nbytes, plan.extra_outputs)
     schedule = plan.schedule(base.problem)
     if is_saved and (reason := fault(base.problem, schedule)):
-        raise PlanMismatchError(f"the plan does not compute this program: {reason}. It was edited; plan again.")
+        raise PlanMismatchError(
+            f"the plan does not compute this program: {reason}. It was edited; plan again."
+        )
     return _PackedPlan(plain, plan, base, schedule, pack(base.problem, schedule))
 
 

@@ -56,7 +56,8 @@ class Compiler:
 
         Args:
           profile: see `profile`.
-          hides_latency: XLA's scheduler starts copies long before their readers, and uses more memory.
+          hides_latency: XLA's scheduler starts copies long before their readers, and uses more
+            memory.
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
 
         Raises:
@@ -67,17 +68,25 @@ class Compiler:
         callback = self._callback(program, headroom)
         name = f"{self.key}_{next(self.numbers)}" if self.key else ""
         executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
-        if not callback.was_called:  # jax has the executable of an earlier start, whose plan is lost
+        if (
+            not callback.was_called
+        ):  # jax has the executable of an earlier start, whose plan is lost
             executable, gathers = self._compile(program, callback, profile, hides_latency)
             name = ""
         return self._outcome(program, executable, callback, hides_latency, gathers, name)
 
     def restore(self, program: Program, kept: Kept) -> Outcome | Restored:
-        """The executable of an earlier start; if jax has dropped it, compiled again by the saved plan."""
+        """The executable of an earlier start; if jax has dropped it, compiled again by the saved
+        plan.
+        """
         callback = self._callback(program, Headroom())
-        executable, gathers = self._compile(program, callback, None, kept.hides_latency, name=kept.name)
+        executable, gathers = self._compile(
+            program, callback, None, kept.hides_latency, name=kept.name
+        )
         if callback.was_called:
-            return self._outcome(program, executable, callback, kept.hides_latency, gathers, kept.name)
+            return self._outcome(
+                program, executable, callback, kept.hides_latency, gathers, kept.name
+            )
         return Restored(program, self.target, executable, self.follow, kept.report)
 
     def _callback(self, program: Program, headroom: Headroom) -> Callback:
@@ -152,7 +161,9 @@ class Compiler:
         if program.machine is None:
             return compile_program(program, self.target, flags, profile, rewrite, name=name), ()
         expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
-        shaping = Shaping(program.machine, self.target.backend, self.between_hosts, expected_sizes, runs)
+        shaping = Shaping(
+            program.machine, self.target.backend, self.between_hosts, expected_sizes, runs
+        )
         executable = _compile_shaped(program, self.target, shaping, flags, profile, rewrite)
         return executable, shaping.gathers
 
@@ -192,7 +203,9 @@ def compile_program(
     shape: Rewrite | None = None,
     name: str = "",
 ) -> Executable:
-    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See `Target.compile`."""
+    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See
+    `Target.compile`.
+    """
     return target.compile(lowerable(program, target.backend), flags, profile, rewrite, shape, name)
 
 

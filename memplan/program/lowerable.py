@@ -61,7 +61,9 @@ def lowerable(program: Program, backend: Backend) -> Lowerable:
         args = leaves
         kwargs = {}
         options = _options_of_leaves(program)
-    on_host, returned = (program.on_host, program.returned_to_host) if backend.has_own_memory else ((), ())
+    on_host, returned = (
+        (program.on_host, program.returned_to_host) if backend.has_own_memory else ((), ())
+    )
     return Lowerable(step, args, kwargs, options, on_host, returned, program.machine)
 
 

@@ -365,7 +365,11 @@ def _slabs(report: Report) -> str:
 def _beyond_cudnn(report: Report) -> str:
     if not report.huge_arrays:
         return ""
-    arrays = "1 array of it has" if report.huge_arrays == 1 else f"{report.huge_arrays} arrays of it have"
+    arrays = (
+        "1 array of it has"
+        if report.huge_arrays == 1
+        else f"{report.huge_arrays} arrays of it have"
+    )
     return f"; {arrays} 2^31 elements or more, which cuDNN does not take"
 
 

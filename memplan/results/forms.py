@@ -63,7 +63,9 @@ def _transforms(outcome: Outcome) -> Iterator[str]:
     plan = outcome.plan
     if plan is not None:
         yield ""
-        yield from (f"residuals of loop {number}: {kept}" for number, kept in enumerate(plan.loops) if kept)
+        yield from (
+            f"residuals of loop {number}: {kept}" for number, kept in enumerate(plan.loops) if kept
+        )
         yield from (f"slabs: {slabs}" for slabs in plan.slabs)
         if plan.on_host:
             yield f"on the host: inputs {', '.join(map(str, plan.on_host))}"
@@ -77,7 +79,10 @@ def _kernels(scheduled: ScheduledModule) -> Iterator[str]:
 
     def sizes(numbers: Sequence[int]) -> str:
         buffers = [problem.buffers[number] for number in numbers]
-        return ", ".join(f"{buffer.name} {format_bytes(buffer.nbytes)}" for buffer in buffers) or "nothing"
+        return (
+            ", ".join(f"{buffer.name} {format_bytes(buffer.nbytes)}" for buffer in buffers)
+            or "nothing"
+        )
 
     for number, kernel in enumerate(problem.kernels):
         indent = "  " * (1 + len(list(problem.blocks_around(number))))
@@ -88,7 +93,9 @@ def _kernels(scheduled: ScheduledModule) -> Iterator[str]:
 
 
 def _liveness(outcome: Outcome) -> Iterator[str]:
-    """Bytes of live temporaries at each action, unplanned and planned, and what is live at the peak."""
+    """Bytes of live temporaries at each action, unplanned and planned, and what is live at the
+    peak.
+    """
     planned = outcome.planned
     plain = planned.plain.problem
     yield from _live("as XLA scheduled the step", plain, runs(range(len(plain.kernels))))
@@ -148,10 +155,11 @@ def _verdict(outcome: Outcome) -> Iterator[str]:
     if planned.written is None and not outcome.program.transforms:
         yield "XLA compiled the step unmodified."
     if planned.written is not None:
-        yield "Each instruction of the written module computes an expression of the module that XLA scheduled,"
+        yield "Each instruction of the written module computes an expression of XLA's own module,"
         yield "and nothing reads what was overwritten (memplan/verify/same_module.py)."
     if outcome.program.transforms:
-        yield 'The equations were changed before XLA: verify="numbers" compares results (memplan/verify/numbers.py).'
+        yield 'The equations were changed before XLA; verify="numbers" compares the results'
+        yield "(memplan/verify/numbers.py)."
     for rejected in outcome.rejected:
         yield (
             f"not chosen: {rejected.method}, {format_bytes(rejected.device_bytes)}, "

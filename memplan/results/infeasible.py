@@ -151,7 +151,10 @@ def _advice(outcome: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]
     resident = outcome.planned.plain.resident_bytes - constant_bytes
     if 2 * resident > limits.device_bytes:
         if _may_donate_more(outcome.program):
-            yield ("donate_argnums for the state that the step replaces: the new value then reuses the old buffer")
+            yield (
+                "donate_argnums for the state that the step replaces: the new value then reuses "
+                "the old buffer"
+            )
         if not outcome.program.on_host and outcome.target.backend.has_own_memory:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
     if outcome.program.pins:
@@ -251,7 +254,9 @@ def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError 
     lost = sum(leaf.is_deleted() for leaf in donated)
     arguments = "its arguments are unchanged"
     if lost:
-        arguments = f"{lost} of its {len(donated)} donated arguments are lost: continue from a checkpoint"
+        arguments = (
+            f"{lost} of its {len(donated)} donated arguments are lost: continue from a checkpoint"
+        )
     if _PINNED_POOL in text:
         limit = local.pools().host_limit_bytes
         gib = 1 + max(limit, needed or 0) // 2**30
@@ -268,7 +273,8 @@ def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError 
         state = _state_of(pool)
     advice = "\n  ".join(_advice_on_pools())
     return OutOfMemoryError(
-        f"the step failed: XLA could not allocate {memory} on the device, and {state}; {arguments}. Try:\n  {advice}",
+        f"the step failed: XLA could not allocate {memory} on the device, and {state}; "
+        f"{arguments}. Try:\n  {advice}",
         needed_bytes=needed,
         free_bytes=pool.block_bytes if pool else None,
     )
@@ -284,7 +290,8 @@ def _state_of(pool: local.Room) -> str:
 def _advice_on_pools() -> Iterator[str]:
     yield "free arrays that the step does not need: drop references, or call array.delete()"
     yield (
-        "put the state and the batch on the device before anything else: an array between free parts keeps them apart"
+        "put the state and the batch on the device before anything else: an array between free "
+        "parts keeps them apart"
     )
     if not local.pools().preallocates:
         yield (

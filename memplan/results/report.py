@@ -170,7 +170,10 @@ def _mesh(outcome: Outcome) -> Mesh | None:
     return Mesh(
         axes=tuple(sizes.items()),
         topology=machine.topology.name,
-        links=tuple(Link(axis.name, axis.size, axis.bandwidth, axis.shared) for axis in machine.topology.axes),
+        links=tuple(
+            Link(axis.name, axis.size, axis.bandwidth, axis.shared)
+            for axis in machine.topology.axes
+        ),
         collectives=tuple(sorted(rows, key=lambda row: -row.seconds)),
         collective_s=replay.collective_s,
         hidden_s=replay.hidden_collective_s,
@@ -192,13 +195,23 @@ def versions() -> tuple[tuple[str, str], ...]:
 def _candidates(outcome: Outcome) -> Iterator[CandidateRow]:
     plain = outcome.unmodified
     if outcome.plan is not None and plain is not None:
-        verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
+        verdict = (
+            "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
+        )
         yield CandidateRow("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
     for candidate in outcome.rejected:
         verdict = "slower" if candidate.fits else "does not fit"
-        yield CandidateRow(candidate.method, candidate.device_bytes, candidate.host_bytes, candidate.step_s, verdict)
+        yield CandidateRow(
+            candidate.method,
+            candidate.device_bytes,
+            candidate.host_bytes,
+            candidate.step_s,
+            verdict,
+        )
     verdict = "chosen" if outcome.fits else "does not fit"
-    yield CandidateRow(outcome.method, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
+    yield CandidateRow(
+        outcome.method, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict
+    )
 
 
 def _pinned(outcome: Outcome) -> Iterator[Pinned]:
@@ -294,7 +307,9 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
     if unmodified is None or outcome.program.machine is not None:
         return {}
     figures = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
-    if not target.backend.rematerializes or unmodified.device_bytes <= _xla_limit(target, unmodified):
+    if not target.backend.rematerializes or unmodified.device_bytes <= _xla_limit(
+        target, unmodified
+    ):
         return figures
     try:
         with without_messages(*_REMATERIALIZES):
@@ -312,7 +327,9 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
 
 def _rematerialized(compiled: Module, handed: Module) -> int:
     """Instructions that XLA's rematerialization added; another pass uses similar names."""
-    return sum(".remat" in name for name in compiled.instructions if name not in handed.instructions)
+    return sum(
+        ".remat" in name for name in compiled.instructions if name not in handed.instructions
+    )
 
 
 def _huge_arrays(unmodified: ScheduledModule) -> int:
@@ -350,7 +367,9 @@ def pooled(outcome: Outcome, pools: local.Pools) -> Pooled:
     memory = outcome.executable.memory
     inputs = outcome.program.input_nbytes
     host_inputs = [inputs[position] for position in sorted(outcome.program.on_host)]
-    device_inputs = [nbytes for position, nbytes in enumerate(inputs) if position not in outcome.program.on_host]
+    device_inputs = [
+        nbytes for position, nbytes in enumerate(inputs) if position not in outcome.program.on_host
+    ]
     # The driver allocates constants outside of the pool (`GpuExecutable::ResolveConstantGlobals`).
     in_pool = memory.resident_bytes - memory.constant_bytes
     on_device = [*device_inputs, max(0, in_pool - sum(device_inputs)), memory.temp_bytes]

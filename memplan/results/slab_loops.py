@@ -26,7 +26,11 @@ def slab_loops(
     records = outcome.program.in_slabs
     loop_of_scope = {origins.scope(name).rpartition("/")[2]: name for name in transfers_of_loops}
     arrays = _Arrays(outcome.program)
-    numbered = ((record, number, loop) for record in records for number, loop in enumerate(record.loops, record.first))
+    numbered = (
+        (record, number, loop)
+        for record in records
+        for number, loop in enumerate(record.loops, record.first)
+    )
     for record, number, loop in numbered:
         graph = record.graph.graph
         name = loop_of_scope.get(record.scope(number), "")

@@ -42,7 +42,9 @@ def compare(
             yield Row(_UNTOUCHED, plain.device_bytes, 0, plain.replay.step_s, fits)
         yield _memplan_row(outcome)
 
-    return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
+    return Comparison(
+        tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions()
+    )
 
 
 def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:

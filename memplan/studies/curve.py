@@ -53,7 +53,9 @@ def curve(
             outcome = plan(budget)
             yield _point(MEMPLAN, budget, outcome, outcome.fits)
             if target.backend.rematerializes:
-                yield _baseline_point(XLA, budget, partial(baselines.xla, plain.resident_bytes, budget))
+                yield _baseline_point(
+                    XLA, budget, partial(baselines.xla, plain.resident_bytes, budget)
+                )
             yield Point(BOUND, budget, budget, 0, outcome.planned.bound_s)
 
     return Curve(
@@ -78,7 +80,10 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
     """
     if not isinstance(shares, int):
         if not shares or not all(0 < share <= 1 for share in shares):
-            raise BudgetError(f"shares of the plain step's peak must be above 0 and at most 1, not {list(shares)}.")
+            raise BudgetError(
+                "shares of the plain step's peak must be above 0 and at most 1, not "
+                f"{list(shares)}."
+            )
         return sorted(int(share * plain) for share in shares)
     low = min(int(_SMALLEST * floor), plain)
     return [low + (plain - low) * number // shares for number in range(shares)]
@@ -108,7 +113,9 @@ def _monotone(points: Sequence[Point]) -> Iterator[Point]:
     envelope: list[Point] = []
     for point in reversed(points):
         better = best.get(point.way)
-        slower = point.step_s is None or (better is not None and (better.step_s or 0.0) < point.step_s)
+        slower = point.step_s is None or (
+            better is not None and (better.step_s or 0.0) < point.step_s
+        )
         if better and point.budget_bytes and slower:
             nbytes = point.device_bytes if point.way == BOUND else better.device_bytes
             point = replace(better, budget_bytes=point.budget_bytes, device_bytes=nbytes, note="")

@@ -90,7 +90,9 @@ class _Case:
     @functools.cached_property
     def plain(self) -> Outcome:
         """The unchanged step, without the request's pins and host state."""
-        program = pipeline.traced(self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare)
+        program = pipeline.traced(
+            self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare
+        )
         return self.compiled("the step as it is", program)
 
     @property
@@ -128,11 +130,15 @@ class _Case:
         stage = f"compiling {change}"
         self.notify(stage, None)
         with warnings.catch_warnings(action="ignore"):
-            outcome = pipeline.unplanned(program, self._bare, lambda _, share: self.notify(stage, share))
+            outcome = pipeline.unplanned(
+                program, self._bare, lambda _, share: self.notify(stage, share)
+            )
         self.compilations += outcome.compilations
         return outcome
 
-    def planned(self, change: str, donated: tuple[int, ...] = (), on_host: tuple[int, ...] = ()) -> Outcome:
+    def planned(
+        self, change: str, donated: tuple[int, ...] = (), on_host: tuple[int, ...] = ()
+    ) -> Outcome:
         """The step within the budget, with more arguments donated and more state on the host."""
         request = replace(self.request, host_state=(*self.request.host_state, *on_host))
         options = {"donate_argnums": (*self.donated, *donated)}
@@ -247,7 +253,9 @@ def _state_on_host(case: _Case) -> Iterator[Finding]:
     program = case.plain.program
     state = set(replaced_inputs(program).values())
     for argument in arguments_of(program):
-        if argument.number in case.request.host_state or not state & large_leaves(program, [argument.number]):
+        if argument.number in case.request.host_state or not state & large_leaves(
+            program, [argument.number]
+        ):
             continue
         plain = case.with_donated(argument.number)
         donated = () if argument.number in case.donated else (argument.number,)
@@ -256,7 +264,10 @@ def _state_on_host(case: _Case) -> Iterator[Finding]:
         except UnsupportedProgramError:  # by XLA or by the transform
             continue
         with_plan = ", with a plan" if outcome.planned.plan is not None else ""
-        advice = f"keep the state in {argument.name} in host memory, host_state={argument.number}{with_plan}"
+        advice = (
+            f"keep the state in {argument.name} in host memory, "
+            f"host_state={argument.number}{with_plan}"
+        )
         finding = case.finding("host state", advice, outcome, plain, position=argument.number)
         if case.is_large(finding):
             yield finding

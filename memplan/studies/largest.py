@@ -34,7 +34,11 @@ def frontier(
       InfeasibleBudgetError: the smallest size does not fit.
       SizeError: there is no size, or the step is already planned.
     """
-    if not all(isinstance(bound, Integral) for bound in (low, high, step)) or step < 1 or low > high:
+    if (
+        not all(isinstance(bound, Integral) for bound in (low, high, step))
+        or step < 1
+        or low > high
+    ):
         raise SizeError(
             f"{name} from {low} to {high} in steps of {step} is not a range of sizes. low, high "
             "and step must be integers, low at most high, step at least 1. For two sizes, search "
@@ -82,7 +86,9 @@ def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
     return below
 
 
-def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify) -> Outcome:
+def _compiled(
+    make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify
+) -> Outcome:
     """Compile the step of this size within the budget, or else with the fewest bytes."""
     try:
         step, args = make(size)
@@ -91,7 +97,8 @@ def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Re
         raise
     if hasattr(step, "plan"):
         raise SizeError(
-            "the step is already planned by memplan.jit; return the plain step, which largest plans itself."
+            "the step is already planned by memplan.jit; return the plain step, which largest "
+            "plans itself."
         )
     if donate is None:
         donate = (0,) if len(args) > 1 else ()

@@ -28,7 +28,8 @@ class Names:
 class Edit:
     """Changes a module: the one way to do so.
 
-    Instructions and computations are values: an edit replaces computations by others (`Computation.with_ops`) and adds
+    Instructions and computations are values: an edit replaces computations by others
+      (`Computation.with_ops`) and adds
     new ones (`Computation.fused`, `clone`); what it does not touch stays the same object.
     """
 
@@ -38,7 +39,9 @@ class Edit:
         self._new: dict[str, list[Computation]] = {}  # by the computation that they stand before
 
     def fresh(self, name: str, mark: str, number: int = 1) -> str:
-        """A new name: the old one, a mark and the first number from this one on that is not taken."""
+        """A new name: the old one, a mark and the first number from this one on that is not
+        taken.
+        """
         return self._names.fresh(name, mark, number)
 
     def __getitem__(self, name: str) -> Computation:
@@ -46,12 +49,15 @@ class Edit:
         return self._changed.get(name) or self._module[name]
 
     def replace(self, body: Computation, new: Iterable[Computation] = ()) -> None:
-        """Put another computation in the place of the one with its name, and new ones that it calls before it."""
+        """Put another computation in the place of the one with its name, and new ones that it calls
+        before it.
+        """
         self._changed[body.name] = body
         self._new.setdefault(body.name, []).extend(new)
 
     def clone(self, name: str, mark: str, number: int = 1) -> list[Computation]:
-        """Copies of a computation and of those that it calls, as the module has them; callees first, its own last.
+        """Copies of a computation and of those that it calls, as the module has them; callees
+        first, its own last.
 
         Args:
           mark, number: of the new names, see `fresh`.
@@ -76,7 +82,9 @@ class Edit:
         return self._module.with_computations(computations)
 
 
-def fused_computation(name: str, parameters: Sequence[tuple[str, Shape]], ops: Iterable[Instruction]) -> Computation:
+def fused_computation(
+    name: str, parameters: Sequence[tuple[str, Shape]], ops: Iterable[Instruction]
+) -> Computation:
     """A new computation for a fusion.
 
     Args:
@@ -167,7 +175,9 @@ def tuple_element(name: str, shape: Shape, operand: str, index: int) -> Instruct
     return instruction(name, "get-tuple-element", shape, (operand,), index=index)
 
 
-def tuple_of(name: str, shapes: Sequence[Shape], operands: Sequence[str], root: bool = False) -> Instruction:
+def tuple_of(
+    name: str, shapes: Sequence[Shape], operands: Sequence[str], root: bool = False
+) -> Instruction:
     return instruction(name, "tuple", tuple(shapes), operands, root=root)
 
 

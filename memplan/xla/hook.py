@@ -1,7 +1,10 @@
-"""XLA calls back before and after scheduling; a caller that registered a module by name may replace it.
+"""XLA calls back before and after scheduling; a caller that registered a module by name may replace
+it.
 
-The hook belongs to the platform and sees every compilation of the process; of other modules it reads only the name. It
-raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check` raises.
+The hook belongs to the platform and sees every compilation of the process; of other modules it
+reads only the name. It
+raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check`
+  raises.
 """
 
 from __future__ import annotations
@@ -39,8 +42,11 @@ class Interception:
 
 
 @contextmanager
-def intercept(name: str, rewrite: Rewrite, platform: str, shape: Rewrite | None = None) -> Iterator[Interception]:
-    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu" or "cuda".
+def intercept(
+    name: str, rewrite: Rewrite, platform: str, shape: Rewrite | None = None
+) -> Iterator[Interception]:
+    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu"
+    or "cuda".
 
     Args:
       shape: receives it before, when XLA has partitioned but not scheduled it.

@@ -24,15 +24,26 @@ from memplan.xla.replica_groups import replica_groups
 from memplan.xla.schema import InstructionMessage, ModuleMessage, UnreadableModuleError, unreadable
 from memplan.xla.shapes import Array, Shape, leaves, shape_of
 
-BLOCKS = frozenset({"call", "conditional", "while"})  # what they call runs kernel by kernel, as the entry does
+BLOCKS = frozenset(
+    {"call", "conditional", "while"}
+)  # what they call runs kernel by kernel, as the entry does
 LARGE_NBYTES = 1 << 16  # of a constant: the device holds it beside what `memory_analysis()` counts
 
-_FACTS = (  # fields of an instruction's message that are facts of their own, or say where it is or comes from
-    "name", "shape", "metadata", "fusion_kind", "channel_id", "id", "operand_ids", "control_predecessor_ids",
-    "called_computation_ids", "sharding", "backend_config", "frontend_attributes",
+# Fields of an instruction's message that are facts of their own, or say where it is or comes from.
+_FACTS = (
+    "name", "shape", "metadata", "fusion_kind", "channel_id", "id", "operand_ids",
+    "control_predecessor_ids", "called_computation_ids", "sharding", "backend_config",
+    "frontend_attributes",
 )  # fmt: skip
 # Fields of a module's message that are not its options.
-_NO_OPTIONS = ("name", "computations", "schedule", "stack_frame_index", "entry_computation_id", "id")
+_NO_OPTIONS = (
+    "name",
+    "computations",
+    "schedule",
+    "stack_frame_index",
+    "entry_computation_id",
+    "id",
+)
 # Options that differ from call to call of one step: where jax left the sharding of arguments and
 # results to XLA, on which devices it runs, and how XLA's passes came to it.
 _OF_THE_CALL = (
@@ -92,10 +103,16 @@ class Instruction:
     shape: Shape  # of the result
     operands: tuple[str, ...]  # names, in order
     called: tuple[str, ...]  # names of the computations that it calls; a loop's condition first
-    predecessors: tuple[str, ...]  # names of instructions that must run before it although it does not read them
+    predecessors: tuple[
+        str, ...
+    ]  # names of instructions that must run before it although it does not read them
     root: bool
-    message: Any = field(repr=False, compare=False)  # of the instruction itself, or of what an asynchronous start wraps
-    start: Any = field(default=None, repr=False, compare=False)  # of the asynchronous start, where it wraps another
+    message: Any = field(
+        repr=False, compare=False
+    )  # of the instruction itself, or of what an asynchronous start wraps
+    start: Any = field(
+        default=None, repr=False, compare=False
+    )  # of the asynchronous start, where it wraps another
 
     def changed(self, **changes: Unpack[Changes]) -> Instruction:
         """A copy that states something else; itself if that changes nothing."""
@@ -118,7 +135,9 @@ class Instruction:
         return self if is_same else changed
 
     def _changed_messages(self, changes: Changes) -> tuple[Any, Any]:
-        """The messages of the instruction and of its asynchronous start; the same where nothing changes."""
+        """The messages of the instruction and of its asynchronous start; the same where nothing
+        changes.
+        """
         message, start = self.message, self.start
         fields = {field: changes.get(name) for name, field in _FIELDS.items()}
         fields = {field: value for field, value in fields.items() if value is not None}
@@ -164,7 +183,9 @@ class Instruction:
 
     @property
     def to_apply(self) -> str:
-        """The computation that combines two elements, of a reduction, a scatter or a sum over devices."""
+        """The computation that combines two elements, of a reduction, a scatter or a sum over
+        devices.
+        """
         return self.called[-1]
 
     @property
@@ -178,7 +199,9 @@ class Instruction:
 
     @property
     def kind(self) -> str:
-        """The kind of a fusion, which names its emitter: kLoop, kInput, kCustom; "" of other instructions."""
+        """The kind of a fusion, which names its emitter: kLoop, kInput, kCustom; "" of other
+        instructions.
+        """
         return self.message.fusion_kind
 
     @property
@@ -227,7 +250,9 @@ class Instruction:
 
     @cached_property
     def aliased_outputs(self) -> tuple[tuple[tuple[int, ...], int], ...]:
-        """(index of a part of the result, position of an operand) pairs that the instruction says are one buffer."""
+        """(index of a part of the result, position of an operand) pairs that the instruction says
+        are one buffer.
+        """
         pairs = self._pair.output_operand_aliasing or self.message.output_operand_aliasing
         return tuple((tuple(pair.output_shape_index), pair.operand_index) for pair in pairs)
 
@@ -238,7 +263,9 @@ class Instruction:
 
     @property
     def op_name(self) -> str:
-        """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA lost it."""
+        """jax's name stack and primitive, as `jit(step)/transpose(jvp(UNet))/conv/mul`; "" if XLA
+        lost it.
+        """
         return self.metadata.op_name
 
     @property
@@ -259,7 +286,9 @@ class Instruction:
     @property
     def slices(self) -> tuple[tuple[int, int, int], ...]:
         """(start, limit, stride) of a slice along each dimension."""
-        return tuple((side.start, side.limit, side.stride) for side in self.message.slice_dimensions)
+        return tuple(
+            (side.start, side.limit, side.stride) for side in self.message.slice_dimensions
+        )
 
     @property
     def slice_sizes(self) -> tuple[int, ...]:
@@ -270,11 +299,15 @@ class Instruction:
     def padding(self) -> tuple[tuple[int, int, int], ...]:
         """(low, high, interior) of a pad along each dimension."""
         sides = self.message.padding_config.dimensions
-        return tuple((side.edge_padding_low, side.edge_padding_high, side.interior_padding) for side in sides)
+        return tuple(
+            (side.edge_padding_low, side.edge_padding_high, side.interior_padding) for side in sides
+        )
 
     @cached_property
     def contracted(self) -> tuple[int, ...]:
-        """Dimensions of the left operand that a matrix product sums over; a library's product says so, too."""
+        """Dimensions of the left operand that a matrix product sums over; a library's product says
+        so, too.
+        """
         if self.message.HasField("dot_dimension_numbers"):
             return tuple(self.message.dot_dimension_numbers.lhs_contracting_dimensions)
         product = self._config.get("gemm_backend_config", self._config)
@@ -283,12 +316,20 @@ class Instruction:
 
     @cached_property
     def filter_labels(self) -> str:
-        """Of a convolution: for each dimension of the filter `i`, `o` or the number of a spatial dimension."""
+        """Of a convolution: for each dimension of the filter `i`, `o` or the number of a spatial
+        dimension.
+        """
         if not self.message.HasField("convolution_dimension_numbers"):
             return ""
         numbers = self.message.convolution_dimension_numbers
-        labels = {numbers.kernel_input_feature_dimension: "i", numbers.kernel_output_feature_dimension: "o"}
-        labels |= {dimension: str(number) for number, dimension in enumerate(numbers.kernel_spatial_dimensions)}
+        labels = {
+            numbers.kernel_input_feature_dimension: "i",
+            numbers.kernel_output_feature_dimension: "o",
+        }
+        labels |= {
+            dimension: str(number)
+            for number, dimension in enumerate(numbers.kernel_spatial_dimensions)
+        }
         return "".join(labels[dimension] for dimension in sorted(labels))
 
     @property
@@ -312,7 +353,9 @@ class Instruction:
 
     @property
     def counts_devices(self) -> bool:
-        """Are the numbers in a collective's groups those of devices, over replicas and partitions?"""
+        """Are the numbers in a collective's groups those of devices, over replicas and
+        partitions?
+        """
         return self.message.use_global_device_ids
 
     @property
@@ -339,7 +382,9 @@ class Instruction:
             case "s8" | "u8" | "s16" | "u16":
                 content, nbytes = getattr(literal, f"{dtype}s"), int(dtype[1:]) // 8
                 parts = (content[at : at + nbytes] for at in range(0, len(content), nbytes))
-                return tuple(int.from_bytes(part, "little", signed=dtype[0] == "s") for part in parts)
+                return tuple(
+                    int.from_bytes(part, "little", signed=dtype[0] == "s") for part in parts
+                )
         return None
 
     @cached_property
@@ -370,9 +415,12 @@ class Instruction:
     def statement(self) -> tuple[tuple[str, Hashable], ...]:
         """All that it says, as (field, value) pairs: equal where two instructions say the same.
 
-        Left out are its name, operands and shape, its source and control predecessors, the names of the computations
-        that it calls, and what may differ between equal instructions and is a fact of its own: `kind`, `channel`,
-        `backend_config` and `frontend_attributes`. The literal of a constant and a parameter's number are in it.
+        Left out are its name, operands and shape, its source and control predecessors, the names of
+        the computations
+        that it calls, and what may differ between equal instructions and is a fact of its own:
+          `kind`, `channel`,
+        `backend_config` and `frontend_attributes`. The literal of a constant and a parameter's
+        number are in it.
         """
         message = _copy_of(self.message)
         for name in _FACTS:
@@ -382,14 +430,21 @@ class Instruction:
 
 @dataclass(frozen=True)
 class Computation:
-    """Instructions in the order in which they run; before they are scheduled, each behind what it reads."""
+    """Instructions in the order in which they run; before they are scheduled, each behind what it
+    reads.
+    """
 
     name: str
     is_fused: bool  # is it what a fusion calls?
     message: Any = field(repr=False, compare=False)  # as it was read; None of a new one
-    names: Numbers | None = field(repr=False, compare=False)  # None where the instructions are not the message's
-    # by kind of the fusion that calls it, which result may be written over which parameter (`aliasing`)
-    alias_cache: dict[str, Sequence[tuple[int, int]]] = field(default_factory=dict, repr=False, compare=False)
+    names: Numbers | None = field(
+        repr=False, compare=False
+    )  # None where the instructions are not the message's
+    # by kind of the fusion that calls it, which result may be written over which parameter
+    # (`aliasing`)
+    alias_cache: dict[str, Sequence[tuple[int, int]]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     @cached_property
     def ops(self) -> Mapping[str, Instruction]:
@@ -433,8 +488,8 @@ class Computation:
     def large_constants(self) -> tuple[Instruction, ...]:
         """Its constants of at least `LARGE_NBYTES`, in order.
 
-        The device holds them beside what `memory_analysis()` counts, one for each instruction: XLA:GPU makes them
-        globals of the code that it loads. It does not count smaller ones.
+        The device holds them beside what `memory_analysis()` counts, one for each instruction:
+        XLA:GPU makes them globals of the code that it loads. It does not count smaller ones.
         """
         constants = (op for op in self.ops.values() if op.opcode == "constant")
         return tuple(op for op in constants if op.nbytes >= LARGE_NBYTES)
@@ -453,7 +508,9 @@ class Computation:
         return _with_ops(Computation(self.name, self.is_fused, self.message, None), ops)
 
     def cloned(self, name: str, called: Mapping[str, str]) -> Computation:
-        """A copy under another name, which calls other computations: those that it calls -> those instead."""
+        """A copy under another name, which calls other computations: those that it calls -> those
+        instead.
+        """
         ops = [op.changed(called=called) if op.called else op for op in self.ops.values()]
         return _with_ops(Computation(name, self.is_fused, None, None), ops)
 
@@ -489,13 +546,15 @@ class Module(Mapping[str, Computation]):
         module = Module(ModuleMessage.FromString(proto))
         if scheduled and not module.is_scheduled:
             raise UnreadableModuleError(
-                f"XLA has not scheduled the module {module.name}. Compile the step: jax.jit(step).lower(...).compile()."
+                f"XLA has not scheduled the module {module.name}. Compile the step: "
+                "jax.jit(step).lower(...).compile()."
             )
         for computation in module.message.computations:
             for op in computation.instructions:
                 if reason := unreadable(op, computation.id):
                     raise UnreadableModuleError(
-                        f"memplan does not understand the instruction {op.name} of {computation.name}: {reason}."
+                        f"memplan does not understand the instruction {op.name} of "
+                        f"{computation.name}: {reason}."
                     )
         return module
 
@@ -515,7 +574,9 @@ class Module(Mapping[str, Computation]):
             return self.given
         wrappers = self.numbers.wrappers
         return {
-            message.name: Computation(message.name, message.is_fusion_computation, message, self.numbers)
+            message.name: Computation(
+                message.name, message.is_fusion_computation, message, self.numbers
+            )
             for message in self.message.computations
             if message.id not in wrappers
         }
@@ -547,8 +608,8 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def options(self) -> tuple[tuple[str, Hashable], ...]:
-        """What the module says beside its name, computations and stack frames, such as donated arguments and layouts,
-        as (field, value) pairs. Whether it is scheduled is left out.
+        """What the module says beside its name, computations and stack frames, such as donated
+        arguments and layouts, as (field, value) pairs. Whether it is scheduled is left out.
         """
         return (("message", self._options),)
 
@@ -565,7 +626,8 @@ class Module(Mapping[str, Computation]):
         """Number of an output -> number of the donated argument that it is written over.
 
         Raises:
-          UnreadableModuleError: an argument or an output is a tuple of tuples, which jax never makes.
+          UnreadableModuleError: an argument or an output is a tuple of tuples, which jax never
+            makes.
         """
         aliases: dict[int, int] = {}
         for entry in self.message.input_output_alias.entries:
@@ -580,7 +642,11 @@ class Module(Mapping[str, Computation]):
         tables = self.message.stack_frame_index
         frames: dict[int, Frame] = {}
         for number, frame in enumerate(tables.stack_frames, 1):
-            location = tables.file_locations[frame.file_location_id - 1] if frame.file_location_id else None
+            location = (
+                tables.file_locations[frame.file_location_id - 1]
+                if frame.file_location_id
+                else None
+            )
             if location is None:
                 frames[number] = Frame("", 0, frame.parent_frame_id)
                 continue
@@ -590,7 +656,9 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def instructions(self) -> Mapping[str, Instruction]:
-        """Instructions of the entry and of the computations that it runs, by name; a fusion is one instruction."""
+        """Instructions of the entry and of the computations that it runs, by name; a fusion is one
+        instruction.
+        """
         return {op.name: op for op in self._run(self.entry)}
 
     def _run(self, body: Computation) -> Iterator[Instruction]:
@@ -608,7 +676,9 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def fingerprint(self) -> str:
-        """Digest of the instructions and their order, without the module's name and source lines."""
+        """Digest of the instructions and their order, without the module's name and source
+        lines.
+        """
         options = ModuleMessage.FromString(self._options)
         for name in _OF_THE_CALL:
             options.ClearField(name)
@@ -617,13 +687,19 @@ class Module(Mapping[str, Computation]):
 
     @cached_property
     def structure(self) -> str:
-        """Digest of what reads what, by name: it stays where XLA chooses other algorithms for the same kernels."""
-        lines = (f"{op.name} {op.opcode} {' '.join(op.operands)}" for op in self.instructions.values())
+        """Digest of what reads what, by name: it stays where XLA chooses other algorithms for the
+        same kernels.
+        """
+        lines = (
+            f"{op.name} {op.opcode} {' '.join(op.operands)}" for op in self.instructions.values()
+        )
         return _digest(lines)
 
     @cached_property
     def chosen_kernels(self) -> Mapping[str, str]:
-        """For every autotuned kernel: its library or generator, and a digest of its configuration."""
+        """For every autotuned kernel: its library or generator, and a digest of its
+        configuration.
+        """
         kernels: dict[str, str] = {}
         for op in self.instructions.values():
             if op.opcode == "custom-call" or op.kind == "kCustom":
@@ -635,7 +711,17 @@ class Module(Mapping[str, Computation]):
 
 
 def _stated(op: Instruction) -> str:
-    parts = op.name, op.opcode, op.shape, op.operands, op.called, op.predecessors, op.root, op.kind, op.channel
+    parts = (
+        op.name,
+        op.opcode,
+        op.shape,
+        op.operands,
+        op.called,
+        op.predecessors,
+        op.root,
+        op.kind,
+        op.channel,
+    )
     return repr((*parts, op.statement, op.backend_config, sorted(op.frontend_attributes.items())))
 
 
@@ -644,7 +730,9 @@ class Numbers:
 
     def __init__(self, message: Any) -> None:
         self.computations = {computation.id: computation for computation in message.computations}
-        self.schedule = {entry.key: entry.value.instruction_ids for entry in message.schedule.sequences}
+        self.schedule = {
+            entry.key: entry.value.instruction_ids for entry in message.schedule.sequences
+        }
         # Computations with nothing but one instruction, which runs asynchronously.
         self.wrappers = {
             op.called_computation_ids[0]
@@ -693,13 +781,17 @@ class Numbers:
 
 
 def in_order(message: Any) -> Sequence[int]:
-    """What an instruction calls; of a loop, XLA has the body first, and here the condition comes first, as it runs."""
+    """What an instruction calls; of a loop, XLA has the body first, and here the condition comes
+    first, as it runs.
+    """
     called = message.called_computation_ids
     return called[::-1] if message.opcode == "while" else called
 
 
 def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
-    """A computation, the bodies and conditions of its loops, the branches of its conditionals, and what it calls."""
+    """A computation, the bodies and conditions of its loops, the branches of its conditionals, and
+    what it calls.
+    """
     yield body
     for op in body.ops.values():
         if op.opcode in BLOCKS:
@@ -722,5 +814,7 @@ def _set_attributes(message: Any, attributes: Mapping[str, str]) -> None:
 def _digest(lines: Iterable[str]) -> str:
     """Digest of lines, with constants named by the order of their first use."""
     order: dict[str, str] = {}
-    text = _NUMBERED_CONSTANT.sub(lambda name: order.setdefault(name[0], f"constant#{len(order)}"), "\n".join(lines))
+    text = _NUMBERED_CONSTANT.sub(
+        lambda name: order.setdefault(name[0], f"constant#{len(order)}"), "\n".join(lines)
+    )
     return hashlib.sha256(text.encode()).hexdigest()

@@ -49,7 +49,9 @@ def _transposed(dims: Sequence[int], order: Sequence[int]) -> list[int]:
 
 
 def _along_axes(meshed: Any) -> Groups:
-    """Groups of the partitions that differ along some axes of a mesh alone, or along parts of them."""
+    """Groups of the partitions that differ along some axes of a mesh alone, or along parts of
+    them.
+    """
     sizes = [axis.size for axis in meshed.mesh.axes]
     strides = strides_of(sizes)
     runs: list[tuple[int, int]] = []  # size and stride

@@ -1,7 +1,8 @@
-"""The messages of a serialized HloModuleProto, as far as memplan reads them; other fields are kept and written back.
+"""The messages of a serialized HloModuleProto, as far as memplan reads them; other fields are kept
+and written back.
 
-Names and numbers of fields are those of XLA's `hlo.proto` and `xla_data.proto`, which promise not to change them.
-google.protobuf keeps fields that a message type does not declare.
+Names and numbers of fields are those of XLA's `hlo.proto` and `xla_data.proto`, which promise not
+to change them. google.protobuf keeps fields that a message type does not declare.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ _SCALARS = {
     "string": _Field.TYPE_STRING,
     "bytes": _Field.TYPE_BYTES,
 }
-# Message -> fields: "name number type", where the type is a scalar or a message, with a star if it is repeated.
+# Message -> fields: "name number type", where the type is a scalar or a message, with a star if it
+# is repeated.
 _MESSAGES = {
     "Tile": "dimensions 1 int*",
     "Layout": """
@@ -163,13 +165,17 @@ def unreadable(op: Any, computation: int) -> str:
         return f"it has the id {op.id}, and its computation {computation}"
     if op.opcode not in _OPCODES:
         return f"its opcode is {op.opcode}"
-    fields = [field.field_number for field in UnknownFieldSet(op) if field.field_number > _LAST_FIELD]
+    fields = [
+        field.field_number for field in UnknownFieldSet(op) if field.field_number > _LAST_FIELD
+    ]
     return f"it has the field {fields[0]}" if fields else ""
 
 
 def _message_classes() -> dict[str, Any]:
     package = "memplan.hlo"
-    file = descriptor_pb2.FileDescriptorProto(name="memplan/hlo.proto", package=package, syntax="proto3")
+    file = descriptor_pb2.FileDescriptorProto(
+        name="memplan/hlo.proto", package=package, syntax="proto3"
+    )
     for name, fields in _MESSAGES.items():
         message = file.message_type.add(name=name)
         for declaration in fields.replace("\n", ";").split(";"):
@@ -184,7 +190,8 @@ def _message_classes() -> dict[str, Any]:
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
     return {
-        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}")) for name in _MESSAGES
+        name: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"{package}.{name}"))
+        for name in _MESSAGES
     }
 
 

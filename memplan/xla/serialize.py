@@ -52,7 +52,9 @@ class _Writer:
         for body in self._message.computations if self._numbers.schedule else ():
             if not body.is_fusion_computation:
                 order = self._order(body)
-                self._message.schedule.sequences.add(key=body.id).value.instruction_ids.extend(order)
+                self._message.schedule.sequences.add(key=body.id).value.instruction_ids.extend(
+                    order
+                )
         if not self._module.is_scheduled:
             for body in self._message.computations:
                 _complete_layouts(body)
@@ -72,9 +74,14 @@ class _Writer:
     def _add_wrappers_of(self, body: Computation) -> None:
         """What the asynchronous starts of a computation that did not change call."""
         for op in body.message.instructions:
-            if op.opcode == "async-start" and op.called_computation_ids[0] in self._numbers.wrappers:
+            if (
+                op.opcode == "async-start"
+                and op.called_computation_ids[0] in self._numbers.wrappers
+            ):
                 self._used_wrappers.add(op.called_computation_ids[0])
-                self._message.computations.append(self._numbers.computations[op.called_computation_ids[0]])
+                self._message.computations.append(
+                    self._numbers.computations[op.called_computation_ids[0]]
+                )
 
     def _new_id(self) -> int:
         self._last_id += 1
@@ -129,7 +136,9 @@ class _Writer:
         return own
 
     def _wrapper(self, op: Instruction) -> int:
-        """The number of a computation that wraps what an asynchronous start starts; each start has its own."""
+        """The number of a computation that wraps what an asynchronous start starts; each start has
+        its own.
+        """
         message = ComputationMessage()
         message.CopyFrom(self._numbers.computations[op.start.called_computation_ids[0]])
         root = next(inner for inner in message.instructions if inner.id == message.root_id)
@@ -158,10 +167,14 @@ class _Writer:
 def _complete_layouts(body: Any) -> None:
     """Give arrays without a layout the default one.
 
-    XLA:GPU assigns layouts late, but has passes before that which ask for one: the motion of sums out
-    of loops aborts the process without.
+    XLA:GPU assigns layouts late, but has passes before that which ask for one: the motion of sums
+    out of loops aborts the process without.
     """
-    shapes = [*(op.shape for op in body.instructions), *body.program_shape.parameters, body.program_shape.result]
+    shapes = [
+        *(op.shape for op in body.instructions),
+        *body.program_shape.parameters,
+        body.program_shape.result,
+    ]
     for shape in shapes:
         complete_layout(shape)
 

@@ -182,7 +182,9 @@ class Target:
         users_name = re.sub(r"[^a-zA-Z0-9_]", "_", compat.module_name_of(lowered))
         name = f"memplan_{cached or next(_numbers)}_{users_name}"
         with contextlib.ExitStack() as context:
-            interception = context.enter_context(intercept(name, rewrite, self.backend.platform, shape))
+            interception = context.enter_context(
+                intercept(name, rewrite, self.backend.platform, shape)
+            )
             if not cached:
                 context.enter_context(compat.without_compilation_cache())
             renamed = compat.rename_module(lowered, name)

@@ -301,7 +301,9 @@ class _Reduction:
                 value = self._scatter(step, value)
                 scattered.append(step)
             elif self.wire is not None and step is steps[-1]:
-                value = self.wire.sum(self.builder, step.groups, value, self._to_apply, self.backend)
+                value = self.wire.sum(
+                    self.builder, step.groups, value, self._to_apply, self.backend
+                )
             else:
                 value = self.builder.collective(
                     "sum",
