@@ -29,7 +29,7 @@ def instructions(text: str) -> list[Instruction]:
         name, _, rest = statement.partition(" = ")
         said, _, operands = rest.rstrip(")").partition("(")
         dtype, _, opcode = said.rpartition(" ")
-        ops.append(instruction(name, opcode, Array(dtype or "f32", (4,), "{0}"), operands.split(", ")))
+        ops.append(instruction(name, opcode, Array.row_major(dtype or "f32", (4,)), operands.split(", ")))
     return [*ops[:-1], ops[-1].changed(root=True)]
 
 
