@@ -57,7 +57,7 @@ def test_all_but_an_integer_that_becomes_a_float_is_rounded_within_as_between(te
 
 def test_the_narrowest_arrays_are_those_of_the_fewest_bits() -> None:
     read = [
-        instruction(dtype, "parameter", Array(dtype, (4,), "{0}"), parameter_number=number)
+        instruction(dtype, "parameter", Array.row_major(dtype, (4,)), parameter_number=number)
         for number, dtype in enumerate(("f32", "pred", "s4"))
     ]
     shape = VECTOR, (Array.row_major("bf16", (4,)), Array.row_major("f64", (4,)))
