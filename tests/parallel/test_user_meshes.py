@@ -32,10 +32,7 @@ def test_on_any_mesh_the_budget_is_kept_and_nothing_else_changes(name: str, on_e
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     "name",
-    [
-        "fsdp",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in ("constrained", "fsdp")),
-    ],
+    ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in ("constrained", "fsdp"))],
 )
 def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     case = CASES[name](ABSTRACT)

@@ -135,11 +135,7 @@ def test_names_stand_for_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("where", "function"),
-    [
-        (Path, "replace"),
-        (Path, "write_bytes"),
-        (json, "dumps"),
-    ],
+    [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")],
 )
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_a_failed_write_keeps_the_old_file(

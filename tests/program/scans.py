@@ -121,11 +121,7 @@ def dropped_out() -> Step:
             h, key = carry
             key, trip_key = jax.random.split(key)
             return (
-                jnp.where(
-                    jax.random.bernoulli(trip_key, 0.5, h.shape),
-                    _layer(h, w),
-                    h,
-                ),
+                jnp.where(jax.random.bernoulli(trip_key, 0.5, h.shape), _layer(h, w), h),
                 key,
             ), None
 

@@ -121,12 +121,7 @@ def test_rows_behind_strides() -> None:
 
 @pytest.mark.parametrize(
     ("scales", "rows"),
-    [
-        ([HALF], 2),
-        ([Fraction(1, 4), HALF], 4),
-        ([HALF, Fraction(1, 3)], 6),
-        ([Fraction(3, 2)], 2),
-    ],
+    [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)],
 )
 def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], rows: int) -> None:
     ops = {f"a{n}": NamedOp({"x": ALIGNED}, scale=scale) for n, scale in enumerate(scales)}

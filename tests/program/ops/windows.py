@@ -43,9 +43,7 @@ def dims(
         size = draw(st.integers(1, 2))
         return Dim(size * draw(st.integers(1, 6)), size, size, (0, 0), 1, 1)
     rows, size, stride = (
-        draw(
-            st.integers(1, max_rows),
-        ),
+        draw(st.integers(1, max_rows)),
         draw(st.integers(1, 3)),
         draw(st.integers(1, 3)),
     )

@@ -232,12 +232,7 @@ def run(program: list[tuple[str, int, int]], axes: tuple[int, ...], x: jax.Array
     arrays, late, sums = [x, w], [jnp.ones((1, 1, 1, 1))], []
     for kind, first, second in program:
         a, b, c = (
-            arrays[
-                first
-                % len(
-                    arrays,
-                )
-            ],
+            arrays[first % len(arrays)],
             arrays[second % len(arrays)],
             late[second % len(late)],
         )
