@@ -1,7 +1,5 @@
 """`memplan.jit` is `jax.jit` with a budget: the same calls, the same errors, and its own where jax has none."""
 
-from __future__ import annotations
-
 import gc
 import threading
 import weakref

@@ -1,7 +1,5 @@
 """A plan that somebody edited is refused, or followed to what the step computes."""
 
-from __future__ import annotations
-
 import json
 import random
 import warnings

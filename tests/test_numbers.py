@@ -1,7 +1,5 @@
 """Random programs at random budgets: whatever the planner decides, the bits stay those of the step."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass

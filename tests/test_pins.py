@@ -1,7 +1,5 @@
 """`pin`: values with a name are where the user says, in every form of a step, and what cannot be is told."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """From a step to what runs: one compilation, the bytes that were predicted, the bits of the plain step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """With jax's persistent cache on, a second start of a program compiles nothing, and nothing is taken for another."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An empty folder with a module of factories, and a planner that answers at once."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterator

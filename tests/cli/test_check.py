@@ -1,7 +1,5 @@
 """`memplan check`: its comparison, its exit codes, and its errors about bad files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The meaning of options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Standard output, files, standard error and exit codes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path

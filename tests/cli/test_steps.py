@@ -1,7 +1,5 @@
 """Commands that plan a step: the options that they pass on, and their output."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The device table: complete, consistent with itself, immutable, and helpful about names it does not know."""
 
-from __future__ import annotations
-
 import dataclasses
 from typing import Any, cast
 

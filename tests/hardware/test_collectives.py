@@ -1,7 +1,5 @@
 """Collectives: exact costs of small cases, bytes counted along real rings, and the cheapest against all there are."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Sequence

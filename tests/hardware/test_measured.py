@@ -1,7 +1,5 @@
 """A measured device comes back from its file as it was, and no damaged file passes for one."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Topologies: presets that follow from nominal figures, files that come back as they were, and errors that help."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import subprocess

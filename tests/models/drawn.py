@@ -1,7 +1,5 @@
 """Variables of a model without compiling what makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -3,8 +3,6 @@
 memplan launch -n 2 --devices 1 -- python tests/parallel/planned.py --share 0.6
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

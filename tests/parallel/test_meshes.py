@@ -1,7 +1,5 @@
 """Meshes and the links that go with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

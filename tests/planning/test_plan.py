@@ -1,7 +1,5 @@
 """Plans survive the disk whole, or not at all; a damaged or foreign file is refused with help."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace

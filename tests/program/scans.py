@@ -1,7 +1,5 @@
 """Training steps with loops of every kind, tiny, and random ones; every trip has data of its own."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable

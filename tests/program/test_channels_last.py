@@ -1,7 +1,5 @@
 """Convolutions in loops, as XLA:CPU hands them to a library."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 

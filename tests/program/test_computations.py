@@ -1,7 +1,5 @@
 """Computations inside of a program: all are found, with what is around them, and can be replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

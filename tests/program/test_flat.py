@@ -1,7 +1,5 @@
 """Flat jaxprs as graphs: ids, bytes and costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A report with a row of every kind, some of them hostile."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator

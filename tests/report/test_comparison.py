@@ -1,7 +1,5 @@
 """Comparisons list the figures of each method, and those that are unknown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

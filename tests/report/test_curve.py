@@ -1,7 +1,5 @@
 """Curves: tables, JSON and pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

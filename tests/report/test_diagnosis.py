@@ -1,7 +1,5 @@
 """A diagnosis: its verdict, its findings with their figures, and JSON."""
 
-from __future__ import annotations
-
 import dataclasses
 import re
 

@@ -1,7 +1,5 @@
 """The difference of two reports: matched buffers, growth, and tolerances."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

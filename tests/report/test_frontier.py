@@ -1,7 +1,5 @@
 """Frontiers: limits, tables, JSON."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Machines as tables and JSON: the figures of plans, under their documented names."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 

@@ -1,7 +1,5 @@
 """Reports as text, JSON and pages: complete, strict, and safe with any name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re

@@ -1,7 +1,5 @@
 """Results are saved atomically, drawn as text and pages, and loaded."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass
 from pathlib import Path

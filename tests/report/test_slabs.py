@@ -1,7 +1,5 @@
 """Loops over slabs as tables: one row each, with bytes read and written by memory."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

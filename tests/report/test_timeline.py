@@ -1,7 +1,5 @@
 """Memory over time as data: through JSON and back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

@@ -1,7 +1,5 @@
 """Timelines that add up, some of them hostile."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 

@@ -1,7 +1,5 @@
 """Costs of the alternatives to each decision: by hand, and against memory over time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import combinations_with_replacement
 

@@ -1,7 +1,5 @@
 """A planned step is called like the step; the gate detects other numbers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """The error if no plan fits: the floor, the kernel that sets it, and advice."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """Memory over time of a scheduled module adds up, and its peak is the compiler's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

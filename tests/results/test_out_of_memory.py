@@ -1,7 +1,5 @@
 """memplan's out-of-memory error: the block, the pool, the state, and advice."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

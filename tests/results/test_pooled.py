@@ -1,7 +1,5 @@
 """A step in XLA's pools, and the environment variables that it needs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import jax

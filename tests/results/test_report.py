@@ -1,7 +1,5 @@
 """Figures of reports: versions, plain jax.jit, constants, arrays at the peak."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from typing import Any

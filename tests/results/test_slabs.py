@@ -1,7 +1,5 @@
 """Loops over slabs in a report, against the loops that the step and the budget imply."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

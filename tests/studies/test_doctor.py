@@ -1,7 +1,5 @@
 """The doctor finds each planted fault with its bytes by jax, and nothing in healthy steps."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """The largest size whose step fits, compared with planning every size."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Chains that recompute a value, priced by hand; every operation takes a second."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Streaming plans: legal, within the limit if they can be, with copies that overlap."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest

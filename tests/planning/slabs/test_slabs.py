@@ -1,7 +1,5 @@
 """Programs in loops over slabs: levels, walls, recomputation and rows, by hand and at random."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any

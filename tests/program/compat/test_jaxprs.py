@@ -1,7 +1,5 @@
 """What jax's jaxprs say: names, sizes, lines, bodies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Loops with other residuals compute the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re

@@ -1,7 +1,5 @@
 """Loops that read their stacks by index compute the same, and XLA writes no second stack for them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path

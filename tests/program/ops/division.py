@@ -1,7 +1,5 @@
 """Which axes divide an equation into equal, independent parts."""
 
-from __future__ import annotations
-
 from memplan.planning.graph import Rows
 from memplan.program import compat
 from memplan.program.ops import Axes, shape_of

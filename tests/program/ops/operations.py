@@ -3,8 +3,6 @@
 The exact ones make small whole numbers of small whole numbers, so that every sum is exact in whatever order.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Sequence

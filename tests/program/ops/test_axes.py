@@ -1,7 +1,5 @@
 """Axes of an equation, and its parameters for one part; that parts give the whole is in test_axis_rules.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Every rule against its meaning: an equation on the parts, put together again, is the equation on the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

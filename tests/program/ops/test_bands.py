@@ -1,7 +1,5 @@
 """Bands of matrices, and products with them; on some of their rows in test_rows.py."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import jax

@@ -1,7 +1,5 @@
 """Squares about a mean, against numpy in double precision; parts put together, against the whole."""
 
-from __future__ import annotations
-
 import functools
 
 import jax

@@ -1,7 +1,5 @@
 """Every equation on windows of its rows, also of rows that do not exist, against the equation on all of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """What the rules with rows call divisible among devices; that the rows are right is in test_rows.py."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Random windows over arrays, for convolutions and for reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Random steps with an axis to follow (convolutions with what stands between them, and a loss), and random slabs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """An axis through a program: what is on it, by how many rows, and what may not be."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from fractions import Fraction
 from typing import Any

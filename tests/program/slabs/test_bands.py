@@ -1,7 +1,5 @@
 """Resized images, and what else is a product with a banded constant, against the step as it is."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What is the same along dimensions that are summed over; what was centred, and what was not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

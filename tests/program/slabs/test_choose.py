@@ -1,7 +1,5 @@
 """Which slabs are worth compiling: large ops, and slabs of tiny steps under budgets."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any

@@ -1,7 +1,5 @@
 """Sums behind fewer walls: how many loops are left, and the same numbers, with slabs and without."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any

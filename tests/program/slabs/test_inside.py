@@ -1,7 +1,5 @@
 """Slabs inside of branches and bodies: the same numbers, chosen where the largest kernels are, followed from a plan."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any

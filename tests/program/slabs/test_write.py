@@ -1,7 +1,5 @@
 """Programs in loops over slabs compute what they computed: random ones, and those that people want in slabs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """Scans over stacks in host memory give what the scans and updates that they stand for give, in either direction."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Stacks of layers in host memory: found, read and updated a layer at a time, with the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

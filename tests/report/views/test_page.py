@@ -1,7 +1,5 @@
 """The page as a browser shows it: whole, alone, and usable by pointer and keys."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Traces: Perfetto reads the figures of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path

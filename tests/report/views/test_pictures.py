@@ -1,7 +1,5 @@
 """Pictures by matplotlib: bands add up to the memory, curves are joined or not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any

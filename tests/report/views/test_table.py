@@ -1,7 +1,5 @@
 """Tables: literal text in a terminal; an escaped, self-contained page."""
 
-from __future__ import annotations
-
 import io
 import re
 
