@@ -33,7 +33,6 @@ def test_every_link_is_complete_and_positive(link: HostLink) -> None:
 @pytest.mark.parametrize("device", GPUS, ids=GPU_IDS)
 def test_targets_are_whole_and_explain_the_published_vector_rate(device: Device) -> None:
     target = device.target
-    assert target is not None
     assert all(value > 0 for value in dataclasses.astuple(target)[1:])
     assert target.shared_memory_per_block_optin <= target.shared_memory_per_core
     fused_multiply_adds = target.core_count * target.fpus_per_core * target.clock_ghz * 1e9

@@ -186,7 +186,7 @@ def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, t
         assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in parsed.tags for name in attrs)
         assert not re.search(r"https?://|@import|url\(", page)
         policy = next(attrs["content"] for tag, attrs in parsed.tags if tag == "meta" and "http-equiv" in attrs)
-        assert policy is not None and policy.startswith("default-src 'none'; script-src 'sha256-")
+        assert policy.startswith("default-src 'none'; script-src 'sha256-")
 
 
 def test_page_holds_the_whole_report(drawn_report: Report) -> None:
@@ -196,10 +196,8 @@ def test_page_holds_the_whole_report(drawn_report: Report) -> None:
         drawn_report.to_html(),
         re.DOTALL,
     )
-    assert match is not None
     shown = Report.from_json(json.dumps({**unpacked(json.loads(match[1])), "schema": Report.SCHEMA}))
     assert shown.decisions == drawn_report.decisions and shown.live_at_peak == ()
-    assert shown.timeline is not None and drawn_report.timeline is not None
     assert shown.timeline.values == drawn_report.timeline.values and shown.timeline.stays == drawn_report.timeline.stays
     starts = [
         [instant.start_s for instant in timeline.instants] for timeline in (shown.timeline, drawn_report.timeline)

@@ -96,7 +96,6 @@ def test_a_plan_with_the_copies_stalls_no_longer(took_s: list[int], copy_s: int,
             for places in combinations_with_replacement(range(written, read + 1), 3)
         )
         choices = prices.of(value, "keep", 0.0)
-        assert choices is not None and choices.host_wait_s is not None
         assert best_s <= plain_s + choices.host_wait_s + 1e-9
 
 
@@ -117,9 +116,9 @@ def test_one_long_kernel_hides_one_copy() -> None:
     problem = there_and_back(2)
     kernels = tuple(replace(kernel, seconds=s) for kernel, s in zip(problem.kernels, (1.0, 9.0, 1.0, 1.0), strict=True))
     long = Prices(replace(problem, kernels=kernels), PLAIN[:4], slow_copy, 1000).of(0, "keep", 0.0)
-    assert long is not None and long.host_wait_s == 0.0  # back beside kernel 2
+    assert long.host_wait_s == 0.0  # back beside kernel 2
     short = Prices(there_and_back(2), PLAIN[:4], lambda _: 1.5, 1000).of(0, "keep", 0.0)
-    assert short is not None and short.host_wait_s == 1.5 + 1.5 - 2.0
+    assert short.host_wait_s == 1.5 + 1.5 - 2.0
 
 
 def test_waits_are_the_plans_own() -> None:
@@ -170,7 +169,6 @@ def test_prices_of_a_compiled_plan() -> None:
     """Independently: bytes by memory over time, seconds by the data sheet."""
     step, args = dense(512, 12)
     whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    assert whole is not None
     report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
     timeline, v100 = report.timeline, catalog.named("v100")
     assert timeline is not None
@@ -178,11 +176,10 @@ def test_prices_of_a_compiled_plan() -> None:
     assert {row.decision for row in priced} == {"keep", "offload", "recompute"}
     for row in priced:
         choices = row.choices
-        assert choices is not None and (choices.keep_bytes == 0 or row.decision != "keep")
-        assert choices.host_s is not None
+        assert choices.keep_bytes == 0 or row.decision != "keep"
         copies = choices.host_s / copy_seconds(row.nbytes, v100)
         assert copies == pytest.approx(round(copies)) and (round(copies) == 2 or row.decision == "offload")
-        assert choices.host_wait_s is not None and 0 <= choices.host_wait_s <= choices.host_s
+        assert 0 <= choices.host_wait_s <= choices.host_s
     on_host = [row for row in priced if row.decision == "offload"]
     assert sum(row.choices.host_wait_s or 0.0 for row in on_host if row.choices) == pytest.approx(
         report.stall_s, abs=1e-6
@@ -198,6 +195,6 @@ def test_prices_of_a_compiled_plan() -> None:
         if not between:  # it has the place of an argument, before or after
             continue
         higher = max(0, max(between) + row.nbytes - report.predicted_peak_bytes)
-        assert row.choices is not None and row.choices.keep_bytes == pytest.approx(higher, abs=1024)
+        assert row.choices.keep_bytes == pytest.approx(higher, abs=1024)
         checked += 1
     assert checked

@@ -72,13 +72,12 @@ def test_captured_arrays_count_like_arguments(device: str | None) -> None:
         batch.nbytes,
         "float32[1024,128]",
     ) and "steps.py:" in row.source
-    assert of_constants.timeline is not None and of_constants.compiled_peak_bytes is not None
     assert ("constants", batch.nbytes) in [(value.name, value.nbytes) for value in of_constants.timeline.values]
 
     budget = int(0.9 * of_constants.compiled_peak_bytes)
     planned = memplan.jit(closed, device=device, budget=budget, donate_argnums=0, split=False).plan(state).report
     assert planned.status == "fits" and planned.constant_bytes == batch.nbytes
-    assert planned.compiled_peak_bytes is not None and planned.compiled_peak_bytes <= budget
+    assert planned.compiled_peak_bytes <= budget
     assert planned.compiled_peak_bytes == pytest.approx(planned.predicted_peak_bytes, abs=1024)
 
 
@@ -105,7 +104,6 @@ def test_all_arrays_at_the_peak_are_named(device: str | None) -> None:
     kept = memplan.jit(step, device=device, donate_argnums=0).plan(state, x).report
     own = memplan.jit(step, device=device).plan(state, x).report
     for report in (kept, own):
-        assert report.timeline is not None
         peak = report.timeline.instants[report.timeline.peak]
         unexplained = (
             report.predicted_peak_bytes - sum(value.nbytes for value in report.live_at_peak) - peak.other_bytes

@@ -62,7 +62,7 @@ def planes() -> Planned:
 def test_the_logits_never_exist(tokens: Planned) -> None:
     report = tokens.report
     assert (report.status, report.planner) == ("fits", "slabs")
-    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= vocabulary.IN_SLABS < LOGITS_BYTES
+    assert report.compiled_peak_bytes <= vocabulary.IN_SLABS < LOGITS_BYTES
     assert max(array.nbytes for loop in report.slab_loops for array in loop.writes) < LOGITS_BYTES / WORDS * 2
     assert [(candidate.name, candidate.verdict) for candidate in report.candidates] == [
         ("plain", "over the device budget"),
@@ -76,7 +76,7 @@ def test_the_row_of_a_loop_over_tokens(tokens: Planned) -> None:
     assert (loop.number, loop.axis) == (1, f"dimension 0 of float32[{TOKENS},{WORDS}]")
     assert loop.trips * loop.rows == TOKENS and loop.halo == 0
     assert loop.sums == 2  # the gradients of both weights
-    assert loop.source.startswith("tests/vocabulary.py:") and loop.seconds is not None and loop.seconds > 0
+    assert loop.source.startswith("tests/vocabulary.py:") and loop.seconds > 0
     read = {array.name: (array.shape, array.dtype, array.nbytes, array.place) for array in loop.reads}
     assert read["x"] == ((TOKENS, WIDTH), "float32", 4 * TOKENS * WIDTH, "device")
     assert {array.shape[0] for array in (*loop.reads, *loop.writes)} == {TOKENS}
@@ -96,7 +96,6 @@ def test_arrays_that_slabs_write_are_decisions(tokens: Planned) -> None:
 def check_written_and_read(report: Report) -> None:
     assert Report.from_json(report.to_json()) == report
     assert "Loops over slabs: dimension" in str(report) and "Loops over slabs: dimension" in report.to_html()
-    assert report.timeline is not None
     drawn = {instant.layer.partition("/")[0] for instant in report.timeline.instants}
     assert drawn >= {f"slabs_{loop.number}" for loop in report.slab_loops}
     spans = {block.name: block for block in report.timeline.blocks if block.kind == "slabs"}
@@ -154,7 +153,7 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
     [split] = (decision for decision in report.decisions if decision.decision == "split")
     assert split.name == f"conv_general_dilated:0 in {report.slab_loops[0].trips} slabs on the host"
     assert split.seconds == pytest.approx(3 * copy_seconds(ARRAY_BYTES, catalog.named("v100")))
-    assert report.copy_s is not None and report.copy_s > 0
+    assert report.copy_s > 0
     assert "16.0 MiB host" in str(report)
 
 
@@ -180,7 +179,7 @@ def test_unsplit_operations_are_named_with_their_lines_once() -> None:
 
     program = trace(step, (jax.ShapeDtypeStruct((64, 8), jnp.float32),), {}, {})
     axis = longest_axis(program)
-    assert axis is not None and axis.slabs.ops == frozenset() and axis.slabs.dim == 0
+    assert axis.slabs.ops == frozenset() and axis.slabs.dim == 0
     [row] = unsplit([axis], 9)
     assert (row.name, row.nbytes) == ("sort", 2 * 4 * 64 * 8) and "test_slabs.py:" in row.source
 
@@ -200,7 +199,7 @@ def test_slabs_inside_of_branches_and_bodies(name: str) -> None:
     kernels, _ = image_shapes()
     shapes = kernels, jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
     report = memplan.jit(WITHIN[name](flat), device="v100", budget=10 * MIB, donate_argnums=0).plan(*shapes).report
-    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= 10 * MIB < ARRAY_BYTES
+    assert report.compiled_peak_bytes <= 10 * MIB < ARRAY_BYTES
     assert [loop.number for loop in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
     assert len(report.slab_loops) >= 3  # the norm and the loss are walls, and the gradient comes after them
     where = "cond" if name == "branch" else "scan"

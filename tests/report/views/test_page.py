@@ -92,7 +92,6 @@ def test_pointing_shows_and_clicking_pins(shown: Shown, drawn_report: Report) ->
     assert shown.page.locator("#live-title").inner_text().startswith("At the peak")
     before = shown.rows("#live-table")
     timeline = drawn_report.timeline
-    assert timeline is not None
     alive = [stay for stay in timeline.stays if stay.first <= timeline.peak < stay.last]
     has_other = bool(timeline.instants[timeline.peak].other_bytes)
     assert f"{len(alive) + has_other} arrays" in shown.page.locator("#live-told").inner_text()
@@ -243,7 +242,6 @@ def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report
 
 
 def test_known_work_is_drawn(open_page: Any, drawn_report: Report) -> None:
-    assert drawn_report.timeline is not None
     quiet = open_page(drawn_report)
     assert not {"CUDA graphs", "Pinned by XLA", "Between devices"} & set(quiet.texts(".tile h3"))
     blocks = (Block("slabs", "Net/slabs_1", 16, 0.0, drawn_report.timeline.end_s / 2, "net.py:3"),)
