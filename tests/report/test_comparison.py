@@ -19,10 +19,6 @@ def comparison() -> Comparison:
     return Comparison(rows, "v100", 3 * GIB, versions=(("jax", "0.11.2"),))
 
 
-def test_json_brings_every_row_back(comparison: Comparison) -> None:
-    assert Comparison.from_json(comparison.to_json()) == comparison
-
-
 def test_text_has_a_line_for_each_method(comparison: Comparison) -> None:
     text = str(comparison)
     assert "One step on v100 in 3.00 GiB" in text

@@ -21,10 +21,6 @@ def curve() -> Curve:
     return Curve(points, "v100", 10 * GIB, 0.1, 3 * GIB, (("jax", "0.11.2"),))
 
 
-def test_json_brings_every_point_back(curve: Curve) -> None:
-    assert Curve.from_json(curve.to_json()) == curve
-
-
 def test_text_has_the_slowdown_of_a_step(curve: Curve) -> None:
     text = str(curve)
     assert "floor 3.00 GiB" in text
