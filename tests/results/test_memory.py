@@ -17,10 +17,8 @@ def check(report: Report) -> None:
     timeline = report.timeline
     for index, instant in enumerate(timeline.instants):
         alive = [stay for stay in timeline.stays if stay.first <= index < stay.last]
-        for place, nbytes in (
-            ("device", instant.device_bytes - instant.other_bytes),
-            ("host", instant.host_bytes),
-        ):
+        places = {"device": instant.device_bytes - instant.other_bytes, "host": instant.host_bytes}
+        for place, nbytes in places.items():
             assert sum(timeline.values[stay.value].nbytes for stay in alive if stay.place == place) == nbytes
     starts = [instant.start_s for instant in timeline.instants[1:]]
     assert starts == pytest.approx([instant.end_s for instant in timeline.instants[:-1]])

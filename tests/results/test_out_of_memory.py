@@ -36,23 +36,18 @@ def test_before_the_step() -> None:
     error = no_block(900 << 20, ROOM)
     assert isinstance(error, MemplanError) and isinstance(error, MemoryError)
     assert (error.needed_bytes, error.free_bytes) == (900 << 20, 850 << 20)
-    for words in (
-        "not started",
-        "900.0 MiB",
-        "850.0 MiB",
-        "128.0 MiB of 1762.0 MiB",
-        "export XLA_PYTHON_CLIENT_PREALLOCATE=true",
-    ):
-        assert words in str(error)
+    words = "not started", "900.0 MiB", "850.0 MiB", "128.0 MiB of 1762.0 MiB"
+    assert all(word in str(error) for word in words)
+    assert "export XLA_PYTHON_CLIENT_PREALLOCATE=true" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("donated", "words"),
-    [
-        (leaves(False, False), "its arguments are unchanged"),
-        (leaves(True, True, False), "2 of its 3 donated"),
-    ],
-)
+STATES = [
+    (leaves(False, False), "its arguments are unchanged"),
+    (leaves(True, True, False), "2 of its 3 donated"),
+]
+
+
+@pytest.mark.parametrize(("donated", "words"), STATES)
 def test_the_error_describes_the_state(donated: list[Any], words: str) -> None:
     error = out_of_memory(RuntimeError(ON_DEVICE), donated)
     assert words in str(error) and "900.0 MiB" in str(error)

@@ -64,11 +64,9 @@ def test_the_logits_never_exist(tokens: Planned) -> None:
     assert (report.status, report.planner) == ("fits", "slabs")
     assert report.compiled_peak_bytes <= vocabulary.IN_SLABS < LOGITS_BYTES
     assert max(array.nbytes for loop in report.slab_loops for array in loop.writes) < LOGITS_BYTES / WORDS * 2
-    assert [(candidate.name, candidate.verdict) for candidate in report.candidates] == [
-        ("plain", "over the device budget"),
-        ("kernels", "does not fit"),
-        ("slabs", "chosen"),
-    ]
+    verdicts = {candidate.name: candidate.verdict for candidate in report.candidates}
+    expected = {"plain": "over the device budget", "kernels": "does not fit", "slabs": "chosen"}
+    assert [*verdicts.items()] == [*expected.items()]
 
 
 def test_the_row_of_a_loop_over_tokens(tokens: Planned) -> None:
@@ -86,9 +84,8 @@ def test_arrays_that_slabs_write_are_decisions(tokens: Planned) -> None:
     [loop] = tokens.report.slab_loops
     split = [decision for decision in tokens.report.decisions if decision.decision == "split"]
     assert [decision.name for decision in split] == [f"{array.name} in {loop.trips} slabs" for array in loop.writes]
-    assert [(decision.shape, decision.nbytes) for decision in split] == [
-        (array.shape, array.nbytes) for array in loop.writes
-    ]
+    shapes = [(decision.shape, decision.nbytes) for decision in split]
+    assert shapes == [(array.shape, array.nbytes) for array in loop.writes]
     assert {decision.seconds for decision in split} == {0.0}
     assert all(decision.source.startswith("tests/vocabulary.py:") for decision in split)
 
@@ -99,9 +96,8 @@ def check_written_and_read(report: Report) -> None:
     drawn = {instant.layer.partition("/")[0] for instant in report.timeline.instants}
     assert drawn >= {f"slabs_{loop.number}" for loop in report.slab_loops}
     spans = {block.name: block for block in report.timeline.blocks if block.kind == "slabs"}
-    assert {name.rpartition("/")[2]: span.count for name, span in spans.items()} == {
-        f"slabs_{loop.number}": loop.trips for loop in report.slab_loops
-    }
+    trips = {name.rpartition("/")[2]: span.count for name, span in spans.items()}
+    assert trips == {f"slabs_{loop.number}": loop.trips for loop in report.slab_loops}
     for loop in report.slab_loops:
         (span,) = (block for name, block in spans.items() if name.endswith(f"slabs_{loop.number}"))
         assert span.end_s - span.start_s == pytest.approx(loop.seconds)
@@ -138,10 +134,10 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
 def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host, and read by both loops behind it."""
 
-    def one(program: Program, *_: object) -> list[SlabCandidate]:
+    def candidates(program: Program, *_: object) -> list[SlabCandidate]:
         return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
-    monkeypatch.setattr(pipeline, "slab_programs", one)
+    monkeypatch.setattr(pipeline, "slab_programs", candidates)
     report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report
     written = SlabArray("conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host")
     assert [loop.writes for loop in report.slab_loops] == [(written,), (), ()]
