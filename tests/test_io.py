@@ -1,7 +1,5 @@
 """A file is there whole, or as it was; what is read is what was written, and what is wrong with it has its place."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping

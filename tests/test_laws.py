@@ -1,7 +1,5 @@
 """Who may import whom: import-linter holds the contracts of pyproject.toml, and this what it cannot see."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """`memplan.nnx.jit` does what `flax.nnx.jit` does, to the bit and in place, within a budget."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

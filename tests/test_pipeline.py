@@ -1,7 +1,5 @@
 """From a step to what runs: one compilation, the bytes that were predicted, the bits of the plain step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -66,7 +64,7 @@ class TestOnce:
     def test_planning_and_calling_compile_once(self, compiled: list[Any]) -> None:
         step, args = dense(64, 6)
         whole = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
-        assert whole is not None and len(compiled) == 1
+        assert len(compiled) == 1
         fit = memplan.jit(step, budget=int(0.8 * whole), donate_argnums=0)
         fit.plan(*args)
         state, _ = fit(*args)
@@ -196,13 +194,13 @@ class TestPlans:
         plain = planned(step, args, 1.0, device="a100")
         budget = int(0.8 * plain.device_bytes)
         first = memplan.jit(step, device="a100", donate_argnums=0, budget=budget).plan(*args)
-        assert first.plan is not None and any("triton" in which for _, which in first.plan.kernels)
+        assert any("triton" in which for _, which in first.plan.kernels)
         library = {"compiler_options": {"xla_gpu_enable_triton_gemm": False}, "donate_argnums": 0}
         again = memplan.jit(step, device="a100", budget=budget, plan=first.plan, **library)
         with pytest.warns(UserWarning, match=r"different kernels.*triton.*planned again"):
             second = again.plan(*args)
         assert second.report.status == "fits"
-        assert second.plan is not None and second.plan.fingerprint != first.plan.fingerprint
+        assert second.plan.fingerprint != first.plan.fingerprint
         other = memplan.jit(lambda state, x: step(state, x + 1), device="a100", plan=first.plan, **library)
         with pytest.raises(memplan.PlanMismatchError):
             other.plan(*args)
@@ -253,7 +251,6 @@ class TestPlans:
         args = state, Picky(jnp.float32(2.0)), x
         fit = memplan.jit(scaled, donate_argnums=0, device=device)
         whole = fit.plan(*args).report.baseline_peak_bytes
-        assert whole is not None
         share = 0.8 if device is None else 0.98  # the library's scratch memory is most of it
         fit = memplan.jit(scaled, donate_argnums=0, device=device, budget=int(share * whole))
         assert fit.plan(*args).report.status == "fits"
@@ -380,7 +377,6 @@ def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
     weights = jax.random.normal(jax.random.key(0), (3, 2, 16, 16)) / 8
     args = weights, jax.random.normal(jax.random.key(1), (128, 16))
     plain = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    assert plain is not None
     budget = plain * share // 100
     works = budget
     try:

@@ -1,7 +1,5 @@
 """Processes compare all that must be equal, and nothing that belongs to one process alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Mapping

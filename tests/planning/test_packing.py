@@ -1,7 +1,5 @@
 """Bytes of schedules: shared memory, temporaries in arguments, and live bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given

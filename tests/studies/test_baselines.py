@@ -1,7 +1,5 @@
 """Compilations without memplan: each policy makes another program, and XLA gets the budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast

@@ -1,7 +1,5 @@
 """From measurements to a device that plans use, by the command and by `device=`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

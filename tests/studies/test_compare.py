@@ -1,7 +1,5 @@
 """The table of all methods: its rows, and the notes of methods that do not compile or fit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
