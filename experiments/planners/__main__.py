@@ -1,4 +1,4 @@
-"""`python -m experiments.planners GRAPH.json --ratio 0.8 --seconds 60`: one JSON object on standard output."""
+"""`python -m experiments.planners GRAPH.json --ratio 0.8 --seconds 60` prints one JSON object."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""From a file to a judged answer, on graphs made here and on the published ones where they are."""
+"""From a file to a judged answer, on random graphs, and on the published ones if they exist."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published gra
 
 
 def judged(path: Path, result: dict) -> None:
-    found = measure(json.loads(path.read_text()), result["order"])
-    assert (found.peak, found.duration) == (result["peak"], result["duration"])
-    assert found.peak <= result["budget"]
-    assert list(found.first) == list(read(path).names)
+    verdict = measure(json.loads(path.read_text()), result["order"])
+    assert (verdict.peak, verdict.duration) == (result["peak"], result["duration"])
+    assert verdict.peak <= result["budget"]
+    assert list(verdict.first) == list(read(path).names)
 
 
 @published
@@ -70,8 +70,8 @@ def test_a_generated_graph_from_file_to_answer(tmp_path: Path, schema: str) -> N
         document["graph"] = {}
     path.write_text(json.dumps(document))
     command = [sys.executable, "-m", "experiments.planners", str(path), "--ratio", "0.9", "--seconds", "6"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    result = json.loads(told)
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    result = json.loads(output)
     assert result["status"] in ("optimal", "feasible")
     judged(path, result)
 
