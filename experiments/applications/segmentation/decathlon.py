@@ -1,7 +1,8 @@
-"""Data sets in the layout of the Medical Segmentation Decathlon (Antonelli et al., Nature Communications 2022).
+"""Data sets in the layout of the Medical Segmentation Decathlon.
 
-A folder with `dataset.json`, `imagesTr/` and `labelsTr/`. Images are NIfTI volumes (x, y, z, modality), or (x, y, z)
-where there is a single modality; labels are integer volumes (x, y, z). Whatever is not so raises `DatasetError`.
+The layout (Antonelli et al., Nature Communications 2022) is a folder with `dataset.json`,
+`imagesTr/` and `labelsTr/`. Images are NIfTI volumes (x, y, z, modality), or (x, y, z) for a single
+modality; labels are integer volumes (x, y, z). Anything else raises `DatasetError`.
 """
 
 import json
@@ -20,7 +21,7 @@ __all__ = ["Case", "Dataset", "DatasetError", "Volume", "load_case", "open_datas
 
 @dataclass(frozen=True)
 class Case:
-    """One training pair, for example BRATS_001: the image's file and its label's."""
+    """One training pair, for example BRATS_001: the files of an image and its label."""
 
     name: str
     image: Path
@@ -29,7 +30,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What `dataset.json` declares. Position in `modalities` is the image's channel, in `labels` the label's value."""
+    """The content of `dataset.json`.
+
+    A position in `modalities` is a channel of the image, a position in `labels` a label's value.
+    """
 
     name: str
     modalities: tuple[str, ...]
@@ -39,14 +43,14 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """One case in memory: image float32 [X, Y, Z, M], z-scored per modality; label int32 [X, Y, Z]."""
+    """A case: image float32 [X, Y, Z, M], z-scored per modality; label int32 [X, Y, Z]."""
 
     image: np.ndarray
     label: np.ndarray
 
 
 def open_dataset(root: str | Path) -> Dataset:
-    """Read `root/dataset.json` and see that every training file it lists is there; no voxel is read yet."""
+    """Read `root/dataset.json` and check that every training file exists; reads no voxels."""
     root = Path(root)
     path = root / "dataset.json"
     fields = _read_description(path)
@@ -62,10 +66,11 @@ def open_dataset(root: str | Path) -> Dataset:
 
 
 def load_case(dataset: Dataset, case: Case, size: int | None = None) -> Volume:
-    """Read one case whole, check it against the data set's declarations and z-score the image.
+    """Read one case, check it against the data set's declarations and z-score the image.
 
-    `size` is the side in voxels of the cube to crop or zero-pad to, centre on centre, after the z-score; None keeps the
-    volume as it is. DatasetError: either file is damaged or does not fit the declarations or the other file.
+    `size` is the side in voxels of the centred cube to crop or zero-pad to after the z-score; None
+    keeps the volume. DatasetError: a file is damaged, or does not match the declarations or the
+    other file.
     """
     if size is not None and size < 1:
         raise ValueError(f"size is the side of a cube in voxels and must be at least 1; got {size}.")
@@ -112,7 +117,7 @@ def _names(path: Path, fields: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _case(root: Path, path: Path, pair: Any) -> Case:
-    """The case of one entry {"image": "./imagesTr/NAME.nii.gz", "label": "./labelsTr/NAME.nii.gz"}."""
+    """The case of an entry {"image": "./imagesTr/NAME.nii.gz", "label": "./labelsTr/..."}."""
     match pair:
         case {"image": str(), "label": str()}:
             image, label = (_listed_file(root, path, pair[name]) for name in ("image", "label"))
@@ -132,7 +137,7 @@ def _listed_file(root: Path, path: Path, listed: str) -> Path:
 
 
 def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
-    """Image as float32 [X, Y, Z, M], finite, with as many channels as the data set has modalities."""
+    """The image as finite float32 [X, Y, Z, M], with M the number of modalities."""
     voxels = read_voxels(path)
     declared = len(dataset.modalities)
     if voxels.ndim == 3 and declared == 1:
@@ -151,7 +156,7 @@ def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
 
 
 def _read_label(dataset: Dataset, path: Path) -> np.ndarray:
-    """Label as int32 [X, Y, Z], every value declared."""
+    """The label as int32 [X, Y, Z] of declared values."""
     voxels = read_voxels(path)
     if voxels.ndim != 3:
         raise DatasetError(path, f"a label of shape {voxels.shape}", "Labels are integer volumes (x, y, z).")
@@ -172,9 +177,10 @@ def _check_finite(path: Path, voxels: np.ndarray) -> None:
 
 
 def _standardize(image: np.ndarray) -> None:
-    """Give the non-zero voxels of each modality mean 0 and standard deviation 1, in place; zero voxels stay zero.
+    """Give the non-zero voxels of each modality mean 0 and standard deviation 1, in place.
 
-    Zero is the background of a skull-stripped scan. A modality of one intensity has no deviation and becomes zero.
+    Zero is the background of a skull-stripped scan and stays zero. A modality of a single intensity
+    becomes zero.
     """
     for channel in range(image.shape[3]):
         voxels = image[..., channel]
@@ -186,7 +192,7 @@ def _standardize(image: np.ndarray) -> None:
 
 
 def _centre(array: np.ndarray, size: int) -> np.ndarray:
-    """Crop or zero-pad the three spatial axes to `size`; an odd voxel is lost or added at the high end."""
+    """Crop or zero-pad the three spatial axes to `size`; an odd voxel goes to the high end."""
     common = [min(extent, size) for extent in array.shape[:3]]
     source = tuple(slice((n - c) // 2, (n - c) // 2 + c) for n, c in zip(array.shape[:3], common, strict=True))
     target = tuple(slice((size - c) // 2, (size - c) // 2 + c) for c in common)

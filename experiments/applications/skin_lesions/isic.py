@@ -1,7 +1,8 @@
-"""Skin lesions as the ISIC archive hands them out (Codella et al., arXiv:1902.03368; Tschandl et al., 2018).
+"""Skin lesions in the format of the ISIC archive (Codella et al., 2019; Tschandl et al., 2018).
 
-Photographs `ISIC_0000000.jpg` of any size; beside them a table of classes, `image,MEL,NV,...` with a single 1.0 a row
-(ISIC 2018 task 3 and ISIC 2019), and masks `ISIC_0000000_segmentation.png`, 255 on the lesion and 0 elsewhere.
+Photographs `ISIC_0000000.jpg` have any size. A table of classes, `image,MEL,NV,...`, has a single
+1.0 in each row (ISIC 2018 task 3 and ISIC 2019). Masks `ISIC_0000000_segmentation.png` are 255 on
+the lesion and 0 elsewhere.
 """
 
 import csv
@@ -13,13 +14,14 @@ from PIL import Image, ImageOps
 
 from experiments.datasets import DatasetError
 
-CLASSES = ("MEL", "NV", "BCC", "AKIEC", "AK", "BKL", "DF", "VASC", "SCC")  # melanoma, nevus, basal cell carcinoma, ...
-UNKNOWN = "UNK"  # ISIC 2019's column for lesions of no class: no photograph to train on may be in it
+# Melanoma, nevus, basal cell carcinoma, ...
+CLASSES = ("MEL", "NV", "BCC", "AKIEC", "AK", "BKL", "DF", "VASC", "SCC")
+UNKNOWN = "UNK"  # ISIC 2019's column for lesions of no class, which training data must not have.
 
 
 @dataclass(frozen=True)
 class Lesion:
-    """One photograph, for example ISIC_0024306; `label` is a position in the data set's `classes`."""
+    """A photograph, for example ISIC_0024306; `label` is a position in the data set's `classes`."""
 
     image: Path
     mask: Path
@@ -33,7 +35,7 @@ class Dataset:
 
 
 def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
-    """Read the table `truth` and see that every photograph and mask is there; no pixel is read yet."""
+    """Read the table `truth` and check that every photograph and mask exists; reads no pixels."""
     try:
         with truth.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
@@ -58,7 +60,7 @@ def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
 
 
 def pixels(lesion: Lesion, side: int) -> np.ndarray:
-    """The middle square of the photograph, uint8 [side, side, 3]; shrinking averages pixels that fall together."""
+    """The middle square of the photograph, uint8 [side, side, 3]; shrinking averages pixels."""
     return np.asarray(ImageOps.fit(_opened(lesion.image).convert("RGB"), (side, side), Image.Resampling.BILINEAR))
 
 
@@ -75,7 +77,7 @@ def mask_pixels(lesion: Lesion, side: int) -> np.ndarray:
 
 
 def _opened(path: Path) -> Image.Image:
-    """The picture, decoded to its last pixel."""
+    """The picture, decoded completely."""
     try:
         with Image.open(path) as picture:
             picture.load()

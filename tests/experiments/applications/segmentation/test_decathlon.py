@@ -1,4 +1,4 @@
-"""The reader: exact facts about sound files, and every refusal provoked with a file that is really broken."""
+"""The reader on valid files, and every error with a file that is really damaged."""
 
 import gzip
 import json
@@ -21,7 +21,7 @@ IMAGE, LABEL = "imagesTr/PHANTOM_001.nii.gz", "labelsTr/PHANTOM_001.nii.gz"
 
 
 def stored(path: Path) -> np.ndarray:
-    """Voxels as nibabel reads them, by its own lazy way."""
+    """The voxels as nibabel reads them."""
     image = load(path)
     assert isinstance(image, Nifti1Image)
     return np.asarray(image.dataobj)
@@ -55,7 +55,7 @@ def with_value(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def refused(root: Path, file: str, *words: str) -> None:
-    """Loading the first case raises an error that names `file`, says `words` and ends with advice."""
+    """Loading the first case raises an error with `file`, `words` and advice."""
     with pytest.raises(DatasetError) as caught:
         first(root)
     message = str(caught.value)
@@ -114,7 +114,7 @@ def test_single_modality_may_be_three_dimensional(root: Path) -> None:
 
 
 def test_header_scaling_and_uncompressed_files(root: Path) -> None:
-    """A float label of whole numbers and a scaled image, both plain .nii, read as their gzipped originals."""
+    """A float label and a scaled image, both uncompressed, read like their gzipped originals."""
     pair = {"image": "./imagesTr/PHANTOM_001.nii", "label": "./labelsTr/PHANTOM_001.nii"}
     before = first(root)
     Nifti1Image(stored(root / LABEL).astype(np.float32), np.eye(4)).to_filename(root / pair["label"])
@@ -145,7 +145,7 @@ def test_padding_is_background(pristine: Path) -> None:
 
 @given(st.integers(1, 40), st.tuples(*[st.integers(1, 24)] * 3))
 def test_crop_and_pad_keep_the_middle(size: int, shape: tuple[int, int, int]) -> None:
-    """Along each axis independently: the kept voxels are consecutive and centred to within half a voxel."""
+    """Along each axis, the kept voxels are consecutive and centred to within half a voxel."""
     numbered = np.arange(1, np.prod(shape) + 1).reshape(shape)
     cube = _centre(numbered, size)
     assert cube.shape == (size,) * 3
@@ -264,7 +264,7 @@ def test_image_and_label_of_different_size(root: Path) -> None:
 @pytest.mark.parametrize("file", [IMAGE, LABEL])
 @pytest.mark.parametrize("keep", [0, 5, 40, 0.5, -8, -1])
 def test_truncated_gzip(root: Path, file: str, keep: float) -> None:
-    """Also where only the checksum is cut off: all voxels can be read then, but nothing vouches for them."""
+    """Also if only the checksum is missing, when all voxels could still be read."""
     content = (root / file).read_bytes()
     (root / file).write_bytes(content[: int(keep * len(content)) if keep == 0.5 else int(keep)])
     refused(root, file)

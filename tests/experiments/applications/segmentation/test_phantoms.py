@@ -17,7 +17,7 @@ def contents(root: Path) -> dict[str, bytes]:
 
 @pytest.mark.parametrize("size", [16, 17, 32])
 def test_anatomy(size: int) -> None:
-    """The head is the same in all modalities and clear of the border; every tissue exists, inside the head."""
+    """All modalities share one head, away from the border, with every tissue inside."""
     for seed in range(20):
         image, label = draw(size, np.random.default_rng(seed))
         head = image[..., 0] > 0
@@ -42,7 +42,7 @@ def test_contrast_tells_the_tissues_apart() -> None:
 
 
 def test_tumours_are_nested() -> None:
-    """No face of a core voxel touches sound tissue."""
+    """No face of a core voxel touches healthy tissue."""
     _, label = draw(64, np.random.default_rng(3))
     sound = label == 0
     for axis in range(3):
@@ -143,7 +143,7 @@ def test_failed_rename_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_two_writers_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The slower of two finds the target filled when it wants to rename, and takes what is there."""
+    """The slower of two writers finds the target filled when it renames, and uses it."""
     target, genuine = tmp_path / "phantoms", os.replace
 
     def replace(source: Path, destination: Path) -> None:
