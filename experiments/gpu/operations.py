@@ -1,7 +1,8 @@
-"""Operations of every class of kernel, in groups: a group is compiled as one function and timed kernel by kernel.
+"""Groups of operations that cover every class of kernel.
 
-`GROUPS[name]()` is `(function, arguments)`. Sizes spread over what training steps contain: narrow and wide channels,
-small and large images, two and three dimensions, memory from a few KB to a GB.
+A group is compiled as one function and timed kernel by kernel. `GROUPS[name]()` is `(function,
+arguments)`. Sizes cover what training steps contain: narrow and wide channels, small and large
+images, two and three dimensions, arrays from a few KB to a GB.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ Group = Callable[[], tuple[Callable[..., Any], Sequence[Any]]]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with padding SAME, channels last; its gradients are run, too."""
+    """A convolution with padding SAME, channels last, which is run with its gradients."""
 
     batch: int
     sides: tuple[int, ...]
@@ -30,7 +31,7 @@ class Convolution:
     dilation: int = 1
 
     def arguments(self, dtype: str) -> tuple[jax.Array, ...]:
-        """Image, filter and the gradient of the result."""
+        """Image, kernel, and the cotangent of the result."""
         rank = len(self.sides)
         image = (self.batch, *self.sides, self.channels)
         kernel = (*(self.window,) * rank, self.channels // self.groups, self.features)
@@ -69,7 +70,7 @@ VOLUMES = (
     Convolution(2, (96, 96, 96), 32, 64, stride=2),
     Convolution(1, (128, 128, 128), 32, 4, window=1),
 )
-PRODUCTS = (  # batch, rows, columns, summed
+PRODUCTS = (  # Batch, rows, columns, contracted.
     (1, 4096, 4096, 4096),
     (1, 1024, 1024, 1024),
     (1, 8192, 1024, 1024),
@@ -86,7 +87,7 @@ PRODUCTS = (  # batch, rows, columns, summed
 
 
 def placed(group: Group) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """A group's function and its arguments as arrays, all made by one compiled function."""
+    """A group's function, and its arguments as arrays that one compiled function creates."""
     functions: list[Callable[..., Any]] = []
 
     def make() -> Sequence[Any]:
@@ -111,17 +112,17 @@ def convolutions(layers: Sequence[Convolution], dtype: str) -> tuple[Callable[..
 
 def products(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     def function(pairs: Sequence[Any]) -> Any:
-        return [jnp.einsum("bmk,bkn->bmn", left, right) for left, right in pairs]
+        return [jnp.einsum("bmk,bkn->bmn", lhs, rhs) for lhs, rhs in pairs]
 
     pairs = [
-        (_random(0, (batch, rows, summed), dtype), _random(1, (batch, summed, columns), dtype))
-        for batch, rows, columns, summed in PRODUCTS
+        (_random(0, (batch, rows, contracted), dtype), _random(1, (batch, contracted, columns), dtype))
+        for batch, rows, columns, contracted in PRODUCTS
     ]
     return function, (pairs,)
 
 
 def bandwidth(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Element by element, from 4 KB to 1 GB; the same that only reads, and that only writes."""
+    """Elementwise kernels from 4 KB to 1 GB, some that only read and some that only write."""
     sizes = [4**power for power in range(5, 15)]
 
     def function(arrays: Sequence[jax.Array], scale: jax.Array) -> Any:
@@ -180,7 +181,7 @@ def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def library() -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Decompositions and transforms that a library computes, at three sizes."""
+    """Decompositions and transforms by libraries, at three sizes."""
 
     def function(squares: Sequence[jax.Array]) -> Any:
         results: list[Any] = []
@@ -196,7 +197,7 @@ def library() -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def launches(count: int = 400) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Small products that depend on one another: what a launch costs."""
+    """A chain of small products, for the cost of a launch."""
 
     def function(square: jax.Array) -> jax.Array:
         for _ in range(count):
@@ -207,20 +208,20 @@ def launches(count: int = 400) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def trips(count: int = 200) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The same in a loop whose number of trips XLA knows, and in one whose it does not."""
+    """The same chain in a loop with a trip count that XLA knows, and in one without."""
 
     def body(square: jax.Array) -> jax.Array:
         return jnp.tanh(square @ square)
 
     def function(square: jax.Array, limit: jax.Array) -> Any:
-        known = lax.fori_loop(0, count, lambda _, carry: body(carry), square)
-        return known, lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 1, body(c[1])), (0, square))
+        counted = lax.fori_loop(0, count, lambda _, carry: body(carry), square)
+        return counted, lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 1, body(c[1])), (0, square))
 
     return function, (_random(0, (256, 256), "float32"), jnp.int32(count))
 
 
 def arguments(count: int) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Many small arrays go in and come out: what an argument costs on the host."""
+    """Many small arguments and results, for the cost of an argument on the host."""
 
     def function(arrays: Sequence[jax.Array]) -> Any:
         return [array + 1 for array in arrays]
@@ -229,7 +230,7 @@ def arguments(count: int) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def _random(number: int, shape: Sequence[int], dtype: str) -> jax.Array:
-    """Ordinary numbers: zeros and ones draw less power, and some chips clock higher for them."""
+    """Random numbers: zeros and ones draw less power, so some chips would clock higher."""
     return jax.random.uniform(jax.random.key(number), shape, jnp.dtype(dtype), -1, 1)
 
 

@@ -1,4 +1,4 @@
-"""What is measured on a card, the most telling first; and the same at toy size, to try the script without one."""
+"""The measurements on a card, most informative first, and toy ones to try the script."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -44,16 +44,16 @@ class Row:
     name: str
     measure: str  # one of `measure.MEASURES`
     model: str = ""  # one of `MODELS`
-    share: float = 0.0  # the budget, of the bytes that jax compiles the plain step to
+    share: float = 0.0  # the budget, as a share of the plain step's bytes
     budget: str = ""  # or as `memplan.jit` takes it
-    smallest: bool = False  # where nothing fits that, the smallest budget that works
+    smallest: bool = False  # if nothing fits, take the smallest feasible budget
     host_state: bool = False  # the state lives in host memory
-    plain: bool = True  # the plain step runs, too, and numbers are compared, from states and batches of so many `seeds`
-    seeds: int = 1
-    groups: Sequence[str] = ()  # of `operations.GROUPS`, by how their names begin
-    fresh_kernels: bool = False  # XLA's choices of kernels are not shared with the other rows' processes
+    plain: bool = True  # the plain step runs too, and the numbers of both are compared
+    seeds: int = 1  # states and batches that are compared
+    groups: Sequence[str] = ()  # beginnings of names in `operations.GROUPS`
+    fresh_kernels: bool = False  # do not share XLA's kernel choices with other rows
     environment: Mapping[str, str] = field(default_factory=dict)
-    limit_s: float = 240  # longest time that it may take, waiting for the card included
+    limit_s: float = 240  # time limit, including the wait for the card
 
 
 _PREALLOCATED = {"XLA_PYTHON_CLIENT_PREALLOCATE": "true"}
@@ -61,11 +61,12 @@ _REPEATABLE = {"XLA_FLAGS": "--xla_gpu_exclude_nondeterministic_ops=true"}
 _WITHOUT_GRAPHS = {"XLA_FLAGS": "--xla_gpu_enable_command_buffer="}
 _SMALL_CARD = {"XLA_PYTHON_CLIENT_MEM_FRACTION": "0.1"}
 _SMALL_POOL = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "1"}
-# Not ready on an H100 after 300 s, where a described one takes 37: XLA times kernels of large convolutions for long.
+# Skips XLA's autotuning: for large convolutions, an H100 was not ready after 300 s, where a
+# described one takes 37 s.
 _UNTIMED = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
 _LARGEST = {**_UNTIMED, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "100"}
 
-# Outside of CUDA graphs the profiler knows each kernel's instruction.
+# Disables CUDA graphs, in which the profiler does not know a kernel's instruction.
 _Kernels = partial(Row, measure="step_kernels", environment=_WITHOUT_GRAPHS)
 _Operations = partial(Row, measure="operations", environment=_WITHOUT_GRAPHS)
 _CALLS = "launches", "trips", "arguments"
@@ -111,7 +112,8 @@ ROWS = (
     _Kernels("kernels of nnU-Net 2D", model="nnunet2d"),
 )
 
-# Kernels are interpreted. On an H100 a decoder's bytes are cuBLAS's workspace of 32 MiB: the smallest budget will do.
+# Kernels are interpreted. The toy decoder takes the smallest budget: on an H100 most of its bytes
+# are cuBLAS's workspace of 32 MiB.
 _Toy = partial(Row, limit_s=600)
 TOY_ROWS = (
     _Toy("rates", "rates"),

@@ -1,4 +1,4 @@
-"""The page of findings: of real cards alone, ratios right, nothing lost."""
+"""The page of findings has only real cards, correct ratios, and all rows."""
 
 from pathlib import Path
 from typing import Any
