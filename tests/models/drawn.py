@@ -1,4 +1,4 @@
-"""Variables of a model without compiling what makes them."""
+"""Random variables of a model, without compiling its initialization."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 def drawn(init: Callable[..., Any], *args: Any) -> Any:
-    """What `init(key, *args)` makes, every leaf random, norms and biases too; variances are positive."""
+    """The variables of `init(key, *args)`, with all leaves random and variances positive."""
     random = np.random.default_rng(0)
 
     def leaf(path: Any, shape: Any) -> np.ndarray:

@@ -60,7 +60,7 @@ def test_deep_supervision_sums_the_scales(quick_jit):
 
 @pytest.mark.parametrize("size", [(8, 12), (4, 12), (4, 6), (2, 3), (1, 1)], ids=str)
 def test_labels_shrink_to_the_nearest(size):
-    """As `jax.image.resize` picks them, but without its gather."""
+    """The same as `jax.image.resize`, but without a gather."""
     labels = jnp.arange(2 * 8 * 12).reshape(2, 8, 12)
     np.testing.assert_array_equal(shrink_nearest(labels, size), jax.image.resize(labels, (2, *size), "nearest"))
     assert "gather" not in str(jax.make_jaxpr(lambda labels: shrink_nearest(labels, size))(labels))

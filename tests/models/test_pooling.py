@@ -7,7 +7,7 @@ from models.pooling import adaptive_average
 
 
 def averaged(x, bins):
-    """Every bin by itself: the cells from its rounded-down begin to its rounded-up end."""
+    """The oracle: per bin, the mean from the rounded-down start to the rounded-up end."""
     rows, columns = (
         [slice(i * n // k, -(-(i + 1) * n // k)) for i in range(k)] for n, k in zip(x.shape[1:3], bins, strict=True)
     )

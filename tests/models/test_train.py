@@ -45,7 +45,7 @@ def built(name):
 
 @cache
 def compiled(name):
-    """The step as XLA compiles it quickly."""
+    """The step, compiled without optimization."""
     step, args = built(name)
     return jax.jit(step).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
 
@@ -85,10 +85,10 @@ def test_loss_falls(name):
 
 @pytest.mark.slow
 def test_seed_decides_state_and_batch():
-    args, again, other = (smallest(concrete=True, seed=seed)[1] for seed in (0, 0, 1))
+    args, again, other_seed = (smallest(concrete=True, seed=seed)[1] for seed in (0, 0, 1))
     jax.tree.map(np.testing.assert_array_equal, args, again)
-    assert (args[1]["image"] != other[1]["image"]).any()
-    assert (args[0].params["head"]["kernel"] != other[0].params["head"]["kernel"]).any()
+    assert (args[1]["image"] != other_seed[1]["image"]).any()
+    assert (args[0].params["head"]["kernel"] != other_seed[0].params["head"]["kernel"]).any()
 
 
 def test_state_can_be_donated():
@@ -143,17 +143,17 @@ def test_full_size_models_are_described_without_allocation():
 @pytest.mark.parametrize("name", ["alexnet", "googlenet-aux"])
 @pytest.mark.slow
 def test_dropout_follows_from_seed_and_step(name):
-    """Recomputed, a step sees the masks that it saw; the next step and another seed see others."""
+    """A recomputed step has the same masks; the next step and another seed have others."""
     state, batch = built(name)[1]
     loss = compiled(name)(state, batch)[1]["loss"]
     assert loss == compiled(name)(state, batch)[1]["loss"]
     assert loss != compiled(name)(replace(state, step=state.step + 1), batch)[1]["loss"]
-    other, _ = TINY[name](seed=1)
-    assert str(jax.make_jaxpr(other)(state, batch)) != str(jax.make_jaxpr(built(name)[0])(state, batch))
+    reseeded, _ = TINY[name](seed=1)
+    assert str(jax.make_jaxpr(reseeded)(state, batch)) != str(jax.make_jaxpr(built(name)[0])(state, batch))
 
 
 def test_literals_reach_the_architecture():
-    """Fields by keyword, dtypes by name, on top of the config that is given."""
+    """Keywords and dtype names override fields of the config."""
     _, (state, batch) = train.resnet_step(32, 2, depth=14, classes=21841, filters=4)
     assert state.params["head"]["kernel"].shape == (128, 21841)
     config = UNet2DConfig(levels=2, filters=4)
@@ -169,7 +169,7 @@ def test_unknown_field_is_refused():
 
 
 def test_nnunet_takes_its_stages_from_the_size():
-    """Six for 128^3, fewer where asked."""
+    """Six for 128^3, or fewer on request."""
     for stages, coarsest in (None, "down_5"), (3, "down_2"):
         params = train.nnunet3d_step(128, stages=stages)[1][0].params
         assert max(name for name in params if name.startswith("down")) == coarsest
@@ -177,7 +177,7 @@ def test_nnunet_takes_its_stages_from_the_size():
 
 @pytest.mark.slow
 def test_enlarged_images_keep_the_state():
-    """GoogLeNet with auxiliary classifiers at ten times the side, as in the first systems of this kind."""
+    """GoogLeNet with auxiliary classifiers on images of ten times the side."""
     googlenet, deeplab = partial(train.googlenet_step, batch=5, aux=True), partial(train.deeplab_step, depth=14)
     for build in googlenet, deeplab, train.alexnet_step:
         (usual, _), (enlarged, batch) = (build(image=image)[1] for image in (224, 2240))
@@ -210,4 +210,4 @@ def test_blocks_are_checkpointed_and_the_state_stays(build, fields, blocks):
     step, args = build(32, batch=2, **fields)
     checkpointed, same = build(32, batch=2, remat=True, **fields)
     assert jax.tree.structure(same) == jax.tree.structure(args)
-    assert [str(jax.make_jaxpr(one)(*args)).count("remat") for one in (step, checkpointed)] == [0, blocks]
+    assert [str(jax.make_jaxpr(function)(*args)).count("remat") for function in (step, checkpointed)] == [0, blocks]

@@ -13,20 +13,20 @@ TOKENS = jnp.array([[3, 1, 4, 1, 5], [9, 2, 6, 5, 3]])
 
 
 def count(config):
-    """Parameters of the decoder, without allocating them."""
+    """Shapes of the decoder's parameters."""
     variables = jax.eval_shape(Decoder(config).init, jax.random.key(0), jnp.zeros((1, 2), jnp.int32))
     return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
 
 
 @pytest.fixture(scope="module")
 def params():
-    """Of the unrolled tiny decoder, with every leaf random, norms and biases too."""
+    """Parameters of the unrolled tiny decoder, all random, including norms and biases."""
     return drawn(Decoder(TINY).init, TOKENS)["params"]
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_parameter_count_of_gpt2(scan):
-    """The published 124M of GPT-2 small."""
+    """GPT-2 small has the published 124M."""
     assert count(DecoderConfig(layers=12, width=768, heads=12, vocab=50257, scan=scan)) == 124_439_808
 
 

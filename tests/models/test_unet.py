@@ -14,13 +14,13 @@ TINY = UNetConfig(levels=2, filters=4, classes=3, in_channels=2)
 
 
 def count(model, image):
-    """Parameters of `model`, without allocating them."""
+    """Shapes of the parameters of `model`."""
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
     return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
 
 
 def expected_count(config, rank):
-    """Parameters of an instance-normalised U-Net with nearest upsampling, from the architecture alone."""
+    """The number of parameters of an instance-normalised U-Net with nearest upsampling."""
     widths = [config.filters * 2**level for level in range(config.levels)]
     down = zip([config.in_channels, *widths], widths, strict=False)
     up = ((above + below, below) for below, above in pairwise(widths))
