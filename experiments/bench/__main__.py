@@ -1,8 +1,8 @@
-"""python -m experiments.bench [QUESTION ...] [--only NAME ...] [--force | --keep] [--table] [--list]
+"""python -m experiments.bench [QUESTION ...] [--only NAME ...] [--force] [--table] [--list]
 
-Measures the cases of the questions, all of them for none, each in a process of its own, and rewrites the tables of
-README.md. What today's memplan, models, jax and compilers have measured is not measured again. NAME is a case or the
-beginning of one.
+Measures the cases of the given questions, or of all, each in a process of its own, and rewrites the
+tables of README.md. Skips cases that were measured with today's memplan, models, jax and compilers.
+NAME is a case or the beginning of one.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from experiments.bench.runner import alone, apart, missing, selected
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 1 where a clone of a public repository is missing."""
+    """Run the command line; returns 1 if a clone of a public repository is missing, else 0."""
     options = _parser().parse_args(argv)
     chosen = options.questions or list(QUESTIONS.values())
     if options.checkouts:
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if options.alone:
         print(alone(chosen[0], chosen[0].cases[options.alone]).to_json())
     elif options.list:
-        print(*(f"{one.name:14}{case}" for one in chosen for case in one.cases), sep="\n")
+        print(*(f"{question.name:14}{case}" for question in chosen for case in question.cases), sep="\n")
     elif options.table:
         tables.rewrite(all_tables())
     else:
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _measure(chosen: Iterable[Question], options: argparse.Namespace) -> int:
-    if options.only and not any(selected(one, options.only) for one in chosen):
+    if options.only and not any(selected(question, options.only) for question in chosen):
         raise SystemExit(f"nothing begins with {' or '.join(options.only)}; --list tells what there is")
     for question in chosen:
         if not jax.__version__.startswith(question.jax):
@@ -57,10 +57,10 @@ def _measure(chosen: Iterable[Question], options: argparse.Namespace) -> int:
 
 
 def _line(result: Result) -> str:
-    """One result for those who watch."""
+    """A result as a line of progress."""
     figures = result.rows[0].items() if result.rows else ()
-    told = (f"{name} {value:.6g}" for name, value in figures if type(value) in (int, float))
-    return f"{result.question} {result.case}: {', '.join((result.status, *filter(None, [result.reason]), *told))}"
+    shown = (f"{name} {value:.6g}" for name, value in figures if type(value) in (int, float))
+    return f"{result.question} {result.case}: {', '.join((result.status, *filter(None, [result.reason]), *shown))}"
 
 
 def _parser() -> argparse.ArgumentParser:

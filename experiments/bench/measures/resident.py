@@ -1,7 +1,7 @@
-"""What a process takes that trains: its resident set and the seconds of its steps, on the machine that is here.
+"""The peak resident set of a training process and the seconds of its steps, on this machine.
 
-The step runs as it is, or planned within the case's budget. The resident set is the highest of the process, by the
-kernel: the interpreter, compilations and the data are in it.
+The step runs plain, or planned within the case's budget. The peak is the kernel's figure for the
+whole process, including the interpreter, compilation and data.
 """
 
 import time
@@ -13,14 +13,14 @@ import jax
 import memplan
 from experiments.bench.cases import Case
 from experiments.bench.measures.planned import limit_of
-from experiments.bench.results import Found
+from experiments.bench.results import Measurement
 from experiments.compiled import device_bytes
 
 STEPS = 3
 
 
-def measure(case: Case) -> Found:
-    """Three steps, of which the first argument is the state."""
+def measure(case: Case) -> Measurement:
+    """Run three steps whose first argument is the state."""
     step, args, donated = case.built()
     clock = time.perf_counter()
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
@@ -42,10 +42,10 @@ def measure(case: Case) -> Found:
         row["losses"].append(float(metrics["loss"]))
         row["seconds"].append(time.perf_counter() - clock)
         row["cpu_seconds"].append(time.process_time() - cpu)
-    return Found([{**row, "peak_rss": _kernel_says("self/status", "VmHWM")}])
+    return Measurement([{**row, "peak_rss": _kernel_says("self/status", "VmHWM")}])
 
 
 def _kernel_says(file: str, name: str) -> int:
-    """Bytes under a name in a file of /proc."""
+    """The bytes of an entry in a file of /proc."""
     lines = (Path("/proc") / file).read_text().splitlines()
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{name}:"))

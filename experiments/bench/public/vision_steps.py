@@ -15,7 +15,7 @@ VISION_TRANSFORMER = Repository(
     "google-research/vision_transformer", "c6de1e5378c9831a8477feb30994971bdc409e46", "Apache-2.0"
 )
 BIG_VISION = Repository("google-research/big_vision", "0127fb6b337ee2a27bf4e54dea79cff176527356", "Apache-2.0")
-STAND_INS = (  # data, logs and checkpoints
+STAND_INS = (  # For data, logs and checkpoints.
     "tensorflow", "tensorflow_datasets", "tensorflow_text", "clu.metric_writers", "clu.periodic_actions",
     "flax.training.checkpoints", "pandas", "vit_jax.checkpoint", "vit_jax.input_pipeline", "vit_jax.models_lit",
 )  # fmt: skip
@@ -24,7 +24,7 @@ STAND_INS = (  # data, logs and checkpoints
 def fine_tuned(
     checkouts: Path, make: Make, *, model: str, batch: int, accumulated: int, size: int, classes: int
 ) -> TrainingStep:
-    """A vision transformer or mixer by name in float32; the gradient is added up in a loop over parts of the batch."""
+    """A float32 vision transformer or mixer; its gradient accumulates over parts of the batch."""
     train = imported(folder_of(checkouts, VISION_TRANSFORMER), "vit_jax.train", STAND_INS)
     network = train.models.get_model(model, num_classes=classes)
     rate = train.utils.create_learning_rate_schedule(10_000, 0.03, "cosine", 500)
@@ -42,7 +42,7 @@ def fine_tuned(
 
 
 def big_vision(checkouts: Path, make: Make, *, variant: str, batch: int, size: int) -> TrainingStep:
-    """ViT as `configs/vit_s16_i1k.py` trains it, without mixup; `update_fn` is cut out of the program's `main`."""
+    """The ViT of `configs/vit_s16_i1k.py` without mixup; `update_fn` is cut out of `main`."""
     root = folder_of(checkouts, BIG_VISION)
     config = imported(root, "big_vision.configs.vit_s16_i1k", STAND_INS).get_config()
     config.mixup.p, config.model.variant = 0.0, variant

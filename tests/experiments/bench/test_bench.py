@@ -1,4 +1,4 @@
-"""The committed results belong to the cases and the README to the results; what is measured again, and by what."""
+"""The committed results match the cases, the README matches the results; what is remeasured."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 from experiments.bench import __main__, questions, results, runner, tables
 from experiments.bench.cases import Case, by_name
 from experiments.bench.questions import QUESTIONS, Question, all_tables
-from experiments.bench.results import Found, Result, known, made_here, source_here
+from experiments.bench.results import Measurement, Result, measured_here, source_here, stored_result
 from experiments.bench.tables import Column, mib, ms, table
 from memplan.hardware import catalog
 
@@ -32,8 +32,8 @@ def test_every_question_has_a_section() -> None:
 
 
 def test_every_result_belongs_to_a_case() -> None:
-    found = {path.relative_to(results.RESULTS).with_suffix("") for path in results.RESULTS.rglob("*.json")}
-    assert found and found <= {Path(question.name) / case.name for question, case in CASES}
+    stored = {path.relative_to(results.RESULTS).with_suffix("") for path in results.RESULTS.rglob("*.json")}
+    assert stored and stored <= {Path(question.name) / case.name for question, case in CASES}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
@@ -68,34 +68,34 @@ def test_arguments_are_shapes_and_the_step_keeps_the_state(name: str) -> None:
     assert metrics["loss"].shape == ()
 
 
-# What is measured, and what is kept.
+# What is measured, and what is skipped.
 
 
 @pytest.fixture
 def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Question:
-    """Three cases, the later ones asked where the ones before do not fit; results go to a folder of the test."""
+    """Three cases, each asked only if the previous one does not fit; results go to `tmp_path`."""
     monkeypatch.setattr(results, "RESULTS", tmp_path)
-    made = lambda: None  # noqa: E731
-    cases = [Case("50", made), Case("60", made, after=("50", False)), Case("75", made, after=("60", False))]
+    step = lambda: None  # noqa: E731
+    cases = [Case("50", step), Case("60", step, after=("50", False)), Case("75", step, after=("60", False))]
     view = lambda rows: table([Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows)  # noqa: E731
-    return Question("toy", by_name(cases), lambda case: Found([{"step_s": 0.5}], "fits"), view)
+    return Question("toy", by_name(cases), lambda case: Measurement([{"step_s": 0.5}], "fits"), view)
 
 
 def keep(case: str, status: str = "fits", **more: Any) -> Result:
-    result = replace(made_here("toy", case, Found([{"step_s": 0.5}], status), results.SOURCES), **more)
+    result = replace(measured_here("toy", case, Measurement([{"step_s": 0.5}], status), results.SOURCES), **more)
     result.keep()
     return result
 
 
 def names(question: Question, **how: bool) -> list[str]:
-    found = runner.missing(question, question.cases.values(), **({"force": False, "keep": False} | how))
-    return [case.name for case in found]
+    missing = runner.missing(question, question.cases.values(), **({"force": False, "keep": False} | how))
+    return [case.name for case in missing]
 
 
 def test_a_result_comes_back_from_its_file(toy: Question) -> None:
-    kept, found = keep("50"), known("toy", "50")
-    assert found is not None and known("toy", "60") is None
-    assert replace(found, rows=()) == replace(kept, rows=()) and [*found.rows] == [*kept.rows]
+    kept, stored = keep("50"), stored_result("toy", "50")
+    assert stored is not None and stored_result("toy", "60") is None
+    assert replace(stored, rows=()) == replace(kept, rows=()) and [*stored.rows] == [*kept.rows]
     assert json.loads(kept.path.read_text())["versions"]["jax"] == jax.__version__
 
 

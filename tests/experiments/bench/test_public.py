@@ -1,4 +1,4 @@
-"""The table of public steps, and how their code is read from clones; made-up clones, no network."""
+"""The table of public steps, and the import of code from clones (fake ones, no network)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_there_are_at_least_fifteen_of_five_repositories() -> None:
 @pytest.mark.parametrize("step", STEPS.values(), ids=STEPS)
 def test_both_sizes_are_in_the_words_of_the_builder(step: PublicStep) -> None:
     for size in (step.full, step.small):
-        inspect.signature(step.build).bind(Path(), lambda made: made(), **size)
+        inspect.signature(step.build).bind(Path(), lambda build: build(), **size)
     assert set(step.full) <= set(step.small)
 
 
