@@ -1,1 +1,1 @@
-"""What memplan is good for: one bench, planners on bare graphs, a real GPU, many processes, and applications."""
+"""Measurements: a bench, planners on bare graphs, a GPU, many processes, and applications."""

@@ -1,10 +1,10 @@
-"""The compiler's account of an executable of `jax.jit`."""
+"""Device memory of an executable of `jax.jit`, as the compiler reports it."""
 
 from typing import Any
 
 
 def device_bytes(compiled: Any) -> int:
-    """Temporaries, arguments and outputs, donated ones once."""
+    """Bytes of temporaries, arguments and outputs; donated arrays count once."""
     stats = compiled.memory_analysis()
-    moved = stats.temp_size_in_bytes + stats.argument_size_in_bytes
-    return moved + stats.output_size_in_bytes - stats.alias_size_in_bytes
+    total = stats.temp_size_in_bytes + stats.argument_size_in_bytes
+    return total + stats.output_size_in_bytes - stats.alias_size_in_bytes

@@ -1,10 +1,10 @@
-"""What is wrong with a data set."""
+"""The error of a damaged or incomplete data set."""
 
 from pathlib import Path
 
 
 class DatasetError(ValueError):
-    """A data set that cannot be read as it claims to be: the file, what is wrong with it, what to try."""
+    """A data set is not what it claims to be; names the file, the problem and what to try."""
 
     def __init__(self, path: Path, problem: str, advice: str) -> None:
         super().__init__(path, problem, advice)

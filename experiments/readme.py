@@ -1,4 +1,4 @@
-"""Tables of measured results, kept in the README beside them."""
+"""Tables of measured results, kept in the README next to the results."""
 
 import argparse
 import os
@@ -13,17 +13,22 @@ END = "<!-- end -->\n"
 
 
 def inserted(text: str, new: str, name: str = "tables") -> str:
-    """`text` with all from the mark `<!-- NAME -->` to the next `<!-- end -->` replaced; ValueError without them."""
+    """Replace everything between the marks `<!-- NAME -->` and the next `<!-- end -->`.
+
+    ValueError: a mark is missing.
+    """
     begin = f"<!-- {name} -->\n"
-    before, found, rest = text.partition(begin)
-    _, closed, after = rest.partition(END)
-    if not found or not closed:
-        raise ValueError(f"the README lacks {begin.strip()} or {END.strip()}; put the two lines back.")
+    before, mark, remainder = text.partition(begin)
+    _, closed, after = remainder.partition(END)
+    if not mark or not closed:
+        raise ValueError(
+            f"the README lacks {begin.strip()} or {END.strip()}; put the two lines back."
+        )
     return f"{before}{begin}\n{new}\n{END}{after}"
 
 
 def insert(readme: Path, new: str) -> None:
-    """The same in a file, which is written whole; where it lacks a mark, not at all."""
+    """The same for a file, which is written atomically, or not at all if a mark is missing."""
     write_atomic(readme, inserted(readme.read_text(), new))
 
 
@@ -34,19 +39,27 @@ def grid(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 
 def conditions(*packages: str) -> dict[str, Any]:
-    """What a result was measured on, as JSON has it."""
+    """The hardware and package versions of a measurement, for its JSON."""
     hardware = f"{platform.machine()}, {len(os.sched_getaffinity(0))} of {os.cpu_count()} cores"
     return {"hardware": hardware, "versions": dict(versions(*packages))}
 
 
-def measure_and_tell(
-    told: str | None, cases: Collection[str], measure: Callable[[str], str], readme: Path, table: Callable[[], str]
+def command_line(
+    description: str | None,
+    cases: Collection[str],
+    measure: Callable[[str], str],
+    readme: Path,
+    table: Callable[[], str],
 ) -> None:
-    """The command line of an experiment with a result per case: `--only NAME ...`, or `--table` for the README alone.
+    """The command line of an experiment with one result per case.
 
-    `told` is the module's docstring; `measure` makes JSON of a case, written whole to `results/` beside the README.
+    `--only NAME ...` measures some cases, `--table` only rewrites the README. `description` is the
+    module's docstring. `measure` returns the JSON of a case, written to `results/` next to the
+    README.
     """
-    parser = argparse.ArgumentParser(description=told.splitlines()[0] if told else None)
+    parser = argparse.ArgumentParser(
+        description=description.splitlines()[0] if description else None
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()

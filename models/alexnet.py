@@ -1,9 +1,9 @@
-"""AlexNet: five convolutions and three dense layers, two of them behind dropout.
+"""AlexNet: five convolutions and three dense layers, two of them after dropout.
 
 Krizhevsky et al., "ImageNet Classification with Deep Convolutional Neural Networks" (NeurIPS 2012),
 in the one-column form of Krizhevsky, "One weird trick for parallelizing convolutional neural
 networks" (2014), without local response norm. An adaptive pool of 6x6 bins before the dense layers
-takes larger images too.
+allows larger images.
 """
 
 from dataclasses import dataclass
@@ -17,17 +17,17 @@ import jax.numpy as jnp
 from models.pooling import adaptive_average
 
 BINS = (6, 6)
-"""Where the convolutions of a 224^2 image end."""
+"""Size of the last feature map of a 224^2 image."""
 
 SMALLEST = 63
-"""Pixels along an axis that leave one behind the last pool."""
+"""Fewest pixels along an axis that leave one after the last pool."""
 
 
 @dataclass(frozen=True)
 class AlexNetConfig:
     """Architecture of an AlexNet; `width` multiplies every number of channels and hidden units.
 
-    `dropout` is the probability of a hidden unit to be zeroed in training.
+    `dropout` is the probability that training zeroes a hidden unit.
     `dtype` is that of activations; parameters are float32.
     """
 
@@ -47,10 +47,10 @@ class AlexNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with
-        `rngs={"dropout": key}`.
+        """(batch, h, w, 3) -> logits (batch, classes), float32.
 
-        Raises ValueError for an image smaller than `SMALLEST`.
+        In training, apply with `rngs={"dropout": key}`. ValueError: an image is smaller than
+        `SMALLEST`.
         """
         if min(image.shape[1:3]) < SMALLEST:
             raise ValueError(
@@ -78,7 +78,7 @@ class AlexNet(nn.Module):
         stride: int = 1,
         padding: int | None = None,
     ) -> jax.Array:
-        """Convolution and ReLU, padded to the same size unless told otherwise."""
+        """Convolution and ReLU, by default padded to the same size."""
         padding = side // 2 if padding is None else padding
         sides, strides, channels = (side, side), (stride, stride), self.config.channels(channels)
         return nn.relu(

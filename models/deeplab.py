@@ -1,9 +1,7 @@
-"""DeepLabV3+: a ResNet that dilates in place of its last stride, a pyramid of atrous convolutions,
-a small decoder.
+"""DeepLabV3+: a dilated ResNet, a pyramid of atrous convolutions, and a small decoder.
 
 Chen et al., "Encoder-Decoder with Atrous Separable Convolution for Semantic Image Segmentation"
-(ECCV 2018), with ordinary convolutions in pyramid and decoder. Nothing depends on the size of the
-image.
+(ECCV 2018), but with ordinary convolutions in pyramid and decoder. Images may have any size.
 """
 
 from collections.abc import Sequence
@@ -21,11 +19,11 @@ from models.resnet import Backbone, ResNetConfig, batch_norm
 class DeepLabConfig:
     """Architecture of a DeepLabV3+; defaults follow PASCAL VOC.
 
-    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. `width` channels leave
-    each branch of the pyramid and each convolution of the decoder, to which the first stage adds
-    `shallow` channels. `rates` dilate the pyramid's 3x3 convolutions; the paper doubles them for an
-    output stride of 8. `dtype` is that of activations; parameters, running statistics and logits
-    are float32.
+    `depth`, `filters`, `output_stride` and `remat` are those of the ResNet. Branches of the pyramid
+    and convolutions of the decoder have `width` channels; the decoder also reads `shallow` channels
+    of the first stage. `rates` are the dilations of the pyramid's 3x3 convolutions; the paper
+    doubles them for an output stride of 8. `dtype` is that of activations; parameters, running
+    statistics and logits are float32.
     """
 
     depth: int = 101
@@ -40,7 +38,7 @@ class DeepLabConfig:
 
     @property
     def backbone(self) -> ResNetConfig:
-        """The ResNet, whose head is not used."""
+        """The ResNet, used without its head."""
         dtype, stride = self.dtype, self.output_stride
         return ResNetConfig(
             self.depth, self.filters, dtype=dtype, output_stride=stride, remat=self.remat
@@ -48,9 +46,7 @@ class DeepLabConfig:
 
 
 def upsample_bilinear(x: jax.Array, size: Sequence[int]) -> jax.Array:
-    """Resize (batch, *spatial, channels) to the spatial `size`, none smaller: pixels are squares,
-    not corners.
-    """
+    """Enlarge (batch, *spatial, channels) to the spatial `size`, with half-pixel centers."""
     return jax.image.resize(x, (x.shape[0], *size, x.shape[-1]), "bilinear")
 
 
@@ -78,9 +74,7 @@ class ConvNorm(nn.Module):
 
 
 class AtrousPyramid(nn.Module):
-    """The same image through a 1x1 convolution, 3x3 ones of several rates and its own mean,
-    concatenated and mixed.
-    """
+    """A 1x1 convolution, 3x3 ones at several rates and the image's mean, concatenated and mixed."""
 
     config: DeepLabConfig
 
@@ -99,9 +93,7 @@ class AtrousPyramid(nn.Module):
 
 
 class DeepLab(nn.Module):
-    """Semantic segmentation of images, channels last. Running statistics live in the collection
-    "batch_stats".
-    """
+    """Semantic segmentation of images, channels last; running statistics are in "batch_stats"."""
 
     config: DeepLabConfig = DeepLabConfig()
 
@@ -109,8 +101,8 @@ class DeepLab(nn.Module):
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
         """(batch, h, w, 3) -> logits (batch, h, w, classes), float32.
 
-        In training, apply with `mutable=["batch_stats"]`, and to two images at least: the pyramid's
-        mean is one pixel per image, and the statistics of a single pixel make it zero.
+        In training, apply with `mutable=["batch_stats"]` and at least two images: the pyramid's
+        mean is one pixel per image, and batch norm over a single pixel gives zero.
         """
         config = self.config
         first, *_, last = Backbone(config.backbone, name="backbone")(image, train)

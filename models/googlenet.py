@@ -1,9 +1,9 @@
 """GoogLeNet: blocks of parallel convolutions whose results are concatenated.
 
-Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), table 1, with batch norm behind each
+Szegedy et al., "Going Deeper with Convolutions" (CVPR 2015), table 1, with batch norm after each
 convolution (Ioffe and Szegedy, 2015) in place of local response norm. The two auxiliary classifiers
-are an option; their average pool is an adaptive one to 4x4, what the paper's windows give of a
-224^2 image, so that images may be enlarged.
+are optional. Their average pool is an adaptive one to 4x4, the size that the paper's windows give
+for a 224^2 image, so images may be larger.
 """
 
 from dataclasses import dataclass
@@ -17,8 +17,7 @@ import jax.numpy as jnp
 from models.pooling import adaptive_average
 
 Block = tuple[int, int, int, int, int, int]
-"""Channels of the 1x1, the 3x3's reduction, the 3x3, the 5x5's reduction, the 5x5, and the pool's
-projection."""
+"""Channels of the 1x1, the 3x3 reduction, the 3x3, the 5x5 reduction, the 5x5, the projection."""
 
 STAGES: tuple[tuple[Block, ...], ...] = (
     ((64, 96, 128, 16, 32, 32), (128, 128, 192, 32, 96, 64)),
@@ -41,10 +40,9 @@ AUXILIARY = ((1, 0), (1, 3))
 class GoogLeNetConfig:
     """Architecture of a GoogLeNet; `width` multiplies every number of channels and hidden units.
 
-    `aux` adds the auxiliary classifiers, behind whose hidden layer training drops a unit with
-    probability `dropout`. `dtype` is that of activations; parameters and running statistics are
-    float32. `remat` puts `jax.checkpoint` around
-    each block: its input is kept, the rest computed again for the gradient.
+    `aux` adds the auxiliary classifiers, whose hidden units are dropped with probability `dropout`
+    in training. `dtype` is that of activations; parameters and running statistics are float32.
+    `remat` puts `jax.checkpoint` around each block.
     """
 
     width: float = 1.0
@@ -96,11 +94,11 @@ class Inception(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(batch, h, w, any) -> (batch, h, w, sum of the four branches)."""
-        one, reduce_three, three, reduce_five, five, project = self.block
+        point, reduce_three, three, reduce_five, five, project = self.block
         conv = partial(Conv, self.config)
         pooled = nn.max_pool(x, (3, 3), (1, 1), "SAME")
         branches = (
-            conv(one, 1, name="one")(x, train),
+            conv(point, 1, name="one")(x, train),
             conv(three, 3, name="three")(
                 conv(reduce_three, 1, name="reduce_three")(x, train), train
             ),
@@ -111,9 +109,7 @@ class Inception(nn.Module):
 
 
 class Auxiliary(nn.Module):
-    """Classifier on what a block in the middle sees: gradients for the blocks below, dropped after
-    training.
-    """
+    """Classifier on an inner block, which adds gradients in training and is unused afterwards."""
 
     config: GoogLeNetConfig
 
@@ -130,25 +126,22 @@ class Auxiliary(nn.Module):
 
 
 def classify(config: GoogLeNetConfig, x: jax.Array) -> jax.Array:
-    """The layer "head" of the module that calls: (batch, any) -> logits (batch, classes),
-    float32.
-    """
+    """The calling module's layer "head": (batch, any) -> logits (batch, classes), float32."""
     logits = nn.Dense(config.classes, dtype=config.dtype, name="head")(x)
     return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
 
 class GoogLeNet(nn.Module):
-    """Image classifier, channels last. Running statistics live in the collection "batch_stats"."""
+    """Image classifier, channels last; running statistics are in "batch_stats"."""
 
     config: GoogLeNetConfig = GoogLeNetConfig()
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array | tuple[jax.Array, ...]:
-        """(batch, h, w, 3) -> logits (batch, classes), float32; in training with `aux` those of
-        three classifiers, the main one first.
+        """(batch, h, w, 3) -> logits (batch, classes), float32.
 
-        In training, apply with `mutable=["batch_stats"]`, and with `aux` also `rngs={"dropout":
-        key}`.
+        In training with `aux`, returns the logits of three classifiers, the main one first. In
+        training, apply with `mutable=["batch_stats"]`, and with `aux` also `rngs={"dropout": key}`.
         """
         config, auxiliary = self.config, []
         pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME")

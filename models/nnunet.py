@@ -1,11 +1,9 @@
-"""U-Net of two or three spatial axes as nnU-Net configures it for an image size, with an output at
-each decoder stage.
+"""The U-Net that nnU-Net configures for an image size, with an output at each decoder stage.
 
-Isensee et al., "nnU-Net" (Nature Methods 2021), the plain convolutional network of its second
-version for isotropic
-voxels: strided convolutions on the way down, transposed ones on the way up, instance norm and leaky
-  ReLU behind each
-convolution, which keeps its bias.
+Isensee et al., "nnU-Net" (Nature Methods 2021): the plain convolutional network of its second
+version for isotropic voxels, in two or three dimensions. It has strided convolutions on the way
+down, transposed ones on the way up, and instance norm and leaky ReLU after each convolution, which
+has a bias.
 """
 
 import math
@@ -20,20 +18,19 @@ import jax.numpy as jnp
 from models.unet import InstanceNorm
 
 Strides = tuple[tuple[int, ...], ...]
-"""Per stage, finest first, and axis: pixels that enter per pixel that leaves."""
+"""Strides per stage, finest first, and axis."""
 
 CAPS = {2: 512, 3: 320}
-"""Most channels of a stage, by spatial axes."""
+"""Most channels of a stage, by the number of spatial axes."""
 
 SLOPE = 0.01
-"""Of the leaky ReLU below zero."""
+"""Slope of the leaky ReLU below zero."""
 
 
 def planned_strides(size: Sequence[int], edge: int = 4) -> Strides:
-    """The stages that nnU-Net gives an image of `size` pixels or voxels: each axis is halved while
-    `edge` remain.
+    """nnU-Net's stages for an image of `size`: each axis is halved while at least `edge` remain.
 
-    An axis that is the only one left is halved only from three times `edge` on.
+    If only one axis is still large enough, it is halved from three times `edge` on.
     """
     strides, size = [(1,) * len(size)], tuple(size)
     while True:
@@ -50,9 +47,9 @@ def planned_strides(size: Sequence[int], edge: int = 4) -> Strides:
 class NNUNetConfig:
     """Architecture of an nnU-Net; `strides` decides the number of stages and of spatial axes.
 
-    Stage `i` works with `filters * 2**i` channels, `cap` at most (default: 320 in three dimensions,
-    512 in two), in two 3-convolutions on the way down and two on the way up.
-    `dtype` is that of activations; parameters and logits are float32.
+    Stage `i` has `filters * 2**i` channels, at most `cap` (default: 320 in three dimensions, 512 in
+    two), and two 3-convolutions each on the way down and up. `dtype` is that of activations;
+    parameters and logits are float32.
     """
 
     strides: Strides = ((1, 1, 1), *((2, 2, 2),) * 5)
@@ -75,7 +72,7 @@ class NNUNetConfig:
 
     @property
     def rank(self) -> int:
-        """Spatial axes."""
+        """Number of spatial axes."""
         return len(self.strides[0])
 
     @property
@@ -85,9 +82,7 @@ class NNUNetConfig:
         return [min(self.filters * 2**stage, cap) for stage in range(len(self.strides))]
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raise ValueError unless every side in `size` (pixels or voxels) is divisible by its
-        strides.
-        """
+        """Raise ValueError unless every side in `size` is divisible by its strides."""
         factors = tuple(map(math.prod, zip(*self.strides, strict=True)))
         if len(size) != self.rank or any(
             extent < factor or extent % factor for extent, factor in zip(size, factors, strict=True)
@@ -100,9 +95,7 @@ class NNUNetConfig:
 
 
 class ConvPair(nn.Module):
-    """Two times 3-convolution, instance norm, leaky ReLU; the first convolution carries the
-    stride.
-    """
+    """Twice: 3-convolution, instance norm, leaky ReLU; the first convolution has the stride."""
 
     config: NNUNetConfig
     filters: int
@@ -127,8 +120,9 @@ class NNUNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array) -> tuple[jax.Array, ...]:
-        """(batch, *spatial, in_channels) -> logits (batch, *spatial, classes), float32, then those
-        of the coarser stages, each smaller by its strides; the coarsest stage has none.
+        """(batch, *spatial, in_channels) -> logits (batch, *spatial, classes), float32.
+
+        Returns logits at full resolution, then those of the coarser stages, except the coarsest.
         """
         config = self.config
         self._check(image)

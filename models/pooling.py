@@ -1,4 +1,4 @@
-"""Pooling to a fixed number of bins, so that a dense layer behind it fits images of every size."""
+"""Pooling to a fixed number of bins, so that a dense layer can follow for images of any size."""
 
 from collections.abc import Sequence
 
@@ -7,12 +7,11 @@ import jax.numpy as jnp
 
 
 def adaptive_average(x: jax.Array, bins: Sequence[int]) -> jax.Array:
-    """Average (batch, *spatial, channels) over `bins` per spatial axis -> (batch, *bins, channels),
-    same dtype.
+    """Average (batch, *spatial, channels) in bins -> (batch, *bins, channels), same dtype.
 
-    Bin `i` of `k` over `n` cells holds the cells from floor(i n / k) up to ceil((i + 1) n / k), as
-    in PyTorch: bins overlap where `k` does not divide `n`. By a product with a matrix per axis:
-      slices would have pads as gradients.
+    Bin `i` of `k` over `n` cells has the cells from floor(i n / k) to ceil((i + 1) n / k), as in
+    PyTorch, so bins overlap if `k` does not divide `n`. Each axis is multiplied by a matrix,
+    because the gradients of slices would be pads.
     """
     for axis, count in enumerate(bins, start=1):
         if x.shape[axis] != count:
@@ -23,7 +22,7 @@ def adaptive_average(x: jax.Array, bins: Sequence[int]) -> jax.Array:
 
 
 def _shares(cells: int, bins: int, dtype: jnp.dtype) -> jax.Array:
-    """What each cell gives to each bin: (cells, bins), columns sum to one."""
+    """The weight of each cell in each bin: (cells, bins), whose columns sum to one."""
     cell, bin_ = jnp.arange(cells)[:, None], jnp.arange(bins)
     inside = (cell >= bin_ * cells // bins) & (cell < -(-(bin_ + 1) * cells // bins))
     return (inside / inside.sum(0)).astype(dtype)

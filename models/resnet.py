@@ -1,10 +1,10 @@
 """ResNet-50/101/152 with bottleneck blocks.
 
-He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form in which the 3x3 convolution of
-a block carries the stride (Gross and Wilber, 2016). Convolutions and the first pool are padded as
-by TensorFlow's "SAME". The last norm of each block starts at zero (Goyal et al., 2017). As a
-backbone of dense prediction its late stages may dilate instead of striding (Chen et al.,
-"Rethinking Atrous Convolution for Semantic Image Segmentation", 2017).
+He et al., "Deep Residual Learning" (CVPR 2016), in the "v1.5" form, in which the 3x3 convolution of
+a block has the stride (Gross and Wilber, 2016). Convolutions and the first pool have TensorFlow's
+"SAME" padding. The last norm of each block starts at zero (Goyal et al., 2017). In a backbone for
+dense prediction the last stages may dilate instead of striding (Chen et al., "Rethinking Atrous
+Convolution for Semantic Image Segmentation", 2017).
 """
 
 from dataclasses import dataclass
@@ -22,24 +22,23 @@ BLOCKS = {
     101: (3, 4, 23, 3),
     152: (3, 8, 36, 3),
 }
-"""Depth to blocks per stage; 14 and 26 are the customary small variants."""
+"""Depth -> blocks per stage; 14 and 26 are common small variants."""
 
 EXPANSION = 4
-"""Channels leaving a bottleneck block, per channel inside it."""
+"""Output channels of a bottleneck block per channel inside it."""
 
 STEM_STRIDE = 4
-"""Pixels of the image per pixel of the first stage, along an axis."""
+"""Stride of the stem: image pixels per pixel of the first stage, along an axis."""
 
 
 @dataclass(frozen=True)
 class ResNetConfig:
     """Architecture of a ResNet.
 
-    Stage `i` works with `filters * 2**i` channels inside its blocks and 4 times that between them.
-    Stages that would shrink the image beyond `output_stride` keep its size and dilate their 3x3
-    convolutions instead. `dtype` is that of activations; parameters and running statistics are
-    float32. `remat` puts `jax.checkpoint` around
-    each block: its input is kept, the rest computed again for the gradient.
+    Stage `i` has `filters * 2**i` channels inside its blocks and 4 times that between them. Stages
+    that would exceed `output_stride` keep the size and dilate their 3x3 convolutions instead.
+    `dtype` is that of activations; parameters and running statistics are float32. `remat` puts
+    `jax.checkpoint` around each block.
     """
 
     depth: int = 50
@@ -63,18 +62,16 @@ class ResNetConfig:
         return BLOCKS[self.depth]
 
     def stride(self, stage: int) -> int:
-        """Of the first block of stage `stage`."""
+        """Stride of the first block of stage `stage`."""
         return 2 if stage and STEM_STRIDE * 2**stage <= self.output_stride else 1
 
     def dilation(self, stage: int) -> int:
-        """Of the 3x3 convolutions of stage `stage`."""
+        """Dilation of the 3x3 convolutions of stage `stage`."""
         return max(1, STEM_STRIDE * 2**stage // self.output_stride)
 
 
 class Bottleneck(nn.Module):
-    """1x1 reduce, 3x3 (strided or dilated), 1x1 expand, plus the shortcut, projected where shapes
-    differ.
-    """
+    """1x1 reduce, 3x3 (strided or dilated), 1x1 expand, plus a shortcut, projected if needed."""
 
     config: ResNetConfig
     filters: int
@@ -99,19 +96,17 @@ class Bottleneck(nn.Module):
 
 
 def batch_norm(config: ResNetConfig, train: bool, name: str, **options: Any) -> nn.BatchNorm:
-    """Batch norm over batch statistics in training and running ones in evaluation; statistics in
-    float32.
-    """
+    """Batch norm with float32 statistics: of the batch in training, running ones in evaluation."""
     return nn.BatchNorm(
         not train, momentum=0.9, epsilon=1e-5, dtype=config.dtype, name=name, **options
     )
 
 
 def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[jax.Array]:
-    """(batch, h, w, 3) -> what leaves each of the four stages, finest first; blocks belong to the
-    module that calls.
+    """(batch, h, w, 3) -> outputs of the four stages, finest first, in the calling module.
 
-    Stage `i` gives (batch, h / s, w / s, 4 * filters * 2**i) with s = min(4 * 2**i, output_stride).
+    Stage `i` returns (batch, h / s, w / s, 4 * filters * 2**i) with s = min(4 * 2**i,
+    output_stride).
     """
     x = image.astype(config.dtype)
     x = nn.Conv(config.filters, (7, 7), (2, 2), use_bias=False, dtype=config.dtype, name="stem")(x)
@@ -131,27 +126,26 @@ def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[j
 
 
 class Backbone(nn.Module):
-    """A ResNet without its head, for dense prediction. Running statistics live in the collection
-    "batch_stats".
-    """
+    """A ResNet without head, for dense prediction; running statistics are in "batch_stats"."""
 
     config: ResNetConfig = ResNetConfig()
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> list[jax.Array]:
-        """(batch, h, w, 3) -> what leaves each stage, as in `stage_outputs`."""
+        """(batch, h, w, 3) -> the outputs of each stage, as in `stage_outputs`."""
         return stage_outputs(self.config, image, train)
 
 
 class ResNet(nn.Module):
-    """Image classifier, channels last. Running statistics live in the collection "batch_stats"."""
+    """Image classifier, channels last; running statistics are in "batch_stats"."""
 
     config: ResNetConfig = ResNetConfig()
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with
-        `mutable=["batch_stats"]`.
+        """(batch, h, w, 3) -> logits (batch, classes), float32.
+
+        In training, apply with `mutable=["batch_stats"]`.
         """
         config = self.config
         last = stage_outputs(config, image, train)[-1]

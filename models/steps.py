@@ -1,6 +1,4 @@
-"""The parts of a training step: state, gradient and update, random batches, arguments without
-allocation.
-"""
+"""The parts of a training step: state, gradient and update, random batches, arguments."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,9 +16,7 @@ Config = TypeVar("Config")
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class TrainState:
-    """What a step changes. `step` is an int32 scalar; `batch_stats` is empty for models without
-    running statistics.
-    """
+    """The state of a training; `step` is an int32 scalar, `batch_stats` the running statistics."""
 
     step: Any
     params: Any
@@ -34,14 +30,14 @@ Loss = Callable[[Any, Any, Batch], tuple[jax.Array, Any]]
 """(params, batch_stats, batch) -> (scalar loss, new batch_stats)."""
 
 Measure = Callable[[Any, jax.Array], jax.Array]
-"""(what a model gives, labels) -> scalar."""
+"""(outputs of a model, labels) -> scalar."""
 
 Sample = Callable[[jax.Array], Batch]
-"""A batch from a key."""
+"""key -> batch."""
 
 
 def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
-    """The step that descends `loss` once with `optimizer`."""
+    """A step that updates the parameters once by the gradient of `loss`."""
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
         grad = jax.value_and_grad(loss, has_aux=True)
@@ -56,10 +52,10 @@ def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
 def make_random_step(
     loss_of: Callable[[jax.Array], Loss], optimizer: optax.GradientTransformation, seed: int
 ) -> Step:
-    """As `make_step`, for a loss that draws from a key, as dropout does.
+    """As `make_step`, for a loss that needs a random key, for example for dropout.
 
-    The key is the seed's with `state.step` folded in: another one each step, and the same however
-    often a step is computed.
+    The key is derived from `seed` and `state.step`, so each step has its own, and recomputing a
+    step uses the same one.
     """
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, Metrics]:
@@ -70,7 +66,7 @@ def make_random_step(
 
 
 def plain_loss(model: Any, measure: Measure) -> Loss:
-    """Of a model that does the same in training and evaluation."""
+    """The loss of a model that is the same in training and evaluation."""
 
     def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
         return measure(model.apply({"params": params}, batch["image"]), batch["label"]), batch_stats
@@ -79,7 +75,7 @@ def plain_loss(model: Any, measure: Measure) -> Loss:
 
 
 def training_loss(model: Any, measure: Measure, key: jax.Array | None = None) -> Loss:
-    """Of a model with running statistics, dropout (from `key`) or both."""
+    """The loss of a model with running statistics, dropout (from `key`) or both."""
     options: dict[str, Any] = {} if key is None else {"rngs": {"dropout": key}}
 
     def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
@@ -93,7 +89,7 @@ def training_loss(model: Any, measure: Measure, key: jax.Array | None = None) ->
 
 
 def random_images(image: Sequence[int], label: Sequence[int], classes: int) -> Sample:
-    """Batches of noise: "image" float32 and "label" int32 below `classes`, of these shapes."""
+    """Random batches: "image" float32 and "label" int32 below `classes`, of these shapes."""
 
     def sample(key: jax.Array) -> Batch:
         pixels, labels = jax.random.split(key)
@@ -105,11 +101,9 @@ def random_images(image: Sequence[int], label: Sequence[int], classes: int) -> S
     return sample
 
 
-def configured[Config](config: Config, fields: Mapping[str, Any], **given: Any) -> Config:
-    """`config` with `fields` replaced, and those of `given` that are not None. A dtype may be a
-    name: "bfloat16".
-    """
-    fields = {**fields, **{name: value for name, value in given.items() if value is not None}}
+def configured[Config](config: Config, fields: Mapping[str, Any], **overrides: Any) -> Config:
+    """`config` with `fields` and all `overrides` but None replaced; a dtype may be a name."""
+    fields = {**fields, **{name: value for name, value in overrides.items() if value is not None}}
     if "dtype" in fields:
         fields["dtype"] = jnp.dtype(fields["dtype"])
     record: Any = config
@@ -125,7 +119,7 @@ def build(
     seed: int,
     inputs: str = "image",
 ) -> Built:
-    """`step` and its arguments; `inputs` names the entry of a batch that initializes the model."""
+    """`step` and its arguments; `inputs` is the entry of a batch that initializes the model."""
 
     def arguments(key: jax.Array) -> tuple[TrainState, Batch]:
         weights, data = jax.random.split(key)
@@ -141,7 +135,5 @@ def build(
 
 
 def _compile_quickly(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Jit for a function that runs once: random draws take the optimizing compiler far longer than
-    they take to run.
-    """
+    """Jit without optimization, for a function that runs once: compiling random draws is slow."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})

@@ -1,14 +1,14 @@
 """Whole training steps: forward, loss, gradient and optax update of each model.
 
 Every builder returns `(step, (state, batch))` with `step(state, batch) -> (state, {"loss":
-scalar})`. By default the arguments are `jax.ShapeDtypeStruct` trees and nothing is allocated;
-`concrete=True` gives an initialised state and a random batch of the right kind, both from `seed`. A
-step is pure and not yet jitted: `jax.jit(step, donate_argnums=0)`. Where a model has dropout, its
-  masks follow from `seed` and `state.step`.
+scalar})`. By default the arguments are trees of `jax.ShapeDtypeStruct`, and nothing is allocated.
+With `concrete=True` they are an initialised state and a random batch, both from `seed`. A step is
+pure and not jitted; use `jax.jit(step, donate_argnums=0)`. Dropout masks depend on `seed` and
+`state.step`.
 
-`config` is the model's architecture, and every further keyword one of its fields:
-`resnet_step(depth=101, classes=10, dtype="bfloat16")`. Literals are enough, as on memplan's command
-line.
+`config` is the model's architecture, and all further keywords are fields of it:
+`resnet_step(depth=101, classes=10, dtype="bfloat16")`. Literals suffice, so memplan's command line
+can call a builder.
 """
 
 from collections.abc import Sequence
@@ -85,13 +85,11 @@ def unet3d_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Segmentation of volumes of `size` voxels (one side of a cube, or three) by cross-entropy plus
-    soft Dice.
+    """Segmentation of volumes by cross-entropy plus soft Dice; `size` is one side, or three.
 
     batch: "image" (batch, d, h, w, in_channels) float32, "label" (batch, d, h, w) int32. Default
-      optimizer: SGD,
-    learning rate 1e-2, momentum 0.9. Raises ValueError where a side cannot be halved `levels - 1`
-    times.
+    optimizer: SGD, learning rate 1e-2, momentum 0.9. ValueError: a side cannot be halved
+    `levels - 1` times.
     """
     model = UNet3D(configured(config or UNet3DConfig(), fields))
     return _unet_step(model, size, batch, optimizer, concrete, seed)
@@ -107,7 +105,7 @@ def unet2d_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `unet3d_step`, for images of `size` pixels (one side of a square, or two)."""
+    """As `unet3d_step`, for images; `size` is one side in pixels, or two."""
     model = UNet2D(configured(config or UNet2DConfig(), fields))
     return _unet_step(model, size, batch, optimizer, concrete, seed)
 
@@ -123,12 +121,11 @@ def nnunet3d_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `unet3d_step`, with the network that nnU-Net configures for this size, cut to the first
-    `stages` where given.
+    """As `unet3d_step`, with nnU-Net's network for this size, optionally its first `stages` only.
 
-    The loss is summed over the outputs by `deep_supervision_weights`. Default optimizer: SGD,
+    The loss is a sum over the outputs with `deep_supervision_weights`. Default optimizer: SGD,
     learning rate 1e-2, Nesterov momentum 0.99, weight decay 3e-5, gradients clipped to a norm of
-    12. Raises ValueError for a side that the strides do not divide.
+    12. ValueError: the strides do not divide a side.
     """
     return _nnunet_step(_sides(size, 3), batch, stages, config, fields, optimizer, concrete, seed)
 
@@ -144,7 +141,7 @@ def nnunet2d_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `nnunet3d_step`, for images of `size` pixels (one side of a square, or two)."""
+    """As `nnunet3d_step`, for images; `size` is one side in pixels, or two."""
     return _nnunet_step(_sides(size, 2), batch, stages, config, fields, optimizer, concrete, seed)
 
 
@@ -159,12 +156,10 @@ def resnet_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Classification of square RGB images of side `image` pixels; `depth`, where given, overrides
-    the config's.
+    """Classification of square RGB images of side `image` pixels; `depth` overrides the config's.
 
     batch: "image" (batch, image, image, 3) float32, "label" (batch,) int32. Default optimizer: SGD,
-      learning rate 0.1,
-    momentum 0.9. The head of ImageNet-22k: `classes=21841`.
+    learning rate 0.1, momentum 0.9. ImageNet-22k has `classes=21841`.
     """
     config = configured(config or ResNetConfig(), fields, depth=depth)
     model, optimizer = ResNet(config), optimizer or optax.sgd(0.1, momentum=0.9)
@@ -182,9 +177,7 @@ def googlenet_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `resnet_step`, with a GoogLeNet; with `aux=True` the losses of the auxiliary classifiers
-    join by 0.3 each.
-    """
+    """As `resnet_step`, with a GoogLeNet; `aux=True` adds the auxiliary losses, times 0.3 each."""
     config = configured(config or GoogLeNetConfig(), fields)
     model, optimizer = GoogLeNet(config), optimizer or optax.sgd(0.1, momentum=0.9)
     if config.aux:
@@ -204,7 +197,7 @@ def alexnet_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """As `resnet_step`, with an AlexNet, whose default learning rate is 0.01."""
+    """As `resnet_step`, with an AlexNet and a default learning rate of 0.01."""
     config = configured(config or AlexNetConfig(), fields)
     model, optimizer = AlexNet(config), optimizer or optax.sgd(0.01, momentum=0.9)
     step = _dropout_step(model, cross_entropy, optimizer, seed)
@@ -222,12 +215,10 @@ def deeplab_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Segmentation of square RGB images of side `image` pixels by cross-entropy; `depth` is the
-    ResNet's.
+    """Segmentation of square RGB images of side `image` by cross-entropy; `depth` is the ResNet's.
 
     batch: "image" (batch, image, image, 3) float32, "label" (batch, image, image) int32. Default
-      optimizer: SGD,
-    learning rate 7e-3, momentum 0.9.
+    optimizer: SGD, learning rate 7e-3, momentum 0.9.
     """
     config = configured(config or DeepLabConfig(), fields, depth=depth)
     model, optimizer = DeepLab(config), optimizer or optax.sgd(7e-3, momentum=0.9)
@@ -248,13 +239,10 @@ def decoder_step(
     seed: int = 0,
     **fields: Any,
 ) -> Built:
-    """Next-token prediction over sequences of `tokens`; `layers` and `width`, where given, override
-    the config's.
+    """Next-token prediction on sequences of `tokens`; `layers` and `width` override the config's.
 
-    batch: "tokens" and "targets", both (batch, tokens) int32, the second being the first moved on
-      by one. Default
-    optimizer: AdamW, learning rate 3e-4. Raises ValueError for more tokens than the config's
-      context.
+    batch: "tokens" and "targets", both (batch, tokens) int32, the second shifted by one. Default
+    optimizer: AdamW, learning rate 3e-4. ValueError: `tokens` exceeds the config's context.
     """
     config = configured(config or DecoderConfig(), fields, layers=layers, width=width)
     model, optimizer = Decoder(config), optimizer or optax.adamw(3e-4)

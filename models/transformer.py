@@ -1,8 +1,8 @@
-"""Decoder-only transformer with attention written out plainly, unrolled or scanned over its layers.
+"""Decoder-only transformer with unfused attention, unrolled or scanned over its layers.
 
 Vaswani et al. (2017), in the pre-norm form of GPT-2 (Radford et al., 2019): learned positions,
-GELU, layer norms before attention, before the MLP and before the output. No dropout. Attention
-keeps its (batch, heads, tokens, tokens) weights, as no fused kernel is used.
+GELU, layer norms before attention, before the MLP and before the output. There is no dropout.
+Attention materializes its (batch, heads, tokens, tokens) weights.
 """
 
 from dataclasses import dataclass
@@ -20,18 +20,18 @@ CHECKPOINTS = {
         "device", "pinned_host"
     ),
 }
-"""What a layer keeps for its backward pass, by the name of the policy."""
+"""Name -> policy of `jax.checkpoint` for what a layer keeps for its backward pass."""
 
 
 @dataclass(frozen=True)
 class DecoderConfig:
     """Architecture of a decoder.
 
-    `context` is the largest number of tokens per sequence; `tied` reuses the token embedding as
-    output projection; `scan` runs the layers as one `lax.scan` over stacked parameters instead of
-    unrolling them (see `stack_layers`); `checkpoint` puts each under a policy of `jax.checkpoint`
-    (`CHECKPOINTS`). `dtype` is that of activations; parameters, layer statistics, softmax and
-    logits are float32.
+    `context` is the largest number of tokens per sequence. `tied` reuses the token embedding as
+    output projection. `scan` runs the layers as one `lax.scan` over stacked parameters instead of
+    unrolling them (see `stack_layers`). `checkpoint` names a policy of `CHECKPOINTS` for each
+    layer. `dtype` is that of activations; parameters, layer statistics, softmax and logits are
+    float32.
     """
 
     layers: int = 24
@@ -106,9 +106,7 @@ class Decoder(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """(batch, tokens) integers below `vocab` -> logits of the next token (batch, tokens,
-        vocab), float32.
-        """
+        """(batch, tokens) integers -> logits of the next token (batch, tokens, vocab), float32."""
         config, length = self.config, tokens.shape[-1]
         if length > config.context:
             raise ValueError(
@@ -148,19 +146,19 @@ class Decoder(nn.Module):
 
 
 def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
-    """Parameters of an unrolled decoder -> those of the scanned one: "layer_0", ... become
-    "layers", on a new axis.
+    """Convert the parameters of an unrolled decoder to those of a scanned one.
 
-    Takes and returns the collection "params"; the logits stay the same, up to rounding.
+    Stacks "layer_0", "layer_1", ... along a new axis of "layers". Takes and returns the collection
+    "params". The logits stay the same up to rounding.
     """
     layers = [
         params[f"layer_{index}"]
         for index in range(sum(name.startswith("layer_") for name in params))
     ]
-    rest = {name: value for name, value in params.items() if not name.startswith("layer_")}
-    return rest | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+    unstacked = {name: value for name, value in params.items() if not name.startswith("layer_")}
+    return unstacked | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 
 
 def _wide(dtype: Any) -> Any:
-    """float32, or wider where activations already are."""
+    """float32, or `dtype` if that is wider."""
     return jnp.promote_types(dtype, jnp.float32)

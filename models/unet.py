@@ -1,9 +1,9 @@
 """U-Net of any spatial rank: the core that `models.unet2d` and `models.unet3d` share.
 
 Ronneberger et al., "U-Net" (MICCAI 2015); Cicek et al., "3D U-Net" (MICCAI 2016), whose skips are
-concatenated with the upsampled features. Instance normalization after Ulyanov et al. (2016), as in
-nnU-Net (Isensee et al., 2021). Unlike the original, convolutions are padded, so that the labels
-have the size of the image.
+concatenated with the upsampled features. Instance normalization is by Ulyanov et al. (2016), as in
+nnU-Net (Isensee et al., 2021). Unlike the original, convolutions are padded, so labels have the
+size of the image.
 """
 
 from collections.abc import Sequence
@@ -22,14 +22,13 @@ Upsampling = Literal["nearest", "transpose"]
 class UNetConfig:
     """Architecture of a U-Net.
 
-    Level `i` (0 is full resolution) works at `size / 2**i` with `filters * 2**i` channels, in two
-    3-convolutions on the way down and two on the way up. With the defaults the last decoder level
+    Level `i` (0 is full resolution) has size `size / 2**i` and `filters * 2**i` channels, and two
+    3-convolutions each on the way down and up. With the defaults the last decoder level
     concatenates 64 upsampled and 32 skipped channels at full resolution. "nearest" upsampling keeps
     the channels; "transpose" halves them.
 
     `dtype` is that of activations; parameters are float32. `remat` puts `jax.checkpoint` around
-    each pair of
-    convolutions: its input is kept, the rest computed again for the gradient.
+    each pair of convolutions.
     """
 
     levels: int = 4
@@ -42,9 +41,7 @@ class UNetConfig:
     remat: bool = False
 
     def check_size(self, size: Sequence[int]) -> None:
-        """Raise ValueError unless every side in `size` (pixels or voxels) can be halved `levels -
-        1` times.
-        """
+        """Raise ValueError unless every side in `size` can be halved `levels - 1` times."""
         factor = 2 ** (self.levels - 1)
         if any(extent < factor or extent % factor for extent in size):
             raise ValueError(
@@ -56,9 +53,7 @@ class UNetConfig:
 
 
 class InstanceNorm(nn.Module):
-    """Normalize each sample and channel over the spatial axes, then scale and shift; statistics in
-    float32.
-    """
+    """Normalize each sample and channel over space, then scale and shift; float32 statistics."""
 
     epsilon: float = 1e-5
 
@@ -78,8 +73,7 @@ class InstanceNorm(nn.Module):
 def upsample_nearest(x: jax.Array) -> jax.Array:
     """Double every spatial axis of (batch, *spatial, channels) by repetition.
 
-    A broadcast and a reshape: the gradient is then a sum, where that of a gather would be a
-      scatter.
+    Uses a broadcast and a reshape: their gradient is a sum, that of a gather would be a scatter.
     """
     batch, *spatial, channels = x.shape
     thin = x.reshape(batch, *(extent for side in spatial for extent in (side, 1)), channels)
@@ -90,7 +84,7 @@ def upsample_nearest(x: jax.Array) -> jax.Array:
 
 
 class ConvBlock(nn.Module):
-    """Two times 3-convolution, norm, ReLU."""
+    """Twice: 3-convolution, norm, ReLU."""
 
     config: UNetConfig
     filters: int
@@ -101,7 +95,7 @@ class ConvBlock(nn.Module):
         """(batch, *spatial, any) -> (batch, *spatial, filters)."""
         norm = self.config.norm
         for _ in range(2):
-            # A norm subtracts the mean, and with it any bias.
+            # No bias before a norm, which would subtract it with the mean.
             x = nn.Conv(
                 self.filters, (3,) * self.rank, use_bias=norm is None, dtype=self.config.dtype
             )(x)

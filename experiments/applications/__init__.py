@@ -1,1 +1,1 @@
-"""What memplan is good for, at the size of a small project: a folder for each."""
+"""Applications of memplan at the size of a small project, one folder each."""

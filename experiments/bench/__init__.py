@@ -1,1 +1,1 @@
-"""One bench: cases, measures and tables as data. `python -m experiments.bench`; README.md says what came out."""
+"""One bench: cases, measures and tables as data. Run `python -m experiments.bench`."""

@@ -1,6 +1,6 @@
-"""The cases: a training step, the device it is planned for, and a budget. Adding one is adding a line.
+"""The cases: a training step, the device it is planned for, and a budget. A new case is a new line.
 
-A share is in percents of what the compiler says that the step takes there as it is.
+Shares are in percent of the plain step's bytes on that device, as the compiler reports them.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -49,24 +49,26 @@ class Case:
     """A step to measure."""
 
     name: str  # of the case within its question; names its result
-    make: Callable[..., Any]  # the step and its arguments, and the positions that are donated where these are not (0,)
-    device: str = ""  # name of a described GPU, "v100" or "v100@pcie3x16"; "" is the one that is here
-    budget: int | str | None = None  # percents of the plain step's bytes; bytes, such as "15GiB"; None: unmodified
+    make: Callable[..., Any]  # () -> (step, args), or with the donated positions if not (0,)
+    device: str = ""  # a described GPU, such as "v100" or "v100@pcie3x16"; "": the local device
+    # Percent of the plain step's bytes, or bytes such as "15GiB"; None: the plain step.
+    budget: int | str | None = None
     host_budget: str | None = None
     host_state: tuple[int, ...] = ()  # positions of arguments that stay in host memory
-    after: tuple[str, bool] | None = None  # a case; this one is asked only where that one fits (True) or does not
-    minutes: float = 10.0  # that it may take
+    # Another case; this one is asked only if that one fits (True) or does not (False).
+    after: tuple[str, bool] | None = None
+    minutes: float = 10.0  # time limit
     facts: Mapping[str, Any] = field(default_factory=dict)  # for the measure or the table
 
     def built(self) -> tuple[Callable[..., Any], tuple[Any, ...], tuple[int, ...]]:
-        """The step, its arguments, and the positions of those that are donated."""
+        """The step, its arguments, and the positions of the donated ones."""
         step, args, *donated = self.make()
         return step, tuple(args), donated[0] if donated else (0,)
 
 
 Cases = Mapping[str, Case]
 Where = tuple[str, tuple[int | str, ...]]
-"""A device, and the budgets there."""
+"""A device and budgets for it."""
 
 
 def by_name(cases: Iterable[Case]) -> Cases:
@@ -74,12 +76,15 @@ def by_name(cases: Iterable[Case]) -> Cases:
 
 
 def under(name: str, make: Callable[..., Any], *where: Where, **facts: Any) -> Iterator[Case]:
-    """One step, on devices, under budgets."""
+    """Cases of one step on devices under budgets."""
     for device, budgets in where:
-        yield from (Case(f"{name}-{device}-{budget}", make, device, budget, facts=facts) for budget in budgets)
+        yield from (
+            Case(f"{name}-{device}-{budget}", make, device, budget, facts=facts)
+            for budget in budgets
+        )
 
 
-# The cases that README.md quotes, then other models, types and devices, so that the planner is not fitted to those.
+# First the cases that README.md quotes, then other models, types and devices, to avoid overfitting.
 UNET3D_144, RESNET50_64 = unet3d(144), resnet(64)
 BUDGETS = by_name((
     *under("unet3d_144", UNET3D_144, ("v100", (75, 60, 55)), ("h200", (75, 60, 55)), required=True),
@@ -114,7 +119,7 @@ def _meshed(name: str) -> Any:
 
 
 def _ladder(name: str, device: str) -> Iterator[Case]:
-    """Within half; where nothing fits half, within 60, then 75 %."""
+    """Cases within 50 % of the bytes; if nothing fits, within 60, then 75 %."""
     after = None
     for share in (50, 60, 75):
         case = Case(f"{name}-{device}-{share}", partial(_public, name), device, share, after=after)
@@ -131,7 +136,12 @@ DRAWN = by_name([
     Case("nested_300", drawn_program, minutes=90, facts={"count": 300, "nested": True}),
 ])  # fmt: skip
 ABORTS = by_name(
-    Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
+    Case(
+        f"{first}-{first + 49}",
+        second_order.drawn_step,
+        minutes=20,
+        facts={"first": first, "count": 50},
+    )
     for first in range(0, 500, 50)
 )
 JUDGED = by_name(
@@ -139,10 +149,18 @@ JUDGED = by_name(
     for device in ("v100", "a100")
     for name, make in (
         ("unet3d", partial(train.unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
-        ("unet2d", partial(train.unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
+        (
+            "unet2d",
+            partial(train.unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group")),
+        ),
         ("resnet", partial(train.resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
         ("decoder", partial(train.decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
-        ("decoder_scan", partial(train.decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
+        (
+            "decoder_scan",
+            partial(
+                train.decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True)
+            ),
+        ),
     )
 )
 
@@ -173,7 +191,7 @@ def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[
     return decoder(batch, tokens, **config)
 
 
-_CT = 512, 512, 192  # a volume of computed tomography
+_CT = 512, 512, 192  # The shape of a volume of computed tomography.
 _WIDE_MLP = decoder(32, 1024, layers=2, width=1024, heads=8, mlp_ratio=64, vocab=4096, dtype=BF16)
 SLABS = by_name(
     Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30, facts={"samples": n, "of": unit})
@@ -198,17 +216,21 @@ SLABS = by_name(
         ("decoder_2_mlp65536", _WIDE_MLP, "a100", "9GiB", 32 * 1024, "tokens"),
     )
 )  # fmt: skip
-# One of each kind: loops with copies in each direction, on a GPU before and after compute capability 8.0.
+# One case of each kind: loops with copies in each direction, GPUs below and above capability 8.0.
 SLABS_JAX011 = by_name(SLABS[f"{name}GiB"] for name in (
     "unet3d_304-v100-15", "unet3d_512-v100-15", "unet3d_768_bf16-a100-75", "unet2d_8192-v100-11",
     "nnunet3d_512x512x192-v100-15", "resnet50_b1920-v100-15",
 ))  # fmt: skip
 
 RESIDENT = by_name(
-    Case(f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30)
+    Case(
+        f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30
+    )
     for size, budget in ((64, None), (64, 28), (208, "8GiB"))
 )
-SLAB_NUMBERS = by_name(Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items())
+SLAB_NUMBERS = by_name(
+    Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items()
+)
 SLAB_TIME = by_name([
     Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
     Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
@@ -217,7 +239,10 @@ SLAB_TIME = by_name([
 
 LINKS = by_name(
     Case(f"{name}-{link}", make, device, "2GiB", host)
-    for name, make in (("googlenet", partial(train.googlenet_step, image=1120, batch=5)), ("unet3d_144", UNET3D_144))
+    for name, make in (
+        ("googlenet", partial(train.googlenet_step, image=1120, batch=5)),
+        ("unet3d_144", UNET3D_144),
+    )
     for link, device, host in (
         ("none", "v100", "0"),
         *(
@@ -244,20 +269,31 @@ STATE = by_name(
 )  # fmt: skip
 
 
-def _ways_of_a_loop(device: str, kind: str, dtype: Any) -> Iterator[Case]:
-    """A decoder scanned over its layers: as it is, with the policies of `jax.checkpoint`, and planned."""
-    made, facts = partial(decoder, **DECODER_24, scan=True, dtype=dtype), {"of": f"{device}-{kind}"}
-    yield Case(f"{device}-{kind}-plain", made(), device, facts=facts)
+def _loop_methods(device: str, kind: str, dtype: Any) -> Iterator[Case]:
+    """A decoder scanned over its layers: plain, with policies of `jax.checkpoint`, and planned."""
+    network, facts = (
+        partial(decoder, **DECODER_24, scan=True, dtype=dtype),
+        {"of": f"{device}-{kind}"},
+    )
+    yield Case(f"{device}-{kind}-plain", network(), device, facts=facts)
     for policy in CHECKPOINTS:
-        yield Case(f"{device}-{kind}-{policy}", made(checkpoint=policy), device, facts=facts | {"policy": policy})
-    yield from (Case(f"{device}-{kind}-{share}", made(), device, share, facts=facts) for share in (50, 30, 20))
+        yield Case(
+            f"{device}-{kind}-{policy}",
+            network(checkpoint=policy),
+            device,
+            facts=facts | {"policy": policy},
+        )
+    yield from (
+        Case(f"{device}-{kind}-{share}", network(), device, share, facts=facts)
+        for share in (50, 30, 20)
+    )
 
 
 LOOPS = by_name(
     case
     for device in ("h200", "a100")
     for kind, dtype in (("f32", F32), ("bf16", BF16))
-    for case in _ways_of_a_loop(device, kind, dtype)
+    for case in _loop_methods(device, kind, dtype)
 )
 
 LONG = by_name(
@@ -271,61 +307,69 @@ LONG = by_name(
 CARDS: Mapping[str, tuple[str, int]] = {
     "p100": ("15GiB", 1), "v100": ("15GiB", 1), "a100": ("75GiB", 8), "h200": ("130GiB", 8),
 }  # fmt: skip
-"""What a step may take, of 16, 16, 80 and 141 GB: the rest is for libraries; and how many times faster batches grow."""
-WAYS = ("plain", "jax.checkpoint", "xla", "memplan")
+"""Budget of a step on cards of 16, 16, 80 and 141 GB, less libraries; and the growth of batches."""
+METHODS = ("plain", "jax.checkpoint", "xla", "memplan")
 _NETWORKS: Mapping[str, tuple[Callable[..., Any], int, int]] = {
     "googlenet": (partial(train.googlenet_step, aux=True), 5, 16),
     "resnet50": (partial(train.resnet_step, depth=50), 5, 16),
     "deeplab": (train.deeplab_step, 2, 8),
 }
-"""Builder, the batch of enlarged images (IBM's 5 for the classifiers), and from one batch to the next at 224^2."""
+"""Builder, batch for growing images (IBM's 5 for classifiers), step between batches at 224^2."""
 
 
 @dataclass(frozen=True)
 class Growth:
-    """One size of one network that grows."""
+    """A network, and one size of it that grows."""
 
     name: str
-    make: Callable[..., Any]  # (size, remat=False) -> (step, args); with remat, `jax.checkpoint` around each block
+    # (size, remat=False) -> (step, args); `remat` puts `jax.checkpoint` around each block.
+    make: Callable[..., Any]
     sizes: range
-    pixels: Callable[[int], int]  # of a batch of a size; or voxels
+    pixels: Callable[[int], int]  # size -> pixels or voxels of a batch
 
 
 def growths(faster: int) -> Iterator[Growth]:
-    """For a card whose batches grow so many times faster."""
+    """The networks that grow, on a card with `faster` times larger steps between batches."""
     for name, (builder, batch, apart) in _NETWORKS.items():
         images, batches = range(256, 24577, 64), range(apart * faster, 16385, apart * faster)
         enlarged = partial(_grown, builder, "image", batch=batch)
         multiplied = partial(_grown, builder, "batch", image=224)
         yield Growth(f"{name}-image", enlarged, images, lambda size, n=batch: n * size**2)
         yield Growth(f"{name}-batch", multiplied, batches, lambda size: 224**2 * size)
-    yield Growth("unet3d-volume", partial(_grown, train.unet3d_step, "size"), range(64, 769, 8), lambda size: size**3)
+    yield Growth(
+        "unet3d-volume",
+        partial(_grown, train.unet3d_step, "size"),
+        range(64, 769, 8),
+        lambda size: size**3,
+    )
 
 
-def _grown(builder: Callable[..., Any], grows: str, size: int, remat: bool = False, **other: int) -> Any:
-    return builder(**{grows: size}, remat=remat, **other)
+def _grown(
+    builder: Callable[..., Any], grows: str, size: int, remat: bool = False, **fields: int
+) -> Any:
+    return builder(**{grows: size}, remat=remat, **fields)
 
 
 LARGE_IMAGES = by_name(
-    Case(f"{growth.name}-{device}-{way}", growth.make, device, budget, "256GiB", minutes=60,
-         facts={"of": growth.name, "way": way, "growth": growth})
+    Case(f"{growth.name}-{device}-{method}", growth.make, device, budget, "256GiB", minutes=60,
+         facts={"of": growth.name, "way": method, "growth": growth})
     for device, (budget, faster) in CARDS.items()
     for growth in growths(faster)
-    for way in WAYS
+    for method in METHODS
 )  # fmt: skip
 
 
 def _speeds(device: str, growth: Growth) -> Iterator[Case]:
-    """In doublings of the pixels for as long as a plan fits."""
+    """Sizes that double the pixels, for as long as a plan fits."""
     smaller, pixels = "", 0
     for size in growth.sizes:
         if growth.pixels(size) < 2 * pixels:
             continue
         pixels, name = growth.pixels(size), f"{growth.name}-{device}-{size}"
-        made, remade = partial(growth.make, size), partial(growth.make, size, remat=True)
-        facts = {"of": growth.name, "size": size, "pixels": pixels, "checkpoint": remade}
+        plain, checkpointed = partial(growth.make, size), partial(growth.make, size, remat=True)
+        facts = {"of": growth.name, "size": size, "pixels": pixels, "checkpoint": checkpointed}
         after = (smaller, True) if smaller else None
-        yield Case(name, made, device, CARDS[device][0], "256GiB", after=after, facts=facts)
+        yield Case(name, plain, device, CARDS[device][0], "256GiB", after=after, facts=facts)
         smaller = name
 
 
@@ -351,7 +395,7 @@ LARGEST = by_name(
 
 
 def layers(width: int, count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A step of `count` square layers under tanh, 1024 rows on each device."""
+    """A step of `count` square tanh layers with 1024 rows per device."""
 
     def step(weights: list[jax.Array], batch: Any) -> Any:
         def loss_of(weights: list[jax.Array]) -> jax.Array:
@@ -361,7 +405,9 @@ def layers(width: int, count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]
             return ((x - batch["y"]) ** 2).mean()
 
         loss, gradients = jax.value_and_grad(loss_of)(weights)
-        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], loss
+        return [
+            weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)
+        ], loss
 
     rows = jax.ShapeDtypeStruct((1024, width), F32)
     return step, ([jax.ShapeDtypeStruct((width, width), F32)] * count, {"x": rows, "y": rows})
@@ -369,7 +415,12 @@ def layers(width: int, count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]
 
 _DDL = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
 MESHES = by_name(
-    Case(f"{name}-{device}-{topology.partition('@')[2]}", make, device, facts={"topology": topology, **facts})
+    Case(
+        f"{name}-{device}-{topology.partition('@')[2]}",
+        make,
+        device,
+        facts={"topology": topology, **facts},
+    )
     for name, make, device, topology, facts in (
         ("mlp", partial(layers, 2048, 8), "a100", "today@2x4", {}),
         ("mlp", partial(layers, 2048, 8), "a100", "today@8x8", {}),
@@ -384,7 +435,7 @@ MESHES = by_name(
 
 
 def _sharded(kind: str, layers: int, hosts: int) -> Iterator[Case]:
-    """Shares of its bytes, and what two policies of `jax.checkpoint` for each layer take."""
+    """Budgets as shares, and as the bytes of two per-layer policies of `jax.checkpoint`."""
     per_host = 4 if hosts == 2 else 8
     name, facts = f"{kind}_{layers}-{hosts}x{per_host}", {"topology": f"today@{hosts}x{per_host}"}
     make = partial(sharded_decoder, kind, layers, hosts, per_host)
@@ -403,11 +454,18 @@ SHARDED = by_name(
 )
 
 PUBLIC_MESHES = by_name(
-    Case(f"{name}-70", partial(_meshed, name), step.device, 70, minutes=20, facts={"topology": step.topology})
+    Case(
+        f"{name}-70",
+        partial(_meshed, name),
+        step.device,
+        70,
+        minutes=20,
+        facts={"topology": step.topology},
+    )
     for name, step in MESH_STEPS.items()
 )
 
-# A volume over V100s of 15 GiB, one part each: its depth, and where `height`, its height inside a host.
+# A volume split over V100s of 15 GiB by depth; with `height`, by height inside a host.
 SPACE = by_name(
     Case(
         f"unet3d_{size}-{hosts}x{per_host}{'-height' if height else ''}",
@@ -453,10 +511,15 @@ RELEASES = by_name(
 )
 
 OVERHEAD = by_name(
-    Case(name, small_resnet, budget=budget, facts={"what": what, "unit_s": unit_s})
-    for name, budget, what, unit_s in (
+    Case(name, small_resnet, budget=budget, facts={"what": label, "unit_s": unit_s})
+    for name, budget, label, unit_s in (
         ("first_call", None, "first call, ResNet-26, 32 of 64^2", 1.0),
-        ("second_start", 60, "the same within 60 % of its bytes, both in jax's persistent cache", 1.0),
+        (
+            "second_start",
+            60,
+            "the same within 60 % of its bytes, both in jax's persistent cache",
+            1.0,
+        ),
         ("later_calls", None, "later calls, 200 arguments", 1e-6),
     )
 )

@@ -1,9 +1,10 @@
-"""Training programs that nobody wrote: loops, branches and effects, one inside the other, each drawn from its number.
+"""Random training programs with nested loops, branches and effects, each generated from its number.
 
-Layers as in `random_steps.py` stand in scans over stacked weights, loops of a fixed or a data-dependent number of
-trips, branches, `jax.checkpoint` and jitted calls, three levels deep; of some programs the outermost level is a loop
-over whole training steps. Three in four write numbers into `EFFECTS` on their way: at the entry, in branches and in the
-bodies of loops. Only what jax itself forbids is left out: input and output under `jax.checkpoint`.
+The layers of `random_steps.py` are nested three levels deep in scans over stacked weights, loops
+with a fixed or a data-dependent number of trips, branches, `jax.checkpoint` and jitted calls. In
+some programs the outermost level is a loop over whole training steps. Three in four programs write
+numbers to `EFFECTS`: at the entry, in branches and in bodies of loops. Only what jax forbids is
+left out: input and output under `jax.checkpoint`.
 """
 
 import math
@@ -29,22 +30,22 @@ _TRIPS = (2, 3, 4)
 
 @dataclass(frozen=True)
 class Effect:
-    """What a program wrote."""
+    """A number that a program wrote."""
 
-    kind: str  # "ordered", "unordered", or "pure": of a callback that may run any number of times, or not at all
-    tag: int  # of the place in the program
+    kind: str  # "ordered", "unordered", or "pure": a callback that may run any number of times
+    tag: int  # the place in the program
     value: float
 
 
 EFFECTS: list[Effect] = []
 
 
-def taken() -> list[Effect]:
-    """What programs wrote since this was last asked."""
+def drain_effects() -> list[Effect]:
+    """Return and clear the effects written so far."""
     jax.effects_barrier()
-    found = EFFECTS[:]
+    effects = EFFECTS[:]
     EFFECTS.clear()
-    return found
+    return effects
 
 
 def _write(kind: str, tag: int, value: Any) -> None:
@@ -52,41 +53,51 @@ def _write(kind: str, tag: int, value: Any) -> None:
 
 
 def _answer(kind: str, tag: int, value: Any) -> np.float32:
-    """Written, and answered with a number that depends on it."""
+    """Write a number; return another one that depends on it."""
     _write(kind, tag, value)
     return np.float32(1 + math.sin(value) / 8)
 
 
 def _answered(call: Callable[..., Any]) -> Callable[[Array, Array], Array]:
-    """The answer scales the layer; neither is differentiated."""
+    """A callback whose result scales the layer; neither is differentiated."""
     return lambda x, value: x * call(value).astype(x.dtype)
 
 
-def _told(call: Callable[..., Any]) -> Callable[[Array, Array], Array]:
-    def told(x: Array, value: Array) -> Array:
+def _unanswered(call: Callable[..., Any]) -> Callable[[Array, Array], Array]:
+    """A callback without a result."""
+
+    def unanswered(x: Array, value: Array) -> Array:
         call(value)
         return x
 
-    return told
+    return unanswered
 
 
 _NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 Call = Callable[[int], Callable[[Array, Array], Array]]
-"""tag -> (x, the number to write) -> x."""
+"""tag -> (x, number to write) -> x."""
 _DEBUG: Sequence[Call] = (
-    lambda tag: _told(partial(jax.debug.callback, partial(_write, "ordered", tag), ordered=True)),
-    lambda tag: _told(partial(jax.debug.callback, partial(_write, "unordered", tag))),
+    lambda tag: _unanswered(
+        partial(jax.debug.callback, partial(_write, "ordered", tag), ordered=True)
+    ),
+    lambda tag: _unanswered(partial(jax.debug.callback, partial(_write, "unordered", tag))),
 )
-_PURE: Call = lambda tag: _answered(partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER))  # noqa: E731
+_PURE: Call = lambda tag: _answered(
+    partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER)
+)  # noqa: E731
 _IO: Sequence[Call] = (
-    lambda tag: _told(partial(io_callback, partial(_write, "ordered", tag), None, ordered=True)),
-    lambda tag: _answered(partial(io_callback, partial(_answer, "ordered", tag), _NUMBER, ordered=True)),
+    lambda tag: _unanswered(
+        partial(io_callback, partial(_write, "ordered", tag), None, ordered=True)
+    ),
+    lambda tag: _answered(
+        partial(io_callback, partial(_answer, "ordered", tag), _NUMBER, ordered=True)
+    ),
     lambda tag: _answered(partial(io_callback, partial(_answer, "unordered", tag), _NUMBER)),
 )
 
 Weights = Any
 Apply = Callable[[Weights, Array, Array], Array]
-"""(weights, what the block before made, number of the training step) -> of the same shape."""
+"""(weights, output of the previous block, number of the training step) -> the same shape."""
 
 
 @dataclass(frozen=True)
@@ -94,22 +105,22 @@ class Block:
     """A part of a program.
 
     Attributes:
-      made: shape in front of each weight -> the weights.
+      init: leading dimensions of each weight -> the weights.
     """
 
-    made: Callable[[tuple[int, ...]], Weights]
+    init: Callable[[tuple[int, ...]], Weights]
     apply: Apply
 
 
 @dataclass
 class Drawing:
-    """What a program is drawn with."""
+    """The state from which a program is generated."""
 
     draw: random.Random
     normal: Callable[..., np.ndarray]
     width: int
     dtype: Any
-    writes: float  # share of the places that have an effect
+    writes: float  # share of places with an effect
     tags: list[int] = field(default_factory=list)
 
     def tag(self) -> int:
@@ -117,23 +128,23 @@ class Drawing:
         return self.tags[-1]
 
     def written(self, remade: bool) -> Callable[[Array], Array]:
-        """An effect, or none; `remade`: under `jax.checkpoint`."""
+        """An effect or none; `remade` says whether it is under `jax.checkpoint`."""
         if self.draw.random() >= self.writes:
             return lambda x: x
         call = self.draw.choice((*_DEBUG, _PURE, *(() if remade else _IO)))(self.tag())
         return lambda x: call(x, lax.stop_gradient(x[0, 0].astype(jnp.float32)))
 
     def block(self, depth: int, remade: bool = False) -> Block:
-        """Of so many levels."""
+        """A block of `depth` levels."""
         return self.draw.choice(_NESTS)(self, depth, remade) if depth else _leaf(self, remade)
 
     def sides(self, depth: int, count: int, remade: bool) -> list[Block]:
-        """Branches: one of so many levels, the others of one layer."""
+        """Branches, one of `depth` levels and the others of one layer."""
         deep = self.draw.randrange(count)
         return [self.block(depth if number == deep else 0, remade) for number in range(count)]
 
     def decided(self) -> Callable[[Array, Array], Array]:
-        """By the data, or by the number of the step."""
+        """The index of a branch, from the data or from the number of the step."""
         if self.draw.random() < 0.5:
             return lambda x, at: jnp.abs(x[0, 0] * 64).astype(jnp.int32)
         return lambda x, at: at
@@ -143,12 +154,18 @@ def _leaf(drawing: Drawing, remade: bool) -> Block:
     kinds = [drawing.draw.choice(list(LAYERS)) for _ in range(drawing.draw.choice((1, 1, 2)))]
     written, tag = drawing.written(remade), drawing.tag()
 
-    def made(front: tuple[int, ...]) -> Weights:
-        square = drawing.normal(size=(len(kinds), 2, *front, drawing.width, drawing.width)) * 0.5 * drawing.width**-0.5
-        first = [jnp.asarray(one, jnp.float32) for one in square.reshape(-1, *square.shape[2:])]
+    def init(front: tuple[int, ...]) -> Weights:
+        square = (
+            drawing.normal(size=(len(kinds), 2, *front, drawing.width, drawing.width))
+            * 0.5
+            * drawing.width**-0.5
+        )
+        first = [
+            jnp.asarray(matrix, jnp.float32) for matrix in square.reshape(-1, *square.shape[2:])
+        ]
         return [
-            {"in": one, "out": other, "bias": one[..., 0, :]}
-            for one, other in zip(first[::2], first[1::2], strict=True)
+            {"in": into, "out": out, "bias": into[..., 0, :]}
+            for into, out in zip(first[::2], first[1::2], strict=True)
         ]
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
@@ -158,20 +175,24 @@ def _leaf(drawing: Drawing, remade: bool) -> Block:
             x = LAYERS[kind](weight, x, early, key)
         return written(jnp.tanh(x))
 
-    return Block(made, apply)
+    return Block(init, apply)
 
 
 def _sequence(drawing: Drawing, depth: int, remade: bool) -> Block:
     parts = drawing.sides(depth - 1, 2, remade)
     return Block(
-        lambda front: [part.made(front) for part in parts],
+        lambda front: [part.init(front) for part in parts],
         lambda weights, x, at: parts[1].apply(weights[1], parts[0].apply(weights[0], x, at), at),
     )
 
 
 def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
-    """Over stacked weights, back or forth; what it stacks besides is added up."""
-    trips, inner, written = drawing.draw.choice(_TRIPS), drawing.block(depth - 1, remade), drawing.written(remade)
+    """A scan over stacked weights, forwards or backwards; its stacked outputs are summed."""
+    trips, inner, written = (
+        drawing.draw.choice(_TRIPS),
+        drawing.block(depth - 1, remade),
+        drawing.written(remade),
+    )
     reverse, unroll = drawing.draw.random() < 0.3, drawing.draw.choice((1, 1, 2))
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
@@ -182,29 +203,39 @@ def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
         x, means = lax.scan(body, x, weights, reverse=reverse, unroll=unroll)
         return x + means.sum(0)
 
-    return Block(lambda front: inner.made((*front, trips)), apply)
+    return Block(lambda front: inner.init((*front, trips)), apply)
 
 
 def _fori(drawing: Drawing, depth: int, remade: bool) -> Block:
-    """A fixed number of trips, all with the same weights: jax differentiates it."""
-    trips, inner, written = drawing.draw.choice(_TRIPS), drawing.block(depth - 1, remade), drawing.written(remade)
+    """A loop with a fixed number of trips and the same weights, which jax differentiates."""
+    trips, inner, written = (
+        drawing.draw.choice(_TRIPS),
+        drawing.block(depth - 1, remade),
+        drawing.written(remade),
+    )
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
-        return lax.fori_loop(0, trips, lambda trip, x: written(inner.apply(weights, x, at + trip)), x)
+        return lax.fori_loop(
+            0, trips, lambda trip, x: written(inner.apply(weights, x, at + trip)), x
+        )
 
-    return Block(inner.made, apply)
+    return Block(inner.init, apply)
 
 
 def _while(drawing: Drawing, depth: int, remade: bool) -> Block:
-    """The data tell how many trips: jax does not differentiate it."""
-    most, inner, written = drawing.draw.choice(_TRIPS), drawing.block(depth - 1, remade), drawing.written(remade)
+    """A loop with a data-dependent number of trips, which jax does not differentiate."""
+    limit, inner, written = (
+        drawing.draw.choice(_TRIPS),
+        drawing.block(depth - 1, remade),
+        drawing.written(remade),
+    )
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
         weights, start = lax.stop_gradient((weights, x))
 
         def goes_on(carry: tuple[Array, Array]) -> Array:
             trip, x = carry
-            return (trip < most) & ((trip < 1) | (jnp.abs(x[0, 0]) > 0.05))
+            return (trip < limit) & ((trip < 1) | (jnp.abs(x[0, 0]) > 0.05))
 
         def body(carry: tuple[Array, Array]) -> tuple[Array, Array]:
             trip, x = carry
@@ -212,30 +243,36 @@ def _while(drawing: Drawing, depth: int, remade: bool) -> Block:
 
         return x + lax.stop_gradient(lax.while_loop(goes_on, body, (jnp.int32(0), start))[1]) * 0.5
 
-    return Block(inner.made, apply)
+    return Block(inner.init, apply)
 
 
 def _branches(count: int, drawing: Drawing, depth: int, remade: bool) -> Block:
-    """`lax.cond` of two, `lax.switch` of more."""
+    """`lax.cond` of two branches, or `lax.switch` of more."""
     sides, decided = drawing.sides(depth - 1, count, remade), drawing.decided()
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
-        branches = [partial(side.apply, weight) for side, weight in zip(sides, weights, strict=True)]
+        branches = [
+            partial(side.apply, weight) for side, weight in zip(sides, weights, strict=True)
+        ]
         index = decided(x, at) % count
-        return lax.cond(index == 1, *branches, x, at) if count == 2 else lax.switch(index, branches, x, at)
+        return (
+            lax.cond(index == 1, *branches, x, at)
+            if count == 2
+            else lax.switch(index, branches, x, at)
+        )
 
-    return Block(lambda front: [side.made(front) for side in sides], apply)
+    return Block(lambda front: [side.init(front) for side in sides], apply)
 
 
 def _checkpointed(drawing: Drawing, depth: int, remade: bool) -> Block:
     inner = drawing.block(depth - 1, remade=True)
     policy = drawing.draw.choice((None, jax.checkpoint_policies.dots_saveable))
-    return Block(inner.made, jax.checkpoint(inner.apply, policy=policy))  # pyright: ignore[reportArgumentType]
+    return Block(inner.init, jax.checkpoint(inner.apply, policy=policy))  # pyright: ignore[reportArgumentType]
 
 
 def _jitted(drawing: Drawing, depth: int, remade: bool) -> Block:
     inner = drawing.block(depth - 1, remade)
-    return Block(inner.made, jax.jit(inner.apply))
+    return Block(inner.init, jax.jit(inner.apply))
 
 
 _NESTS = (
@@ -253,13 +290,15 @@ def _scanned(step: Step, trips: int) -> Step:
 
 def _repeated(step: Step, trips: int) -> Step:
     def steps(state: Any, batch: Array) -> Any:
-        return lax.fori_loop(0, trips, lambda trip, carry: step(carry[0], batch), (state, jnp.float32(0)))
+        return lax.fori_loop(
+            0, trips, lambda trip, carry: step(carry[0], batch), (state, jnp.float32(0))
+        )
 
     return steps
 
 
 def _until_small(step: Step, trips: int) -> Step:
-    """At most so many training steps: until the loss is small."""
+    """At most `trips` training steps, until the loss is small."""
 
     def steps(state: Any, batch: Array) -> Any:
         def goes_on(carry: Any) -> Array:
@@ -274,14 +313,18 @@ def _until_small(step: Step, trips: int) -> Step:
 
 
 def drawn_program(number: int) -> tuple[Step, tuple[Any, ...]]:
-    """A training step with its arguments: state (weights, moments and a count), and a batch, or one for each step."""
+    """A training step and its arguments: a state (weights, moments, count), and its batches."""
     draw, normal = random.Random(number), np.random.default_rng(number).normal
     rows, width, dtype = 256, 16, draw.choice((jnp.float32, jnp.float32, jnp.bfloat16))
     drawing = Drawing(draw, normal, width, dtype, draw.choice((0, 0.3, 0.5, 0.7)))
     outer = draw.choice((None, None, None, _scanned, _repeated, _until_small))
     blocks = [drawing.block(0), drawing.block(DEPTH - (outer is not None))]
     draw.shuffle(blocks)
-    momentum, at_entry, at_end = draw.choice((0.0, 0.9)), drawing.written(False), drawing.written(False)
+    momentum, at_entry, at_end = (
+        draw.choice((0.0, 0.9)),
+        drawing.written(False),
+        drawing.written(False),
+    )
 
     def loss(weights: Weights, at: Array, batch: Array) -> Array:
         x = batch.astype(dtype)
@@ -294,12 +337,18 @@ def drawn_program(number: int) -> tuple[Step, tuple[Any, ...]]:
         value, gradients = jax.value_and_grad(loss)(weights, at, at_entry(batch))
         value = at_end(value.reshape(1, 1))[0, 0]
         if momentum:
-            moments = gradients = jax.tree.map(lambda old, new: momentum * old + new, moments, gradients)
-        weights = jax.tree.map(lambda weight, gradient: weight - _RATE * gradient, weights, gradients)
+            moments = gradients = jax.tree.map(
+                lambda old, new: momentum * old + new, moments, gradients
+            )
+        weights = jax.tree.map(
+            lambda weight, gradient: weight - _RATE * gradient, weights, gradients
+        )
         return (weights, moments, at + 1), value
 
-    weights = [block.made(()) for block in blocks]
+    weights = [block.init(()) for block in blocks]
     moments = jax.tree.map(jnp.zeros_like, weights) if momentum else ()
     trips = draw.choice((2, 3))
-    batch = jnp.asarray(normal(size=(*((trips,) if outer is _scanned else ()), rows, width)), jnp.float32)
+    batch = jnp.asarray(
+        normal(size=(*((trips,) if outer is _scanned else ()), rows, width)), jnp.float32
+    )
     return step if outer is None else outer(step, trips), ((weights, moments, jnp.int32(0)), batch)

@@ -1,8 +1,9 @@
-"""Training steps that nobody wrote: each drawn from its number.
+"""Random training steps, each generated from its number.
 
-A chain of layers of a dozen kinds, in one of three precisions, with one of three optimizers. None has a loop: where
-other residuals are stacked, kernels are others. `tests/test_numbers.py` draws small programs of every sort and any
-budget, of which 2 in 100 run a kernel again. These are training steps large enough to need it: 96 in 100 do.
+A step is a chain of layers of a dozen kinds, in one of three precisions, with one of three
+optimizers. None has a loop, since stacking other residuals changes the kernels.
+`tests/test_numbers.py` generates small programs of every kind with any budget, of which 2 in 100
+recompute a kernel. The steps here are large enough that 96 in 100 do.
 """
 
 import random
@@ -16,7 +17,7 @@ from jax import lax
 
 Array = jax.Array
 Layer = Callable[[Any, Array, Array, Array], Array]
-"""(weights, what the layer before made, what an earlier one made, key) -> (rows, width)."""
+"""(weights, output of the previous layer, output of an earlier layer, key) -> (rows, width)."""
 
 
 def _normalized(weights: Any, x: Array, early: Array, key: Array) -> Array:
@@ -34,14 +35,16 @@ def _attention(weights: Any, x: Array, early: Array, key: Array) -> Array:
 def _convolved(weights: Any, x: Array, early: Array, key: Array) -> Array:
     kernel = jnp.stack([weights["in"], weights["out"], weights["in"]])
     signal = x.reshape(-1, 32, x.shape[1])
-    made = lax.conv_general_dilated(signal, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
-    return jax.nn.relu(made).reshape(x.shape)
+    convolved = lax.conv_general_dilated(
+        signal, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
+    return jax.nn.relu(convolved).reshape(x.shape)
 
 
 def _pooled(weights: Any, x: Array, early: Array, key: Array) -> Array:
     signal = x.reshape(-1, 32, x.shape[1])
-    most = lax.reduce_window(signal, -jnp.inf, lax.max, (1, 4, 1), (1, 4, 1), "VALID")
-    return jnp.repeat(most, 4, axis=1).reshape(x.shape) @ weights["in"] + x
+    maxima = lax.reduce_window(signal, -jnp.inf, lax.max, (1, 4, 1), (1, 4, 1), "VALID")
+    return jnp.repeat(maxima, 4, axis=1).reshape(x.shape) @ weights["in"] + x
 
 
 LAYERS: Mapping[str, Layer] = {
@@ -49,11 +52,15 @@ LAYERS: Mapping[str, Layer] = {
     "residual": lambda w, x, early, key: x + jax.nn.gelu(x @ w["in"]) @ w["out"],
     "gated": lambda w, x, early, key: jax.nn.silu(x @ w["in"]) * (x @ w["out"]),
     "normalized": _normalized,
-    "over batch": lambda w, x, early, key: jax.nn.relu((x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + w["bias"]),
+    "over batch": lambda w, x, early, key: jax.nn.relu(
+        (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + w["bias"]
+    ),
     "attention": _attention,
     "convolved": _convolved,
     "pooled": _pooled,
-    "joined": lambda w, x, early, key: jnp.concatenate([x, early], 1) @ jnp.concatenate([w["in"], w["out"]]),
+    "joined": lambda w, x, early, key: (
+        jnp.concatenate([x, early], 1) @ jnp.concatenate([w["in"], w["out"]])
+    ),
     "dropped": lambda w, x, early, key: (
         jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / jnp.asarray(0.7, x.dtype), 0) + early
     ),
@@ -68,7 +75,7 @@ LAYERS: Mapping[str, Layer] = {
 
 
 def drawn_step(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """A training step with its arguments: state (weights, moments and a key), and a batch."""
+    """A training step and its arguments: a state (weights, moments, key) and a batch."""
     draw = random.Random(number)
     dtype = draw.choice((jnp.float32, jnp.float32, jnp.bfloat16, jnp.float16))
     rows, width = draw.choice((128, 256)), draw.choice((16, 24, 32))
@@ -77,12 +84,12 @@ def drawn_step(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     skips = [draw.randint(0, number) for number in range(len(kinds))]
 
     def loss(weights: Any, key: Array, batch: Array) -> Array:
-        made = [batch.astype(dtype)]
+        outputs = [batch.astype(dtype)]
         for kind, skip, weight in zip(kinds, skips, weights, strict=True):
-            key, one = jax.random.split(key)
+            key, subkey = jax.random.split(key)
             weight = jax.tree.map(lambda leaf: leaf.astype(dtype), weight)
-            made.append(LAYERS[kind](weight, made[-1], made[skip], one))
-        return (made[-1].astype(jnp.float32) ** 2).mean()
+            outputs.append(LAYERS[kind](weight, outputs[-1], outputs[skip], subkey))
+        return (outputs[-1].astype(jnp.float32) ** 2).mean()
 
     def step(state: Any, batch: Array) -> Any:
         weights, moments, key = state
@@ -93,6 +100,6 @@ def drawn_step(number: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
     key, first, second = jax.random.split(jax.random.key(number), 3)
     square = jax.random.normal(first, (len(kinds), 2, width, width)) * 0.5 * width**-0.5
-    weights = [{"in": one[0], "out": one[1], "bias": one[0, 0]} for one in square]
+    weights = [{"in": pair[0], "out": pair[1], "bias": pair[0, 0]} for pair in square]
     batch = jax.random.normal(second, (rows, width))
     return step, ((weights, optimizer.init(weights), key), batch)

@@ -1,4 +1,4 @@
-"""What was measured of a case: one schema for every question, a JSON file each under results/QUESTION/."""
+"""Results of cases: one schema for every question, one JSON file each under results/QUESTION/."""
 
 import hashlib
 import json
@@ -17,34 +17,35 @@ from memplan.io import write_atomic
 ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SOURCES = ("memplan/**/*.py", "models/**/*.py")
-_DECIDING = (  # of what is compiled
+_DECIDING = (  # Packages that determine what is compiled.
     "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12",
 )  # fmt: skip
 
 Row = Mapping[str, Any]
-"""Figures by name; names end in their unit. None is what was not found out."""
+"""Figures by name; a name ends in its unit. None: not measured."""
 
 
 @dataclass(frozen=True)
-class Found:
-    """What a measure makes of a case."""
+class Measurement:
+    """The result of a measure on a case."""
 
     rows: Sequence[Row]
-    status: str = "measured"  # of one step under one budget "fits", "untouched" (as it is), or "does not fit"
-    reason: str = ""  # for what does not fit
+    # For one step under one budget: "fits", "untouched" (the plain step fits) or "does not fit".
+    status: str = "measured"
+    reason: str = ""  # why it does not fit
 
 
 @dataclass(frozen=True)
 class Result:
-    """What was found, and by what."""
+    """A measurement, and the code, packages and hardware it was made with."""
 
     question: str
     case: str
     source: str  # of memplan and the models, see `source_here`
-    versions: Mapping[str, str]  # of Python and of the packages that decide what is compiled
+    versions: Mapping[str, str]  # of Python and the packages that determine what is compiled
     hardware: str
-    status: str  # as `Found` has it, or "failed"
-    reason: str = ""  # for the last, and for what does not fit
+    status: str  # as in `Measurement`, or "failed"
+    reason: str = ""  # why it failed or does not fit
     rows: Sequence[Row] = field(default_factory=tuple)
 
     @property
@@ -52,7 +53,7 @@ class Result:
         return RESULTS / self.question / f"{self.case}.json"
 
     def keep(self) -> None:
-        """The file is written whole or not at all."""
+        """Write the file atomically."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(self.path, self.to_json(indent=1) + "\n")
 
@@ -60,42 +61,52 @@ class Result:
         return json.dumps(asdict(self), indent=indent, allow_nan=False)
 
     def is_of_today(self, sources: tuple[str, ...]) -> bool:
-        """Measured on these sources, with the packages that are installed."""
-        decided = {name: found for name, found in self.versions.items() if name in _DECIDING}
+        """Whether it was measured with today's sources and the installed packages."""
+        decided = {name: release for name, release in self.versions.items() if name in _DECIDING}
         return self.source == source_here(sources) and decided == _packages()
 
 
-def made_here(question: str, case: str, found: Found, sources: tuple[str, ...]) -> Result:
-    """A result of this process."""
+def measured_here(
+    question: str, case: str, measurement: Measurement, sources: tuple[str, ...]
+) -> Result:
+    """The result of a measurement in this process."""
     by = source_here(sources), {"python": platform.python_version(), **_packages()}, hardware()
-    return Result(question, case, *by, found.status, found.reason, tuple(found.rows))
+    return Result(
+        question, case, *by, measurement.status, measurement.reason, tuple(measurement.rows)
+    )
 
 
-def known(question: str, case: str) -> Result | None:
+def stored_result(question: str, case: str) -> Result | None:
     path = RESULTS / question / f"{case}.json"
     return Result(**json.loads(path.read_text())) if path.exists() else None
 
 
 @cache
 def source_here(sources: tuple[str, ...] = SOURCES) -> str:
-    """A digest of the files that decide what a result says; patterns go from the root of the project."""
+    """A digest of the files that a result depends on; patterns are relative to the repository."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in sources for path in ROOT.glob(pattern)):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()[:12]
 
 
 def _packages() -> dict[str, str]:
-    """Those that are not installed are left out."""
-    found = {}
+    """Versions of the packages in `_DECIDING` that are installed."""
+    versions = {}
     for name in _DECIDING:
         with suppress(PackageNotFoundError):
-            found[name] = version(name)
-    return found
+            versions[name] = version(name)
+    return versions
 
 
 def hardware() -> str:
     cpu = Path("/proc/cpuinfo")
-    models = [line for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
+    models = (
+        [line for line in cpu.read_text().splitlines() if line.startswith("model name")]
+        if cpu.exists()
+        else []
+    )
     model = models[0].partition(":")[2].strip() if models else platform.machine()
     return f"{os.cpu_count()} cores {model}"

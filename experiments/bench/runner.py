@@ -1,4 +1,4 @@
-"""Measures cases, each in a process of its own with a limit of time, and keeps what was found."""
+"""Measures cases, each in a process of its own with a time limit, and stores the results."""
 
 import contextlib
 import json
@@ -9,18 +9,18 @@ from collections.abc import Iterable, Iterator
 
 from experiments.bench.cases import Case
 from experiments.bench.questions import Question
-from experiments.bench.results import ROOT, Found, Result, known, made_here
+from experiments.bench.results import ROOT, Measurement, Result, measured_here, stored_result
 
-_SHOWN = 2000  # characters of what a process that failed wrote last
+_SHOWN = 2000  # Characters of a failed process's stderr to keep.
 
 
 def alone(question: Question, case: Case) -> Result:
-    """Measured in this process."""
-    return made_here(question.name, case.name, question.measure(case), question.sources)
+    """Measure a case in this process."""
+    return measured_here(question.name, case.name, question.measure(case), question.sources)
 
 
 def apart(question: Question, case: Case, minutes: float | None = None) -> Result:
-    """Measured in a process of its own; where that fails or takes too long, why."""
+    """Measure a case in a process of its own; the result says why if it fails or takes too long."""
     limit = minutes or case.minutes
     command = [sys.executable, "-m", "experiments.bench", question.name, "--alone", case.name]
     path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -28,23 +28,35 @@ def apart(question: Question, case: Case, minutes: float | None = None) -> Resul
     reason = f"was not ready after {limit:g} minutes"
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60 * limit, check=False, env=settings, cwd=ROOT
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60 * limit,
+            check=False,
+            env=settings,
+            cwd=ROOT,
         )
         if not done.returncode:
             return Result(**json.loads(done.stdout.splitlines()[-1]))
         reason = f"ended with code {done.returncode}: {done.stderr[-_SHOWN:]}"
-    return made_here(question.name, case.name, Found((), "failed", reason), question.sources)  # a finding, too
+    return measured_here(
+        question.name, case.name, Measurement((), "failed", reason), question.sources
+    )  # failing is a result too
 
 
 def selected(question: Question, beginnings: list[str] | None) -> list[Case]:
-    """Those whose names begin so; all for None."""
+    """Cases whose names begin with one of `beginnings`; None selects all."""
     wanted = None if beginnings is None else tuple(beginnings)
-    return [case for name, case in question.cases.items() if wanted is None or name.startswith(wanted)]
+    return [
+        case for name, case in question.cases.items() if wanted is None or name.startswith(wanted)
+    ]
 
 
 def missing(question: Question, cases: Iterable[Case], force: bool, keep: bool) -> Iterator[Case]:
-    """Those that nothing is known of, or nothing that still holds."""
+    """Cases without a result, or with an outdated one."""
     for case in cases:
-        found = None if force else known(question.name, case.name)
-        if question.asks(case) and (found is None or not (keep or found.is_of_today(question.sources))):
+        result = None if force else stored_result(question.name, case.name)
+        if question.asks(case) and (
+            result is None or not (keep or result.is_of_today(question.sources))
+        ):
             yield case

@@ -1,4 +1,4 @@
-"""Training steps in slabs, with arrays for the CPU: one that memory does not hold, and one for each use of slabs."""
+"""Training steps for slabs, with arrays: one that exceeds memory, and one for each use of slabs."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from models.unet3d import UNet3DConfig
 
 
 def parcellation(size: int, classes: int = 96) -> Built:
-    """A volume of `size`^3 voxels into many small regions, as brains are: logits outweigh all else by far.
+    """Segments a volume of `size`^3 voxels into many regions, so that logits dominate the memory.
 
-    3D U-Net, 2 levels, 8 filters; the state and the volume are arrays, made without running the step.
+    A 3D U-Net with 2 levels and 8 filters; the state and the volume are arrays.
     """
     config = UNet3DConfig(levels=2, filters=8, in_channels=1, classes=classes)
     step, _ = unet3d_step(size, config=config)
@@ -27,7 +27,7 @@ def parcellation(size: int, classes: int = 96) -> Built:
 
 
 def regions(size: int, classes: int, seed: int = 0) -> Batch:
-    """Convex regions around random points in a ball, each with an intensity of its own; class 0 is outside."""
+    """Convex regions around random points in a ball, each with its own intensity; 0 is outside."""
     random = np.random.default_rng(seed)
     points = random.uniform(0, size, (classes - 1, 3)).astype(np.float32)
     intensities = np.append(0, random.normal(size=classes - 1)).astype(np.float32)
@@ -36,25 +36,29 @@ def regions(size: int, classes: int, seed: int = 0) -> Batch:
     label = np.empty((size, size, size), np.int32)
     for plane in range(size):
         middle = (size - 1) / 2
-        inside = (plane - middle) ** 2 + (rows - middle) ** 2 + (columns - middle) ** 2 <= (0.45 * size) ** 2
-        label[plane] = np.where(inside, 1 + np.argmin(in_plane + (plane - points[:, 0]) ** 2, -1), 0)
+        inside = (plane - middle) ** 2 + (rows - middle) ** 2 + (columns - middle) ** 2 <= (
+            0.45 * size
+        ) ** 2
+        label[plane] = np.where(
+            inside, 1 + np.argmin(in_plane + (plane - points[:, 0]) ** 2, -1), 0
+        )
     image = intensities[label] + 0.2 * random.standard_normal(label.shape, np.float32)
     return {"image": jnp.asarray(image[None, ..., None]), "label": jnp.asarray(label[None])}
 
 
 @dataclass(frozen=True)
 class Face:
-    """A small step, and where an axis begins."""
+    """A small step, and an axis of it to slice."""
 
     make: Callable[[], Built]
     axis: str  # in words
-    shape: tuple[int, ...]  # of the first array that has the axis
-    dim: int  # of that array, which is the axis
+    shape: tuple[int, ...]  # of the first array with the axis
+    dim: int  # the dimension of that array that is the axis
     rows: int  # of that array in a slab
 
 
 def wide_mlp(tokens: int = 96, width: int = 16, wide: int = 256) -> Built:
-    """Two residual layers, each `wide` inside."""
+    """Two residual layers with a hidden width of `wide`."""
 
     def model(params: Any, x: jax.Array) -> jax.Array:
         for into, out in params:
@@ -65,7 +69,7 @@ def wide_mlp(tokens: int = 96, width: int = 16, wide: int = 256) -> Built:
 
 
 def attention(tokens: int = 96, width: int = 16) -> Built:
-    """Two residual layers of unfused attention of one head."""
+    """Two residual layers of unfused single-head attention."""
 
     def model(params: Any, x: jax.Array) -> jax.Array:
         for query, key, value in params:
@@ -77,7 +81,10 @@ def attention(tokens: int = 96, width: int = 16) -> Built:
 
 
 def _regression(
-    model: Callable[[Any, jax.Array], jax.Array], tokens: int, width: int, shapes: list[list[tuple[int, int]]]
+    model: Callable[[Any, jax.Array], jax.Array],
+    tokens: int,
+    width: int,
+    shapes: list[list[tuple[int, int]]],
 ) -> Built:
     """Mean squared error on random tokens; SGD with momentum."""
     random, optimizer = np.random.default_rng(0), optax.sgd(1e-2, momentum=0.9)
@@ -90,7 +97,10 @@ def _regression(
 
     params = [[normals(*shape) * (2 / shape[0]) ** 0.5 for shape in layer] for layer in shapes]
     state = TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
-    return make_step(loss, optimizer), (state, {"x": normals(tokens, width), "y": normals(tokens, width)})
+    return make_step(loss, optimizer), (
+        state,
+        {"x": normals(tokens, width), "y": normals(tokens, width)},
+    )
 
 
 _DECODER: Mapping[str, Any] = {"layers": 2, "width": 32, "heads": 4, "vocab": 512, "context": 64}

@@ -1,4 +1,4 @@
-"""Training steps to measure: sizes that people train, as shapes, and small ones with arrays for the CPU."""
+"""Training steps to measure: realistic ones as shapes, and small ones with arrays for the CPU."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -24,9 +24,14 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def mlp_step(
-    layers: int = 24, width: int = 2048, batch: int = 16384, *, concrete: bool = False, seed: int = 0
+    layers: int = 24,
+    width: int = 2048,
+    batch: int = 16384,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
 ) -> train.Built:
-    """Regression by `layers` equal dense layers with ReLU; SGD with momentum. Batch: two (batch, width)."""
+    """Regression by `layers` dense ReLU layers; SGD with momentum. Batch: two (batch, width)."""
     optimizer = optax.sgd(1e-2, momentum=0.9)
 
     def loss(params: Any, batch_stats: Any, batch: Any) -> tuple[jax.Array, Any]:
@@ -38,9 +43,12 @@ def mlp_step(
     def arguments(key: jax.Array) -> tuple[train.TrainState, Any]:
         x, y, *weights = jax.random.split(key, 2 + layers)
         scale = (2 / width) ** 0.5
-        kernels = (scale * jax.random.normal(one, (width, width)) for one in weights)
+        kernels = (scale * jax.random.normal(weight_key, (width, width)) for weight_key in weights)
         params = [{"kernel": kernel, "bias": jnp.zeros(width)} for kernel in kernels]
-        data = {"x": jax.random.normal(x, (batch, width)), "y": jax.random.normal(y, (batch, width))}
+        data = {
+            "x": jax.random.normal(x, (batch, width)),
+            "y": jax.random.normal(y, (batch, width)),
+        }
         return train.TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params)), data
 
     key = jax.random.key(seed)
@@ -52,24 +60,30 @@ def unet3d(size: int, **config: Any) -> Callable[[], train.Built]:
     return partial(train.unet3d_step, size, config=UNet3DConfig(**config))
 
 
-def spread_unet3d(size: int, hosts: int, per_host: int, host: int | str, device: int | str) -> train.Built:
-    """A U-Net for one volume, of which hosts divide one dimension and the devices of a host another, or the same."""
+def spread_unet3d(
+    size: int, hosts: int, per_host: int, host: int | str, device: int | str
+) -> train.Built:
+    """A U-Net for one volume; hosts split one dimension, the devices of a host another."""
     step, args = unet3d(size)()
     mesh = AbstractMesh((hosts, per_host), ("host", "device"))
     return data_parallel(step, mesh, space={"host": host, "device": device}), args
 
 
 def least_halo_bytes(size: int, parts: Sequence[int], config: UNet3DConfig = UNet3DConfig()) -> int:
-    """What a device between others sends at the least in a step, where each side of the volume is in so many parts.
+    """The fewest halo bytes that an inner device sends in a step, given the parts along each side.
 
-    The rim of what each 3-convolution reads, and of the gradient of what it makes. The image needs no gradient.
+    These are the rims of each 3-convolution's input, and of the gradient of its output. The image
+    needs no gradient.
     """
     nbytes = 0
     for level in range(config.levels):
         width, sides = config.filters << level, [(size >> level) // part for part in parts]
         down = (width // 2 + width if level else config.in_channels, width + width)
-        up = (3 * width + width, width + width) if level + 1 < config.levels else ()  # nearest keeps the channels
-        rim = prod(side + 2 * (part > 1) for side, part in zip(sides, parts, strict=True)) - prod(sides)
+        # Nearest-neighbour upsampling keeps the channels.
+        up = (3 * width + width, width + width) if level + 1 < config.levels else ()
+        rim = prod(side + 2 * (part > 1) for side, part in zip(sides, parts, strict=True)) - prod(
+            sides
+        )
         nbytes += 4 * rim * sum((*down, *up))
     return nbytes
 
@@ -82,16 +96,18 @@ def decoder(batch: int, tokens: int, **config: Any) -> Callable[[], train.Built]
     return partial(train.decoder_step, batch=batch, tokens=tokens, config=DecoderConfig(**config))
 
 
-_TENSOR = {  # which dimension of a parameter is divided inside a host, as Megatron-LM does (arXiv:1909.08053)
+_TENSOR = {  # Dimension of a parameter to split inside a host, as Megatron-LM (arXiv:1909.08053).
     "query": -2, "key": -2, "value": -2, "output": 0, "mlp_in": -1, "mlp_out": 0, "embedding": 0,
 }  # fmt: skip
 
 
-def sharded_decoder(kind: str, layers: int, hosts: int, per_host: int, checkpoint: str = "") -> train.Built:
+def sharded_decoder(
+    kind: str, layers: int, hosts: int, per_host: int, checkpoint: str = ""
+) -> train.Built:
     """A decoder with four sequences of 1,024 tokens for every part of the batch.
 
-    kind: "fsdp", parameters, optimizer and batch divided over all devices; "tensor", parameters inside a host and the
-    batch over hosts; "both", parameters over hosts, too.
+    kind: "fsdp" splits parameters, optimizer state and batch over all devices; "tensor" splits
+    parameters inside a host and the batch over hosts; "both" also splits parameters over hosts.
     """
     mesh = AbstractMesh((hosts, per_host), ("host", "device"), axis_types=(AxisType.Auto,) * 2)
     every = ("host", "device") if kind == "fsdp" else ("host",)
@@ -102,21 +118,30 @@ def sharded_decoder(kind: str, layers: int, hosts: int, per_host: int, checkpoin
     def placed(path: Any, leaf: Any) -> Any:
         names, shape = [str(getattr(key, "key", "")) for key in path], leaf.shape
         spec: list[Any] = [None] * len(shape)
-        if kind != "fsdp" and (known := next((_TENSOR[name] for name in names if name in _TENSOR), None)) is not None:
-            divided = known if names[-1] != "bias" else -2 if len(shape) == 2 else -1
-            if names[-1] != "bias" or known in (-1, -2):  # the bias behind a sum is whole
+        if (
+            kind != "fsdp"
+            and (tensor_dim := next((_TENSOR[name] for name in names if name in _TENSOR), None))
+            is not None
+        ):
+            divided = tensor_dim if names[-1] != "bias" else -2 if len(shape) == 2 else -1
+            # The bias after a split contraction is replicated.
+            if names[-1] != "bias" or tensor_dim in (-1, -2):
                 spec[divided] = "device"
         free = [axis for axis, size in enumerate(shape) if spec[axis] is None and not size % parts]
         if kind != "tensor" and free and leaf.size >= 2**16:
             spec[max(free, key=lambda axis: shape[axis])] = every
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+        return jax.ShapeDtypeStruct(
+            shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+        )
 
     state = jax.tree_util.tree_map_with_path(placed, state)
     rows = NamedSharding(mesh, PartitionSpec(every))
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows), batch)
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows), batch
+    )
 
     def kept(state: Any, batch: Any) -> Any:
-        """The new state is placed as the old one."""
+        """Keep the sharding of the state."""
         new, metrics = step(state, batch)
         return jax.lax.with_sharding_constraint(new, shardings), metrics
 
@@ -133,7 +158,7 @@ _SMALL_DECODER = partial(DecoderConfig, layers=3, width=32, heads=4, vocab=128, 
 
 
 def small_resnet() -> train.Built:
-    """Compiled in seconds, with activations that outweigh its state: ResNet-26 on 32 images of 64^2."""
+    """ResNet-26 on 32 images of 64^2: compiles in seconds, has more activations than state."""
     return train.resnet_step(64, 32, config=_SMALL_RESNET, concrete=True)
 
 
@@ -146,7 +171,9 @@ def _small_decoder(**config: Any) -> train.Built:
 
 
 SMALL: Mapping[str, Callable[[], train.Built]] = {
-    "alexnet": lambda: train.alexnet_step(95, 32, AlexNetConfig(width=1 / 16, classes=10), concrete=True),
+    "alexnet": lambda: train.alexnet_step(
+        95, 32, AlexNetConfig(width=1 / 16, classes=10), concrete=True
+    ),
     "googlenet": lambda: train.googlenet_step(
         64, 8, GoogLeNetConfig(width=1 / 4, classes=10, stages=_STAGES, aux=False), concrete=True
     ),
@@ -155,7 +182,10 @@ SMALL: Mapping[str, Callable[[], train.Built]] = {
         32, 4, config=ResNetConfig(depth=26, filters=8, classes=10), concrete=True
     ),
     "deeplab": lambda: train.deeplab_step(
-        65, 2, config=DeepLabConfig(depth=14, filters=8, classes=5, width=16, shallow=8), concrete=True
+        65,
+        2,
+        config=DeepLabConfig(depth=14, filters=8, classes=5, width=16, shallow=8),
+        concrete=True,
     ),
     "unet2d": lambda: train.unet2d_step(64, 2, UNet2DConfig(filters=8), concrete=True),
     "unet3d": _small_unet3d,
@@ -167,7 +197,7 @@ SMALL: Mapping[str, Callable[[], train.Built]] = {
     "decoder_bf16": partial(_small_decoder, dtype=BF16),
     "decoder_scan": partial(_small_decoder, scan=True),
 }
-"""Every model with arrays, stepped by a CPU in seconds."""
+"""Every model with arrays, at a size that a CPU steps in seconds."""
 
 
 GROWING: Mapping[str, Callable[..., train.Built]] = {
@@ -178,4 +208,4 @@ GROWING: Mapping[str, Callable[..., train.Built]] = {
     "unet3d-size": lambda size: train.unet3d_step(size, levels=2, filters=4),
     "decoder-batch": lambda size: train.decoder_step(2, 64, tokens=64, vocab=256, batch=size),
 }  # fmt: skip
-"""Small networks by a size."""
+"""Small networks of variable size."""

@@ -1,4 +1,4 @@
-"""Tables in markdown: columns are data, rows are what was measured; and the README that shows them."""
+"""Markdown tables from columns as data and measured rows, and the README that shows them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ README = Path(__file__).parent / "README.md"
 MIB = 2**20
 Rows = list[Row]
 Value = str | Callable[[Row], Any]
-"""Name of a figure, or what makes it of a row; None is an empty cell."""
+"""Name of a figure, or a function of a row; None gives an empty cell."""
 
 
 @dataclass(frozen=True)
@@ -23,13 +23,13 @@ class Column:
     head: str
     value: Value
     shown: str = "{}"  # format of the figure
-    unit: float = 1  # that it is divided by
+    unit: float = 1  # what the figure is divided by
 
     def cell(self, row: Row) -> str:
-        found = row.get(self.value) if isinstance(self.value, str) else self.value(row)
-        if found is None:
+        figure = row.get(self.value) if isinstance(self.value, str) else self.value(row)
+        if figure is None:
             return ""
-        return self.shown.format(found if self.unit == 1 else found / self.unit)
+        return self.shown.format(figure if self.unit == 1 else figure / self.unit)
 
 
 def mib(head: str, value: Value) -> Column:
@@ -41,16 +41,19 @@ def ms(head: str, value: Value, shown: str = "{:.1f}") -> Column:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    return grid([column.head for column in columns], ([column.cell(row) for column in columns] for row in rows))
+    return grid(
+        [column.head for column in columns],
+        ([column.cell(row) for column in columns] for row in rows),
+    )
 
 
 def shown(*columns: Column, of: Callable[[Rows], Iterable[Row]] = list) -> Callable[[Rows], str]:
-    """A view: of all rows, or of those chosen, a table."""
+    """A view: a table of the rows that `of` selects, by default all."""
     return lambda rows: table(columns, of(rows))
 
 
 def having(name: str) -> Callable[[Rows], Rows]:
-    """The rows with such a figure."""
+    """Selects the rows with a figure of this name."""
     return lambda rows: [row for row in rows if name in row]
 
 
@@ -59,7 +62,7 @@ def listed(lines: Iterable[str]) -> str:
 
 
 def regenerated(tables: Mapping[str, str], text: str) -> str:
-    """README.md with the tables of every question by name."""
+    """The text of README.md with every question's tables replaced."""
     for name, shown in tables.items():
         text = inserted(text, f"{shown}\n", name)
     return text

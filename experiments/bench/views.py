@@ -1,27 +1,30 @@
-"""What README.md shows of each question: its columns as data, and the sums below."""
+"""What README.md shows for each question: columns as data, and sums."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from statistics import mean, median
 
-from experiments.bench.cases import WAYS
+from experiments.bench.cases import METHODS
 from experiments.bench.measures.curve import SHARES
 from experiments.bench.measures.inside import MORE_BYTES, MORE_SECONDS
-from experiments.bench.results import Row, known
+from experiments.bench.results import Row, stored_result
 from experiments.bench.tables import MIB, Column, Rows, having, listed, mib, ms, shown, table
 from memplan.hardware.catalog import named
 from memplan.report.curve import BOUND, MEMPLAN, XLA
 
 
 def _ratio(over: str, under: str) -> Callable[[Row], float | None]:
-    """One figure by another; None where either is not known or the second is nothing."""
-    return lambda row: row[over] / row[under] if row.get(over) is not None and row.get(under) else None
+    """One figure over another; None if either is unknown or the second is zero."""
+    return lambda row: (
+        row[over] / row[under] if row.get(over) is not None and row.get(under) else None
+    )
 
 
 def more(over: str, under: str) -> Callable[[Row], float | None]:
+    """The excess of one figure over another, as a share."""
     ratio = _ratio(over, under)
-    return lambda row: None if (found := ratio(row)) is None else found - 1
+    return lambda row: None if (quotient := ratio(row)) is None else quotient - 1
 
 
 def fits(row: Row) -> bool:
@@ -29,7 +32,11 @@ def fits(row: Row) -> bool:
 
 
 def status(row: Row) -> str:
-    return row["status"] if row["status"] != "does not fit" else f"does not fit: floor {row['floor_bytes'] / MIB:.0f}"
+    return (
+        row["status"]
+        if row["status"] != "does not fit"
+        else f"does not fit: floor {row['floor_bytes'] / MIB:.0f}"
+    )
 
 
 _CASE, _STEP, _DEVICE = Column("case", "case"), Column("step", "case"), Column("device", "device")
@@ -41,19 +48,22 @@ _JIT, _UNMODIFIED = mib("jax.jit MiB", "plain_bytes"), mib("unmodified MiB", "un
 _DEVICE_MIB, _HOST_MIB, _PREDICTED = (
     mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), mib("predicted", "predicted_bytes"),
 )  # fmt: skip
-_STEP_MS, _OVER_PLAIN = ms("step ms", "step_s"), Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}")
+_STEP_MS, _OVER_PLAIN = (
+    ms("step ms", "step_s"),
+    Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
+)
 _UNDER = Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}")
 
 # Steps under budgets.
 
 
 def missed(row: Row) -> float | None:
-    """The error of the prediction, as a share of the compiler's bytes; None where nothing was planned."""
+    """The prediction's error as a share of the compiler's bytes; None: nothing was planned."""
     return None if row["status"] == "untouched" else more("predicted_bytes", "compiled_bytes")(row)
 
 
 def slower(row: Row) -> float | None:
-    """Share of a plain step's time that the plan adds."""
+    """The time that the plan adds, as a share of the plain step's."""
     return more("step_s", "plain_step_s")(row) if fits(row) else None
 
 
@@ -69,7 +79,9 @@ _BUDGETS = (
 
 
 def budgets(rows: Rows) -> str:
-    parts = ([row for row in rows if bool(row.get("required")) is required] for required in (True, False))
+    parts = (
+        [row for row in rows if bool(row.get("required")) is required] for required in (True, False)
+    )
     return "\n\n".join((*(table(_BUDGETS, part) for part in parts), listed(summary(rows))))
 
 
@@ -78,14 +90,17 @@ def public(rows: Rows) -> str:
 
 
 def summary(rows: Sequence[Row]) -> list[str]:
-    """Is the prediction true, what does a plan cost the step, and what does making it cost: one line each."""
-    planned, fitting = [row for row in rows if row["status"] != "untouched"], list(filter(fits, rows))
+    """Lines on the prediction's error, the plan's cost in time, and the cost of planning."""
+    planned, fitting = (
+        [row for row in rows if row["status"] != "untouched"],
+        list(filter(fits, rows)),
+    )
     first = sum(fits(row) and row["compilations"] == 1 for row in planned)
     off = _spread((abs(off) for row in planned if (off := missed(row)) is not None), "{:.2%}")
     over = _spread((slower(row) for row in fitting if row["budget"] == 50), "{:.1%}")
-    left = ", ".join(row["case"] for row in rows if not fits(row))
+    unfitting = ", ".join(row["case"] for row in rows if not fits(row))
     return [
-        f"fits: {len(fitting)} of {len(rows)}" + (f" ({left})" if left else ""),
+        f"fits: {len(fitting)} of {len(rows)}" + (f" ({unfitting})" if unfitting else ""),
         f"truth: the prediction is off by {off}; right at the first compilation: {first} of {len(planned)}",
         f"time over plain at 50 %: {over}",
         f"cost in plain compilations: by the clock {_spread(map(cost, rows))}; in seconds of all threads "
@@ -95,12 +110,14 @@ def summary(rows: Sequence[Row]) -> list[str]:
 
 
 def _spread(numbers: Iterable[float | None], shown: str = "{:.1f}") -> str:
-    """Median, 90th percentile and the largest of those that are known."""
+    """Median, 90th percentile and largest of the known numbers."""
     ordered = sorted(number for number in numbers if number is not None)
     if not ordered:
         return "not measured"
     nine_tenths = ordered[min(len(ordered) - 1, 9 * len(ordered) // 10)]
-    middle, high, worst = (shown.format(one) for one in (median(ordered), nine_tenths, ordered[-1]))
+    middle, high, worst = (
+        shown.format(number) for number in (median(ordered), nine_tenths, ordered[-1])
+    )
     return f"median {middle}, 90th percentile {high}, worst {worst}"
 
 
@@ -143,7 +160,7 @@ resident = shown(
 
 
 def _beside(name: str) -> tuple[Column, ...]:
-    """A difference, the two that recompilation alone makes, and the first by the greater of those."""
+    """An error, the two errors of recompilation alone, and the ratio to the larger of these."""
     return (
         Column(name, name, "{:.0e}"), Column("pieces", f"pieces_{name}", "{:.0e}"),
         Column("ulp", f"ulp_{name}", "{:.0e}"),
@@ -168,7 +185,7 @@ def aborts(rows: Rows) -> str:
     steps, loops, plans, in_slabs = (
         sum(row[name] for row in rows) for name in ("steps", "loops", "plans", "plans_in_slabs")
     )
-    wrong = {number: what for row in rows for number, what in row["wrong"].items()}
+    wrong = {number: error for row in rows for number, error in row["wrong"].items()}
     said = f"{steps} steps drawn at random, {loops} loops over slabs, {plans} plans, of which {in_slabs} have slabs"
     return listed([f"{said}; wrong: {wrong or 'none'}."] if rows else [])
 
@@ -191,8 +208,10 @@ def loops(rows: Rows) -> str:
         Column("error", lambda row: _off(row) if row["budget"] else None, "{:+.1%}"),
         _HOST_MIB, ms("ms", "step_s"), ms("copies ms", lambda row: row["copy_s"] or None), _UNDER,
     )  # fmt: skip
-    same = [list(found) for _, found in groupby(rows, lambda row: row["of"])]
-    return "\n\n".join((table(against, (row for found in same for row in _against(found))), table(programs, rows)))
+    same = [list(group) for _, group in groupby(rows, lambda row: row["of"])]
+    return "\n\n".join(
+        (table(against, (row for group in same for row in _against(group))), table(programs, rows))
+    )
 
 
 long_scans = shown(
@@ -216,14 +235,21 @@ _INSIDE = (
 def inside(rows: Rows) -> str:
     wrapped = [row for row in having("form")(rows) if row["form"] != "straight"]
     forms = dict.fromkeys(row["form"] for row in wrapped)
-    of_all = (f"{form}: {_reached(row for row in wrapped if row['form'] == form)}" for form in forms)
+    of_all = (
+        f"{form}: {_reached(row for row in wrapped if row['form'] == form)}" for form in forms
+    )
     goal = f"within {MORE_BYTES:.0%} of the bytes and {MORE_SECONDS:.0%} of the seconds"
-    return "\n\n".join((table(_INSIDE, having("form")(rows)), listed([f"{goal}: {_reached(wrapped)}", *of_all])))
+    return "\n\n".join(
+        (table(_INSIDE, having("form")(rows)), listed([f"{goal}: {_reached(wrapped)}", *of_all]))
+    )
 
 
 def _reached(rows: Iterable[Row]) -> str:
     reached = [
-        fits(row) and row["bytes_ratio"] <= 1 + MORE_BYTES and row["seconds_ratio"] <= 1 + MORE_SECONDS for row in rows
+        fits(row)
+        and row["bytes_ratio"] <= 1 + MORE_BYTES
+        and row["seconds_ratio"] <= 1 + MORE_SECONDS
+        for row in rows
     ]
     return f"{sum(reached)} of {len(reached)}"
 
@@ -238,7 +264,7 @@ def _program(row: Row) -> str:
 
 
 def _against(rows: Rows) -> Iterator[Row]:
-    """memplan's fastest program within each share, and the fastest policy's."""
+    """The fastest program of memplan and the fastest policy within each share."""
     plain = next((row for row in rows if row["budget"] is None and "policy" not in row), None)
     if plain is None:
         return
@@ -261,7 +287,9 @@ def _fastest(rows: Iterable[Row]) -> Row:
 
 
 def _share(row: Row) -> str:
-    return f"{row['percent']} %" + (f" (for {row['asked']})" if row["percent"] != row["asked"] else "")
+    return f"{row['percent']} %" + (
+        f" (for {row['asked']})" if row["percent"] != row["asked"] else ""
+    )
 
 
 def _verdict(row: Row) -> str:
@@ -287,7 +315,7 @@ def drawn(rows: Rows) -> str:
 
 
 def _nested(row: Row) -> str:
-    """What is told of programs with loops, branches and effects besides."""
+    """More sums for programs with loops, branches and effects."""
     if not row.get("nested"):
         return ""
     return (
@@ -302,35 +330,40 @@ def _nested(row: Row) -> str:
 
 _RIVALS = (
     _STEP, Column("share", "share", "{:.0%}"), ms("plain ms", "plain_s"),
-    Column("memplan ms", lambda row: _told(row["own_s"])), Column("over plain", more("own_s", "plain_s"), "{:+.1%}"),
-    Column("XLA ms", lambda row: _told(row["xla_s"])),
-    Column("best policy that fits, ms", lambda row: _told(row["policy_s"]) + row["policy"]),
+    Column("memplan ms", lambda row: _ms_or_none(row["own_s"])),
+    Column("over plain", more("own_s", "plain_s"), "{:+.1%}"),
+    Column("XLA ms", lambda row: _ms_or_none(row["xla_s"])),
+    Column("best policy that fits, ms", lambda row: _ms_or_none(row["policy_s"]) + row["policy"]),
     ms("bound ms", "bound_s"),
 )  # fmt: skip
 
 
 def rivals(rows: Rows) -> str:
-    found = [one for case, points in groupby(rows, lambda row: row["case"]) for one in comparisons(case, list(points))]
-    return "\n\n".join((table(_RIVALS, found), listed(rival_sums(found))))
+    compared = [
+        comparison
+        for case, points in groupby(rows, lambda row: row["case"])
+        for comparison in comparisons(case, list(points))
+    ]
+    return "\n\n".join((table(_RIVALS, compared), listed(rival_sums(compared))))
 
 
 def comparisons(case: str, points: Rows) -> Iterator[Row]:
-    """One for each budget, largest first; seconds of each way that fits, None where none does."""
+    """A row for each budget, largest first: seconds by each method, None if nothing fits."""
     plain = points[0]
     for share in SHARES:
         budget = int(share * plain["device_bytes"])
         at = {point["way"]: point["step_s"] for point in points if point["budget_bytes"] == budget}
         unplanned = (point for point in points if point["budget_bytes"] is None and point["step_s"])
         policy = _fastest(point for point in unplanned if (point["device_bytes"] or 0) <= budget)
-        told = f" ({policy['way'].partition(', ')[2]})" if policy else ""
+        policy_name = f" ({policy['way'].partition(', ')[2]})" if policy else ""
         yield {
             "case": case, "share": share, "plain_s": plain["step_s"], "own_s": at[MEMPLAN], "xla_s": at[XLA],
-            "policy_s": policy.get("step_s"), "policy": told, "bound_s": at[BOUND] or 0.0,
+            "policy_s": policy.get("step_s"), "policy": policy_name, "bound_s": at[BOUND] or 0.0,
         }  # fmt: skip
 
 
-def _told(seconds_: float | None) -> str:
-    return "none fits" if seconds_ is None else f"{1e3 * seconds_:.1f}"
+def _ms_or_none(seconds: float | None) -> str:
+    return "none fits" if seconds is None else f"{1e3 * seconds:.1f}"
 
 
 def rival_sums(rows: Sequence[Row]) -> Iterator[str]:
@@ -344,7 +377,10 @@ def rival_sums(rows: Sequence[Row]) -> Iterator[str]:
     )
     best = sum(_own(row) <= _rival(row) for row in rivalled)
     yield f"In {best} of the {len(rivalled)} cases where any rival fits, memplan's own plan is at least as fast."
-    ahead, alone = sum(_own(row) < row["xla_s"] for row in against), sum(row["xla_s"] is None for row in solved)
+    ahead, alone = (
+        sum(_own(row) < row["xla_s"] for row in against),
+        sum(row["xla_s"] is None for row in solved),
+    )
     yield (
         f"In {ahead} of the {len(against)} cases where XLA's own fits, memplan's own plan is faster; in {alone} more, "
         "XLA's own does not fit."
@@ -355,7 +391,9 @@ def rival_sums(rows: Sequence[Row]) -> Iterator[str]:
     if solved:
         gap = median(_own(row) / row["bound_s"] - 1 for row in solved)
         fastest = ((row["bound_s"], min(_own(row), _rival(row))) for row in rows)
-        below = sum(found < bound and not math.isclose(found, bound) for bound, found in fastest)
+        below = sum(
+            fastest_s < bound and not math.isclose(fastest_s, bound) for bound, fastest_s in fastest
+        )
         yield f"Median distance to the bound: {gap:.1%}; programs that are below it: {below}."
 
 
@@ -364,14 +402,17 @@ def _own(row: Row) -> float:
 
 
 def _rival(row: Row) -> float:
-    return min((found for found in (row["xla_s"], row["policy_s"]) if found is not None), default=math.inf)
+    return min(
+        (seconds for seconds in (row["xla_s"], row["policy_s"]) if seconds is not None),
+        default=math.inf,
+    )
 
 
 # Sizes.
 
 
 _SIZES = (
-    Column("largest", "of"), _DEVICE, *(Column(way, way) for way in WAYS),
+    Column("largest", "of"), _DEVICE, *(Column(method, method) for method in METHODS),
     Column("pixels, plain's", _ratio("own", "plains"), "{:.1f}x"),
     Column("jax.checkpoint's", _ratio("own", "checkpoints"), "{:.1f}x"), Column("what refuses the next", "limit"),
 )  # fmt: skip
@@ -383,23 +424,31 @@ _AT_ITS_LARGEST = (
 
 
 def large_images(rows: Rows) -> str:
-    def compared(found: dict[str, Row]) -> Row:
-        sizes = {way: row.get("size") for way, row in found.items()}
-        pixels = {way: row["growth"].pixels(row["size"]) for way, row in found.items() if row.get("size")}
-        plain, checkpoint, _, own = WAYS
+    def compared(cells: dict[str, Row]) -> Row:
+        sizes = {method: row.get("size") for method, row in cells.items()}
+        pixels = {
+            method: row["growth"].pixels(row["size"])
+            for method, row in cells.items()
+            if row.get("size")
+        }
+        plain, checkpoint, _, own = METHODS
         return {
-            **next(iter(found.values())), **sizes, "own": pixels.get(own), "plains": pixels.get(plain),
-            "checkpoints": pixels.get(checkpoint), "limit": found[own].get("limit") if own in found else None,
+            **next(iter(cells.values())), **sizes, "own": pixels.get(own), "plains": pixels.get(plain),
+            "checkpoints": pixels.get(checkpoint), "limit": cells[own].get("limit") if own in cells else None,
         }  # fmt: skip
 
     same = groupby(rows, lambda row: (row["of"], row["device"]))
-    by_way = [{row["way"]: row for row in found} for _, found in same]
+    by_method = [{row["way"]: row for row in group} for _, group in same]
     at_its_largest = (row for row in rows if row.get("size"))
-    return "\n\n".join((table(_SIZES, map(compared, by_way)), table(_AT_ITS_LARGEST, at_its_largest)))
+    return "\n\n".join(
+        (table(_SIZES, map(compared, by_method)), table(_AT_ITS_LARGEST, at_its_largest))
+    )
 
 
 def _mpixels(seconds: str, nbytes: str) -> Callable[[Row], float | None]:
-    return lambda row: row["pixels"] / row[seconds] / 1e6 if row[nbytes] <= row["budget_bytes"] else None
+    return lambda row: (
+        row["pixels"] / row[seconds] / 1e6 if row[nbytes] <= row["budget_bytes"] else None
+    )
 
 
 speed = shown(
@@ -452,9 +501,9 @@ public_meshes = shown(*_DIVIDED, Column("status", "status"))
 
 
 def _beside_one_device(rows: Rows) -> Iterator[Row]:
-    """With the seconds of one device for the same volume, where they are known."""
+    """Add the seconds of one device for the same volume, if known."""
     for row in rows:
-        single = known("slabs", row["single"])
+        single = stored_result("slabs", row["single"])
         yield {**row, "single_s": single.rows[0]["step_s"] if single and single.rows else None}
 
 
@@ -474,10 +523,11 @@ space = shown(
 
 
 def _grown(row: Row) -> str:
-    one = row["largest"]
-    if one is None:
+    buffer = row["largest"]
+    if buffer is None:
         return ""
-    return f"{row['largest_bytes'] / 1024:.1f} KiB: {one['kind']} {one['new_shape']}, {one['source']}, {one['name']}"
+    where = f"{buffer['new_shape']}, {buffer['source']}, {buffer['name']}"
+    return f"{row['largest_bytes'] / 1024:.1f} KiB: {buffer['kind']} {where}"
 
 
 releases = shown(
@@ -490,7 +540,7 @@ releases = shown(
 )  # fmt: skip
 
 
-# On the device that is here.
+# On the local device.
 
 
 def _timed(name: str) -> Callable[[Row], str]:

@@ -1,1 +1,1 @@
-"""How trainings by many processes behave: right, killed, over a slow link, saved. A folder for each question."""
+"""How trainings by many processes behave, one folder per question."""

@@ -1,1 +1,1 @@
-"""What a real GPU says of plans: numbers, memory, time, overlap."""
+"""Plans measured on a real GPU: numbers, memory, time, overlap."""

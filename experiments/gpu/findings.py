@@ -1,4 +1,4 @@
-"""Rows as a page: what was measured, what was predicted, and by how much the models of bytes and seconds are off."""
+"""Rows as a page: measured and predicted figures, and the error of the memory and time models."""
 
 import statistics
 from collections import defaultdict
@@ -8,7 +8,7 @@ from typing import Any
 from memplan.units import format_bytes, format_seconds
 
 Row = Mapping[str, Any]
-"""As `experiments.gpu` keeps it: what was asked, `card`, `seconds`, `pairs` with `facts`, and `error` if it failed."""
+"""A record of `experiments.gpu`: the row, `card`, `seconds`, `pairs`, `facts`, perhaps `error`."""
 
 NOTHING = """# Findings
 
@@ -17,29 +17,39 @@ No real card has been asked yet. `python -m experiments.gpu` on a machine with a
 _TOY = "**None of this is a GPU's.** The rows were made to try the script; their seconds and rates mean nothing."
 
 
-def page(rows: Sequence[Row], asked: Sequence[str], toy: bool = False) -> str:
-    """Markdown; names the rows that were `asked` for and are missing. ValueError for no real card's, but with `toy`."""
+def page(rows: Sequence[Row], requested: Sequence[str], toy: bool = False) -> str:
+    """The page as markdown, with the `requested` rows that are missing.
+
+    ValueError: a row is not from a real card, and `toy` is False.
+    """
     unreal = [row["name"] for row in rows if not row["card"]["real"]]
     if unreal and not toy:
-        raise ValueError(f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page.")
-    return "\n".join(_lines(rows, asked, toy)) + "\n" if rows else NOTHING
+        raise ValueError(
+            f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page."
+        )
+    return "\n".join(_lines(rows, requested, toy)) + "\n" if rows else NOTHING
 
 
-def _lines(rows: Sequence[Row], asked: Sequence[str], toy: bool) -> Iterator[str]:
+def _lines(rows: Sequence[Row], requested: Sequence[str], toy: bool) -> Iterator[str]:
     yield "# Findings"
     if toy:
         yield from ("", _TOY)
-    missing = set(asked) - {row["name"] for row in rows}
+    missing = set(requested) - {row["name"] for row in rows}
     if missing:
-        yield from ("", f"Not measured: {'; '.join(name for name in asked if name in missing)}.")
+        yield from (
+            "",
+            f"Not measured: {'; '.join(name for name in requested if name in missing)}.",
+        )
     for how in dict.fromkeys(row["card"]["how"] for row in rows):
-        here = [row for row in rows if row["card"]["how"] == how]
+        card_rows = [row for row in rows if row["card"]["how"] == how]
         yield from ("", f"## {how}", "")
-        yield ", ".join(f"{name} {version}" for name, version in here[0]["card"]["versions"].items())
+        yield ", ".join(
+            f"{name} {version}" for name, version in card_rows[0]["card"]["versions"].items()
+        )
         yield from ("", "What several rows tell, measured over predicted:", "")
         yield from ("| | rows | median | least | most |", "|---|---:|---:|---:|---:|")
-        yield from _ratios(here)
-        for row in here:
+        yield from _ratios(card_rows)
+        for row in card_rows:
             yield from _row(row)
 
 
@@ -48,16 +58,22 @@ def _ratios(rows: Sequence[Row]) -> Iterator[str]:
     for row in rows:
         for name, (measured, predicted) in row["pairs"].items():
             ratios[name] += [measured / predicted] if predicted else []
-    for name, found in ratios.items():
-        if len(found) > 1:
-            figures = f"{statistics.median(found):.3f} | {min(found):.3f} | {max(found):.3f}"
-            yield f"| {_label(name)} | {len(found)} | {figures} |"
+    for name, values in ratios.items():
+        if len(values) > 1:
+            figures = f"{statistics.median(values):.3f} | {min(values):.3f} | {max(values):.3f}"
+            yield f"| {_label(name)} | {len(values)} | {figures} |"
 
 
 def _row(row: Row) -> Iterator[str]:
     settings = "".join(f", `{name}={value}`" for name, value in row["environment"].items())
     failed = "Failed: " if "error" in row else ""
-    yield from ("", f"### {failed}{row['name']}", "", f"{row['card']['how']}; {row['seconds']:.0f} s{settings}", "")
+    yield from (
+        "",
+        f"### {failed}{row['name']}",
+        "",
+        f"{row['card']['how']}; {row['seconds']:.0f} s{settings}",
+        "",
+    )
     if row["pairs"]:
         yield from ("| | measured | predicted | ratio |", "|---|---:|---:|---:|")
     for name, (measured, predicted) in row["pairs"].items():

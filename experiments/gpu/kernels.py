@@ -1,4 +1,4 @@
-"""Seconds of each kernel of a compiled function, by instruction, kept beside the module that they are of."""
+"""Seconds of each kernel of a compiled function by HLO instruction, stored next to its module."""
 
 import gzip
 import json
@@ -18,16 +18,17 @@ from memplan.io import write_atomic
 
 Run = Callable[..., Any]
 
-_RUNS = 10  # runs by the clock, whose median is kept
+_RUNS = 10  # Runs timed by the host's clock; the median is kept.
 FOLDER = "kernels"
 
 
 def record(name: str, compiled: Any, run: Run, folder: Path) -> dict[str, Any]:
-    """Times a function, and writes `folder/kernels/NAME.json` with `NAME.hlo.gz`, the module that was compiled.
+    """Time a function; write `folder/kernels/NAME.json` and the compiled module, `NAME.hlo.gz`.
 
-    The file has `seconds`: by instruction, the seconds of its kernels in one run (the median of three), how many they
-    are and the name of the first; `launches`: how many kernels there are in all; `clock_s`: a run as the host sees it.
-    The profiler knows the instruction only of kernels outside of CUDA graphs; those within are counted under "".
+    The JSON has `seconds`: for each instruction the seconds of its kernels in one run (the median
+    of three), their number, and the name of the first; `launches`: the number of all kernels;
+    `clock_s`: the duration of a run on the host. The profiler does not report the instruction of
+    kernels inside CUDA graphs; they are counted under "".
     """
     jax.block_until_ready(run())
     clock = [_clock_s(run) for _ in range(_RUNS)]
@@ -49,8 +50,14 @@ def record(name: str, compiled: Any, run: Run, folder: Path) -> dict[str, Any]:
         "first_clocks_s": clock[:3],
         "busy_s": length([event.span for event in runs[-1]]),
         "launches": len(runs[-1]),
-        "host_copies": [[event.name, event.nbytes, event.span[1] - event.span[0]] for event in copies(events, "")],
-        "seconds": {op: [statistics.median(each), counts[op], names[op]] for op, each in sorted(seconds.items())},
+        "host_copies": [
+            [event.name, event.nbytes, event.span[1] - event.span[0]]
+            for event in copies(events, "")
+        ],
+        "seconds": {
+            op: [statistics.median(each), counts[op], names[op]]
+            for op, each in sorted(seconds.items())
+        },
     }
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -60,45 +67,57 @@ def record(name: str, compiled: Any, run: Run, folder: Path) -> dict[str, Any]:
 
 
 def _module(compiled: Any) -> bytes:
-    """The serialized HloModuleProto of what runs."""
+    """The serialized HloModuleProto of the executable."""
     return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
 def link(sizes: Sequence[int] = (2**12, 2**16, 2**20, 2**24, 2**28, 2**31)) -> dict[str, Any]:
-    """Copies to the host and back: seconds on the card and by the clock, by size; and what they and kernels cost each
-    other that run at the same time."""
+    """Time copies to the host and back, by size, on the card and on the host; and next to kernels.
+
+    The second shows how much copies and kernels slow each other down.
+    """
     device = jax.devices()[0]
-    near, far = (jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for kind in ("device", "pinned_host"))
+    on_device, on_host = (
+        jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+        for kind in ("device", "pinned_host")
+    )
     results: dict[str, Any] = {"alone": [], "together": []}
     for nbytes in sizes:
-        array = jax.device_put(jax.numpy.ones(nbytes, "uint8"), near)
-        there = jax.device_put(array, far)
-        for way, source, target in (("D2H", array, far), ("H2D", there, near)):
+        array = jax.device_put(jax.numpy.ones(nbytes, "uint8"), on_device)
+        host_array = jax.device_put(array, on_host)
+        for direction, source, target in (("D2H", array, on_host), ("H2D", host_array, on_device)):
             run = partial(jax.device_put, source, target)
             jax.block_until_ready(run())
             clock = statistics.median(_clock_s(run) for _ in range(5))
-            spans = [event.span for event in copies(traced(run), way)]
-            results["alone"].append([way, nbytes, length(spans), clock])
-    heavy = jax.device_put(jax.numpy.ones(2**31, "uint8"), near)
-    waiting = jax.device_put(heavy, far)
+            spans = [event.span for event in copies(traced(run), direction)]
+            results["alone"].append([direction, nbytes, length(spans), clock])
+    heavy = jax.device_put(jax.numpy.ones(2**31, "uint8"), on_device)
+    waiting = jax.device_put(heavy, on_host)
     for name, (compiled, args) in _loads().items():
         jax.block_until_ready(compiled(*args))
-        out, back = (heavy, far), (waiting, near)
-        for way, moves in (("D2H", [out]), ("H2D", [back]), ("both", [out, back]), ("none", [])):
+        out, back = (heavy, on_host), (waiting, on_device)
+        for direction, moves in (
+            ("D2H", [out]),
+            ("H2D", [back]),
+            ("both", [out, back]),
+            ("none", []),
+        ):
             events = traced(partial(_run_beside, compiled, args, moves))
             moved = [event.span for event in copies(events, "")]
             busy = [event.span for event in kernels(events) if event.op]
-            results["together"].append([name, way, [list(span) for span in moved], [list(span) for span in busy]])
+            results["together"].append(
+                [name, direction, [list(span) for span in moved], [list(span) for span in busy]]
+            )
     return results
 
 
 def _run_beside(compiled: Run, args: Sequence[Any], moves: Sequence[tuple[Any, Any]]) -> Any:
-    """Begins copies, then kernels; returns what to wait for."""
+    """Start copies, then kernels; returns what to wait for."""
     return [jax.device_put(source, target) for source, target in moves], compiled(*args)
 
 
 def _loads() -> dict[str, Any]:
-    """Kernels bound by memory and by arithmetic that together outlast a copy of 2 GiB."""
+    """Memory-bound and compute-bound kernels; each load outlasts a copy of 2 GiB."""
     memory = jax.numpy.ones(2**28, "float32")
     square = jax.random.uniform(jax.random.key(0), (8192, 8192), "bfloat16", -1, 1)
 
@@ -113,7 +132,9 @@ def _loads() -> dict[str, Any]:
         return x
 
     loads = {"memory": (stream, memory), "arithmetic": (multiply, square)}
-    return {name: (jax.jit(function).lower(x).compile(), (x,)) for name, (function, x) in loads.items()}
+    return {
+        name: (jax.jit(function).lower(x).compile(), (x,)) for name, (function, x) in loads.items()
+    }
 
 
 def _clock_s(run: Run) -> float:

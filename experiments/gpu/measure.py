@@ -1,7 +1,8 @@
-"""One row in this process: `python -m experiments.gpu.measure ROW FOLDER`, the row as JSON; prints what it found.
+"""Measures one row in this process: `python -m experiments.gpu.measure ROW FOLDER`.
 
-What is found are `pairs`, each a figure as measured and as predicted, and `facts`, which nobody predicts. They are
-printed again after every part, so that a process that is killed loses only its last part.
+ROW is JSON. Prints `pairs`, which are measured and predicted figures, and `facts`, which have no
+prediction. Both are printed again after every part, so a process that is killed loses only its last
+part.
 """
 
 from __future__ import annotations
@@ -53,24 +54,24 @@ from tests.hlo import read_module
 
 Run = Callable[..., Any]
 
-RATES = "rates.json"  # the card as it was measured, in the folder of the rows
+RATES = "rates.json"  # File with the measured rates of the card, next to the rows.
 _OPTIONS: Mapping[str, Any] = {"donate_argnums": 0}
-_STEPS = 2  # after which numbers are compared: the second reads what the first wrote
-_AUTOTUNED = "EXPERIMENTS_GPU_AUTOTUNED_BYTES"  # set in a process that has begun once more
-_PLAN = "EXPERIMENTS_GPU_PLAN"  # file of a plan to follow
+_STEPS = 2  # Steps before numbers are compared: the second reads what the first wrote.
+_AUTOTUNED = "EXPERIMENTS_GPU_AUTOTUNED_BYTES"  # Set in a process that was restarted.
+_PLAN = "EXPERIMENTS_GPU_PLAN"  # File of a saved plan to follow.
 
 
 @contextlib.contextmanager
 def card_alone() -> Iterator[None]:
-    """Rows prepare side by side; what is timed, by us or by XLA to choose kernels, has the card to itself."""
+    """Exclusive use of the card, for our timing and XLA's autotuning; rows prepare in parallel."""
     with Path(tempfile.gettempdir(), f"experiments-gpu-card-{os.getuid()}").open("w") as place:
         fcntl.flock(place, fcntl.LOCK_EX)
         yield
 
 
 @dataclass
-class Found:
-    """Figures by name, which ends in the unit: `_s`, `bytes`, `bytes/s`, `FLOP/s`; others are ratios and counts."""
+class Figures:
+    """Figures by name; a name ends in its unit: `_s`, `bytes`, `bytes/s`, `FLOP/s`, or none."""
 
     pairs: dict[str, tuple[float, float | None]] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -81,7 +82,7 @@ class Found:
 
 @dataclass(frozen=True)
 class Start:
-    """A step and what it begins with: host arrays, so that making them takes no memory of the card."""
+    """A step and its first arguments as host arrays, so that the card's memory stays free."""
 
     step: Run
     state: Any
@@ -95,7 +96,9 @@ class Start:
 
     @property
     def shapes(self) -> Any:
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self.state, self.batch))
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (self.state, self.batch)
+        )
 
     def placed(self, plan: Planned | None = None) -> tuple[Any, Any]:
         state = plan.place(self.state) if plan else jax.device_put(self.state)
@@ -109,7 +112,7 @@ class Start:
 
     def checkpointed(self, policy: Any) -> Any:
         checkpoint = functools.partial(jax.checkpoint, policy=policy)
-        with compat.differentiated_as(checkpoint):  # a function of its own: jax remembers traces by function
+        with compat.differentiated_as(checkpoint):  # a new function: jax caches traces by function
             lowered = jax.jit(lambda *args: self.step(*args), **_OPTIONS).lower(*self.shapes)
         with card_alone():
             return lowered.compile()
@@ -118,15 +121,17 @@ class Start:
         budget = budget or (int(row.share * device_bytes(self.plain)) if row.share else row.budget)
         on_host = 0 if row.host_state else ()
         try:
-            return memplan.jit(self.step, budget=budget, host_state=on_host, **_OPTIONS, **options).plan(*self.shapes)
-        except memplan.InfeasibleBudgetError as error:  # as little as it takes, where that is what was asked
+            return memplan.jit(
+                self.step, budget=budget, host_state=on_host, **_OPTIONS, **options
+            ).plan(*self.shapes)
+        except memplan.InfeasibleBudgetError as error:
             if not row.smallest:
                 raise
             return self.planned(replace(row, smallest=False), error.smallest_bytes, **options)
 
 
-def rates(row: Row, folder: Path, found: Found) -> None:
-    """What the card does in a second, against its data sheet."""
+def rates(row: Row, folder: Path, found: Figures) -> None:
+    """The card's measured rates and those of its data sheet."""
     with card_alone():
         found_rates, assumed = measure(quick=not this_card()["real"]), rates_of(local_device())
     measured_device(found_rates).save(folder / RATES)
@@ -134,8 +139,8 @@ def rates(row: Row, folder: Path, found: Found) -> None:
         found.pairs[name.replace(", ", "_")] = value, assumed[name]
 
 
-def planned(row: Row, folder: Path, found: Found) -> None:
-    """A planned step: bytes, seconds, copies; then the plain step beside it, and the numbers of both."""
+def planned(row: Row, folder: Path, found: Figures) -> None:
+    """A planned step: bytes, seconds, copies; then the plain step, and the numbers of both."""
     start = Start.of(row.model)
     plan = start.planned(row)
     run, report = plan.compile(), plan.report
@@ -148,7 +153,7 @@ def planned(row: Row, folder: Path, found: Found) -> None:
     }  # fmt: skip
     found.pairs["compiled_bytes"] = report.compiled_peak_bytes, report.predicted_peak_bytes
     found.tell()
-    _begin_again_where_autotuning_took_more(report.compiled_peak_bytes, found)
+    _restart_if_autotuning_took_more(report.compiled_peak_bytes, found)
     if row.plain:
         start.plain  # noqa: B018  # compiled before the card is taken
     with card_alone():
@@ -157,9 +162,12 @@ def planned(row: Row, folder: Path, found: Found) -> None:
         step_s = _median(times)
         found.facts |= {"first_step_s": times[0], "second_step_s": times[1], "steps": len(times)}
         found.pairs["step_s"] = step_s, report.predicted_step_s
-        found.pairs["host memory_bytes"] = free - _host_bytes_free(), report.pinned_bytes or report.host_peak_bytes
-        if now := room():
-            found.pairs["peak of the pool_bytes"] = now.peak_bytes, report.pool_peak_bytes
+        found.pairs["host memory_bytes"] = (
+            free - _host_bytes_free(),
+            report.pinned_bytes or report.host_peak_bytes,
+        )
+        if memory := room():
+            found.pairs["peak of the pool_bytes"] = memory.peak_bytes, report.pool_peak_bytes
         if observed := plan.report.observed_peak_bytes:
             found.pairs["peak of the step_bytes"] = observed, report.compiled_peak_bytes
         found.tell()
@@ -170,12 +178,15 @@ def planned(row: Row, folder: Path, found: Found) -> None:
     _look_inside(events, _module(run), report, step_s, folder, found)
 
 
-def checkpoint(row: Row, folder: Path, found: Found) -> None:
-    """Policies of `jax.checkpoint`, and memplan within the bytes of each."""
+def checkpoint(row: Row, folder: Path, found: Figures) -> None:
+    """Policies of `jax.checkpoint`, and memplan within the same bytes."""
     start = Start.of(row.model)
     for name, policy in itertools.islice(policies().items(), 2):
         compiled = start.checkpointed(policy)
-        nbytes, predicted_s = device_bytes(compiled), replay(_module(compiled), local_device()).step_s
+        nbytes, predicted_s = (
+            device_bytes(compiled),
+            replay(_module(compiled), local_device()).step_s,
+        )
         plan = start.planned(row, nbytes)
         run = plan.compile()
         with card_alone():
@@ -188,61 +199,86 @@ def checkpoint(row: Row, folder: Path, found: Found) -> None:
         found.tell()
 
 
-def gate(row: Row, folder: Path, found: Found) -> None:
-    """The numbers of a step that was rewritten, judged by what recompilation does to the step by itself."""
+def gate(row: Row, folder: Path, found: Figures) -> None:
+    """The numbers of a rewritten step, judged by the error that recompilation alone introduces."""
     start = Start.of(row.model)
     args = jax.device_put((start.state, start.batch))
-    outcome = pipeline.best(start.step, args, {}, _OPTIONS, Request(int(row.share * device_bytes(start.plain))))
+    outcome = pipeline.best(
+        start.step, args, {}, _OPTIONS, Request(int(row.share * device_bytes(start.plain)))
+    )
     with card_alone():
         verdict = numbers_gate(outcome, args, {})
-    found.facts |= {"seeds": [0], "way": outcome.method, "passes": verdict.passes, "gate": str(verdict)}
+    found.facts |= {
+        "seeds": [0],
+        "way": outcome.method,
+        "passes": verdict.passes,
+        "gate": str(verdict),
+    }
 
 
-def attempt(row: Row, folder: Path, found: Found) -> None:
-    """Two steps, or who refuses them, when, and in which words; by a saved plan where there is one."""
+def attempt(row: Row, folder: Path, found: Figures) -> None:
+    """Run two steps, with a saved plan if there is one; report which part fails, and how."""
     start, at = Start.of(row.model), "planning"
     saved = memplan.Plan.load(os.environ[_PLAN]) if _PLAN in os.environ else None
     try:
         plan = start.planned(row, plan=saved)
         report = plan.report
-        found.facts |= {"compiled_bytes": report.compiled_peak_bytes, "host_bytes": report.host_peak_bytes}
+        found.facts |= {
+            "compiled_bytes": report.compiled_peak_bytes,
+            "host_bytes": report.host_peak_bytes,
+        }
         if saved:
-            found.facts["same module"] = plan.plan is not None and plan.plan.fingerprint == saved.fingerprint
+            found.facts["same module"] = (
+                plan.plan is not None and plan.plan.fingerprint == saved.fingerprint
+            )
         at = "running"
         with card_alone():
-            _timed(plan.compile(), *start.placed(plan), least=2, enough_s=0)
+            _timed(plan.compile(), *start.placed(plan), minimum=2, enough_s=0)
     except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:
         found.facts["refused"] = f"{type(error).__name__} while {at}: {str(error)[:1000]}"
     else:
         found.facts["refused"] = "no: it ran"
 
 
-def restart(row: Row, folder: Path, found: Found) -> None:
-    """Kernels as timed here against those of a described card; and a saved plan in the next process."""
+def restart(row: Row, folder: Path, found: Figures) -> None:
+    """Kernels autotuned here and for a described card; and a saved plan in the next process."""
     start = Start.of(row.model)
-    here = start.planned(row)
-    found.facts["compiled_bytes"] = here.report.compiled_peak_bytes
-    request = Request(here.report.budget_bytes, device=local_device().name)
+    plan = start.planned(row)
+    found.facts["compiled_bytes"] = plan.report.compiled_peak_bytes
+    request = Request(plan.report.budget_bytes, device=local_device().name)
     try:
         described = pipeline.best(start.step, start.shapes, {}, _OPTIONS, request)
-    except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:  # there may be no assembler for it
+    except (memplan.MemplanError, jax.errors.JaxRuntimeError) as error:  # maybe no assembler for it
         found.facts["described"] = f"{type(error).__name__}: {str(error)[:500]}"
     else:
         plain_bytes = report_of(described).baseline_peak_bytes
         found.pairs["plain step, here and described_bytes"] = device_bytes(start.plain), plain_bytes
-        ours, theirs = (_largest_workspace(text) for text in (here.compile().as_text(), described.executable.text))
+        ours, theirs = (
+            _largest_workspace(text)
+            for text in (plan.compile().as_text(), described.executable.text)
+        )
         found.pairs["largest workspace, here and described_bytes"] = ours, theirs
     with tempfile.TemporaryDirectory() as place:
-        assert here.plan is not None, "the step fits as it is"
-        here.plan.save(path := f"{place}/plan.json")
-        command = [*sys.orig_argv[:-2], json.dumps(asdict(replace(row, measure="attempt"))), str(folder)]
-        later = subprocess.run(command, env={**os.environ, _PLAN: path}, capture_output=True, text=True, check=False)
-    printed = later.stderr[-1000:] if later.returncode else json.loads(later.stdout.splitlines()[-1])["facts"]
+        assert plan.plan is not None, "the step fits as it is"
+        plan.plan.save(path := f"{place}/plan.json")
+        command = [
+            *sys.orig_argv[:-2],
+            json.dumps(asdict(replace(row, measure="attempt"))),
+            str(folder),
+        ]
+        later = subprocess.run(
+            command, env={**os.environ, _PLAN: path}, capture_output=True, text=True, check=False
+        )
+    printed = (
+        later.stderr[-1000:]
+        if later.returncode
+        else json.loads(later.stdout.splitlines()[-1])["facts"]
+    )
     found.facts["the next start, by the saved plan"] = printed
 
 
-def operations(row: Row, folder: Path, found: Found) -> None:
-    """Every kernel of groups of operations."""
+def operations(row: Row, folder: Path, found: Figures) -> None:
+    """The kernels of groups of operations."""
     for name, group in GROUPS.items():
         if not name.startswith(tuple(row.groups)):
             continue
@@ -250,7 +286,9 @@ def operations(row: Row, folder: Path, found: Found) -> None:
             with card_alone():
                 function, args = placed(group)
                 compiled = jax.jit(function).lower(*args).compile()
-                result = kernel_times.record(f"{row.name} {name}", compiled, lambda: compiled(*args), folder)  # noqa: B023
+                result = kernel_times.record(
+                    f"{row.name} {name}", compiled, lambda: compiled(*args), folder
+                )  # noqa: B023
         except (jax.errors.JaxRuntimeError, ValueError, TypeError) as error:
             found.facts[name] = f"fails: {str(error)[:300]}"
             continue
@@ -262,20 +300,22 @@ def operations(row: Row, folder: Path, found: Found) -> None:
         found.tell()
 
 
-def step_kernels(row: Row, folder: Path, found: Found) -> None:
-    """Every kernel of a plain step; of a planned one where the row has a budget."""
+def step_kernels(row: Row, folder: Path, found: Figures) -> None:
+    """The kernels of a plain step, or of a planned one if the row has a budget."""
     start = Start.of(row.model)
     plan = start.planned(row) if row.share or row.budget else None
     compiled = plan.compile() if plan else start.plain
     with card_alone():
-        held = [start.placed(plan)]
+        current = [start.placed(plan)]
 
         def run() -> Any:  # the state is donated: the next step begins with what this one returns
-            state, metrics = compiled(*held[0])
-            held[0] = state, held[0][1]
+            state, metrics = compiled(*current[0])
+            current[0] = state, current[0][1]
             return metrics
 
-        result = kernel_times.record(row.name, compiled._runner.executable.compiled if plan else compiled, run, folder)
+        result = kernel_times.record(
+            row.name, compiled._runner.executable.compiled if plan else compiled, run, folder
+        )
     known_s = sum(seconds for op, (seconds, *_) in result["seconds"].items() if op)
     predicted = replay(_module(compiled), local_device())
     found.pairs["step_s"] = result["clock_s"], predicted.step_s
@@ -283,8 +323,8 @@ def step_kernels(row: Row, folder: Path, found: Found) -> None:
     found.facts |= {"known by instruction_s": known_s, "launches": result["launches"]}
 
 
-def link(row: Row, folder: Path, found: Found) -> None:
-    """The link by size of copies, and under load."""
+def link(row: Row, folder: Path, found: Figures) -> None:
+    """The link's speed by size of copies, and next to kernels."""
     with card_alone():
         result = kernel_times.link()
     (folder / kernel_times.FOLDER).mkdir(parents=True, exist_ok=True)
@@ -292,25 +332,38 @@ def link(row: Row, folder: Path, found: Found) -> None:
     found.facts["alone"] = result["alone"]
 
 
-MEASURES: Mapping[str, Callable[[Row, Path, Found], None]] = {
+MEASURES: Mapping[str, Callable[[Row, Path, Figures], None]] = {
     "card": lambda row, folder, found: None,
-    **{one.__name__: one for one in (rates, planned, checkpoint, gate, attempt, restart)},
-    **{one.__name__: one for one in (operations, step_kernels, link)},
+    **{
+        function.__name__: function
+        for function in (rates, planned, checkpoint, gate, attempt, restart)
+    },
+    **{function.__name__: function for function in (operations, step_kernels, link)},
 }
 
 
-def _begin_again_where_autotuning_took_more(compiled_bytes: int, found: Found) -> None:
-    """A backend's peak is never reset; in a second process XLA knows from its cache what the first has timed."""
-    peak = now.peak_bytes if (now := room()) else None
+def _restart_if_autotuning_took_more(compiled_bytes: int, found: Figures) -> None:
+    """Restart the process if autotuning took more memory than the step will.
+
+    A backend never resets its peak. The second process does not autotune again: XLA has a cache.
+    """
+    peak = memory.peak_bytes if (memory := room()) else None
     if peak and peak >= compiled_bytes and _AUTOTUNED not in os.environ:
         os.execve(sys.executable, sys.orig_argv, {**os.environ, _AUTOTUNED: str(peak)})
-    found.facts |= {"peak before the first step_bytes": peak, "autotuning_bytes": int(os.environ.get(_AUTOTUNED, 0))}
+    found.facts |= {
+        "peak before the first step_bytes": peak,
+        "autotuning_bytes": int(os.environ.get(_AUTOTUNED, 0)),
+    }
 
 
-def _timed(run: Run, state: Any, batch: Any, least: int = 6, enough_s: float = 6.0) -> list[float]:
-    """Of each of up to 30 steps, waited for; of fewer than six if they take more than half a minute."""
+def _timed(
+    run: Run, state: Any, batch: Any, minimum: int = 6, enough_s: float = 6.0
+) -> list[float]:
+    """Seconds of each step, up to 30 steps; fewer than six if they exceed half a minute."""
     seconds: list[float] = []
-    while (len(seconds) < least and sum(seconds) < 5 * enough_s) or (len(seconds) < 30 and sum(seconds) < enough_s):
+    while (len(seconds) < minimum and sum(seconds) < 5 * enough_s) or (
+        len(seconds) < 30 and sum(seconds) < enough_s
+    ):
         began = time.perf_counter()
         state, _ = jax.block_until_ready(run(state, batch))
         seconds.append(time.perf_counter() - began)
@@ -324,14 +377,19 @@ def _module(compiled: Any) -> Module:
 
 
 def _median(seconds: Sequence[float]) -> float:
-    """Of all steps but the first, which pins memory and loads kernels."""
+    """Median of all steps but the first, which pins memory and loads kernels."""
     return statistics.median(seconds[1:])
 
 
 def _look_inside(
-    events: Sequence[Event], module: Module, report: Report, step_s: float, folder: Path, found: Found
+    events: Sequence[Event],
+    module: Module,
+    report: Report,
+    step_s: float,
+    folder: Path,
+    found: Figures,
 ) -> None:
-    """Copies, their rates and what runs meanwhile; kernels by kind. From a trace, and from the step's replay."""
+    """Copies, their rates and overlap, and kernels by kind, in the trace and in the replay."""
     device = local_device()
     result = replay(module, device)
     if (folder / RATES).exists() and device.target is not None:
@@ -342,20 +400,25 @@ def _look_inside(
         return
     busy = [event.span for event in kernels(events)]
     found.pairs["kernels_s"] = length(busy), result.compute_s
-    for direction, way in (("D2H", "to the host"), ("H2D", "to the device")):
+    for direction, label in (("D2H", "to the host"), ("H2D", "to the device")):
         moved = copies(events, direction)
         spans, nbytes = [event.span for event in moved], sum(event.nbytes for event in moved)
-        found.facts[f"memcpys {way}"] = len(moved)
+        found.facts[f"memcpys {label}"] = len(moved)
         if moved:
-            hidden, predicted = overlap(spans, busy) / length(spans), _over(report.hidden_copy_s, report.copy_s)
-            found.pairs[f"memcpys {way}_bytes"] = nbytes, report.offloaded_bytes
-            found.pairs[f"memcpys {way}_bytes/s"] = nbytes / length(spans), device.link.bandwidth
-            found.pairs[f"memcpys {way}, share under kernels"] = hidden, predicted
-    # Kernels by kind: those outside loops that the profiler knows the instruction of.
+            hidden, predicted = (
+                overlap(spans, busy) / length(spans),
+                _over(report.hidden_copy_s, report.copy_s),
+            )
+            found.pairs[f"memcpys {label}_bytes"] = nbytes, report.offloaded_bytes
+            found.pairs[f"memcpys {label}_bytes/s"] = nbytes / length(spans), device.link.bandwidth
+            found.pairs[f"memcpys {label}, share under kernels"] = hidden, predicted
+    # Kernels by kind: those outside loops whose instruction the profiler knows.
     entry, spent = module.entry.ops, defaultdict[str, float](float)
     for event in kernels(events):
         spent[event.op] += event.span[1] - event.span[0]
-    known = {name: seconds for name, seconds in spent.items() if name in entry and name in result.seconds}
+    known = {
+        name: seconds for name, seconds in spent.items() if name in entry and name in result.seconds
+    }
     kinds = {name: entry[name].target or entry[name].opcode for name in known}
     for kind in sorted(set(kinds.values())):
         names = [name for name in known if kinds[name] == kind]
@@ -367,74 +430,104 @@ def _look_inside(
         found.pairs[f"far off: {kinds[name]} {name}_s"] = known[name], result.seconds[name]
 
 
-def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: Found) -> None:
-    """Numbers after two steps, bit by bit, and the plain step's own bytes and seconds."""
-    report, starts = plan.report, [start, *(Start.of(row.model, seed) for seed in range(1, row.seeds))]
-    ours, ours_again = ([_after(plan.compile(), *one.placed(plan)) for one in starts] for _ in range(2))
+def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: Figures) -> None:
+    """Compare the numbers after two steps bit by bit; measure the plain step's bytes and time."""
+    report, starts = (
+        plan.report,
+        [start, *(Start.of(row.model, seed) for seed in range(1, row.seeds))],
+    )
+    ours, ours_again = (
+        [_after(plan.compile(), *seeded.placed(plan)) for seeded in starts] for _ in range(2)
+    )
     try:
-        theirs, again = ([_after(start.plain, *one.placed()) for one in starts] for _ in range(2))
+        theirs, again = (
+            [_after(start.plain, *seeded.placed()) for seeded in starts] for _ in range(2)
+        )
         plain_s = _median(_timed(start.plain, *start.placed()))
-        plain_kernels_s = length([event.span for event in kernels(traced(start.plain, *start.placed()))])
+        plain_kernels_s = length(
+            [event.span for event in kernels(traced(start.plain, *start.placed()))]
+        )
     except jax.errors.JaxRuntimeError as error:
         found.facts["the plain step"] = f"fails: {str(error)[:300]}"
         return
     chosen = (_module(run).chosen_kernels for run in (start.plain, plan.compile()))
     found.facts["kernels that XLA chose otherwise than in the plain step"] = _unlike(*chosen)
-    found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(len(one[-1]) for one in ours)}
-    for name, ones, others in (
+    found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(len(run[-1]) for run in ours)}
+    for name, references, candidates in (
         ("planned", theirs, ours),
         ("plain once more", theirs, again),
         ("planned once more", ours, ours_again),
     ):
-        runs = [*zip(ones, others, strict=True)]
-        by_step = [[pair for one, other in runs for pair in zip(one[n], other[n], strict=True)] for n in range(_STEPS)]
-        equal = [sum(one.tobytes() == other.tobytes() for one, other in leaves) for leaves in by_step]
+        runs = [*zip(references, candidates, strict=True)]
+        by_step = [
+            [
+                pair
+                for reference, candidate in runs
+                for pair in zip(reference[n], candidate[n], strict=True)
+            ]
+            for n in range(_STEPS)
+        ]
+        equal = [
+            sum(reference.tobytes() == candidate.tobytes() for reference, candidate in leaves)
+            for leaves in by_step
+        ]
         found.facts[f"{name}: leaves equal to the bit, by step"] = equal
-        errors = [relative_error(*pair) for pair in by_step[-1]]  # of a bias that a softmax cancels it is 1
-        found.facts[f"{name}: largest difference"] = f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
+        # The error is 1 for a bias that a softmax cancels.
+        errors = [relative_error(*pair) for pair in by_step[-1]]
+        found.facts[f"{name}: largest difference"] = (
+            f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
+        )
     found.pairs["plain_step_s"] = plain_s, report.baseline_step_s
     found.facts["plain step's kernels_s"] = plain_kernels_s
-    found.pairs["step over plain"] = step_s / plain_s, _over(report.predicted_step_s, report.baseline_step_s)
-    if now := room():
-        found.pairs["plain_peak_bytes"] = now.peak_bytes, device_bytes(start.plain)
-    if report.copy_s:  # kernels that run again take time, too: so much is the least
-        found.facts["copies hidden, by the clock, at least"] = 1 - max(step_s - plain_s, 0.0) / report.copy_s
+    found.pairs["step over plain"] = (
+        step_s / plain_s,
+        _over(report.predicted_step_s, report.baseline_step_s),
+    )
+    if memory := room():
+        found.pairs["plain_peak_bytes"] = memory.peak_bytes, device_bytes(start.plain)
+    if report.copy_s:  # a lower bound: recomputation takes time too
+        found.facts["copies hidden, by the clock, at least"] = (
+            1 - max(step_s - plain_s, 0.0) / report.copy_s
+        )
 
 
 def _unlike(plain: Mapping[str, str], planned: Mapping[str, str]) -> str:
-    """How many of the kernels that both have, by name, and the first of them."""
+    """How many of the kernels in both modules differ, and the names of the first five."""
     both = plain.keys() & planned.keys()
-    found = sorted(name for name in both if plain[name] != planned[name])
-    return " ".join([f"{len(found)} of {len(both)}", *found[:5]])
+    changed = sorted(name for name in both if plain[name] != planned[name])
+    return " ".join([f"{len(changed)} of {len(both)}", *changed[:5]])
 
 
 def _after(run: Run, state: Any, batch: Any) -> list[list[np.ndarray]]:
-    """What every step returns, of a state that the next one may overwrite."""
-    found = []
+    """Copies of what every step returns: the next step may overwrite its state."""
+    outputs = []
     for _ in range(_STEPS):
         state, metrics = run(state, batch)
-        found.append([np.array(leaf) for leaf in jax.tree.leaves((state, metrics))])
-    return found
+        outputs.append([np.array(leaf) for leaf in jax.tree.leaves((state, metrics))])
+    return outputs
 
 
 def _largest_workspace(text: str) -> int:
-    """Bytes of the largest scratch memory of a library's call."""
+    """Bytes of the largest workspace of a library call."""
     calls = (op for op in read_module(text).entry.ops.values() if op.opcode == "custom-call")
-    return max((leaf.nbytes for op in calls for leaf in op.result[1:] if leaf.dtype in ("s8", "u8")), default=0)
+    return max(
+        (leaf.nbytes for op in calls for leaf in op.result[1:] if leaf.dtype in ("s8", "u8")),
+        default=0,
+    )
 
 
 def _host_bytes_free() -> int:
     return 1024 * int(Path("/proc/meminfo").read_text().partition("MemAvailable:")[2].split()[0])
 
 
-def _over(one: float | None, other: float | None) -> float | None:
-    return one / other if one is not None and other else None
+def _over(numerator: float | None, denominator: float | None) -> float | None:
+    return numerator / denominator if numerator is not None and denominator else None
 
 
 if __name__ == "__main__":
-    faulthandler.register(signal.SIGTERM, chain=True)  # a row that is late says where it was
-    asked, told = Row(**json.loads(sys.argv[1])), Found()
+    faulthandler.register(signal.SIGTERM, chain=True)  # a late row reports where it was
+    row, figures = Row(**json.loads(sys.argv[1])), Figures()
     try:
-        MEASURES[asked.measure](asked, Path(sys.argv[2]), told)
+        MEASURES[row.measure](row, Path(sys.argv[2]), figures)
     finally:
-        told.tell()
+        figures.tell()

@@ -1,7 +1,8 @@
-"""Operations of every class of kernel, in groups: a group is compiled as one function and timed kernel by kernel.
+"""Groups of operations that cover every class of kernel.
 
-`GROUPS[name]()` is `(function, arguments)`. Sizes spread over what training steps contain: narrow and wide channels,
-small and large images, two and three dimensions, memory from a few KB to a GB.
+A group is compiled as one function and timed kernel by kernel. `GROUPS[name]()` is `(function,
+arguments)`. Sizes cover what training steps contain: narrow and wide channels, small and large
+images, two and three dimensions, arrays from a few KB to a GB.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +19,7 @@ Group = Callable[[], tuple[Callable[..., Any], Sequence[Any]]]
 
 @dataclass(frozen=True)
 class Convolution:
-    """A convolution with padding SAME, channels last; its gradients are run, too."""
+    """A convolution with padding SAME, channels last, which is run with its gradients."""
 
     batch: int
     sides: tuple[int, ...]
@@ -30,12 +31,14 @@ class Convolution:
     dilation: int = 1
 
     def arguments(self, dtype: str) -> tuple[jax.Array, ...]:
-        """Image, filter and the gradient of the result."""
+        """Image, kernel, and the cotangent of the result."""
         rank = len(self.sides)
         image = (self.batch, *self.sides, self.channels)
         kernel = (*(self.window,) * rank, self.channels // self.groups, self.features)
         result = (self.batch, *(-(-side // self.stride) for side in self.sides), self.features)
-        return tuple(_random(number, shape, dtype) for number, shape in enumerate((image, kernel, result)))
+        return tuple(
+            _random(number, shape, dtype) for number, shape in enumerate((image, kernel, result))
+        )
 
     def __call__(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
         letters = "DHW"[-len(self.sides) :]
@@ -69,7 +72,7 @@ VOLUMES = (
     Convolution(2, (96, 96, 96), 32, 64, stride=2),
     Convolution(1, (128, 128, 128), 32, 4, window=1),
 )
-PRODUCTS = (  # batch, rows, columns, summed
+PRODUCTS = (  # Batch, rows, columns, contracted.
     (1, 4096, 4096, 4096),
     (1, 1024, 1024, 1024),
     (1, 8192, 1024, 1024),
@@ -86,7 +89,7 @@ PRODUCTS = (  # batch, rows, columns, summed
 
 
 def placed(group: Group) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """A group's function and its arguments as arrays, all made by one compiled function."""
+    """A group's function, and its arguments as arrays that one compiled function creates."""
     functions: list[Callable[..., Any]] = []
 
     def make() -> Sequence[Any]:
@@ -98,7 +101,9 @@ def placed(group: Group) -> tuple[Callable[..., Any], Sequence[Any]]:
     return functions[0], args
 
 
-def convolutions(layers: Sequence[Convolution], dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+def convolutions(
+    layers: Sequence[Convolution], dtype: str
+) -> tuple[Callable[..., Any], Sequence[Any]]:
     def function(arguments: Sequence[Any]) -> Any:
         results = []
         for layer, (image, kernel, gradient) in zip(layers, arguments, strict=True):
@@ -111,17 +116,20 @@ def convolutions(layers: Sequence[Convolution], dtype: str) -> tuple[Callable[..
 
 def products(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     def function(pairs: Sequence[Any]) -> Any:
-        return [jnp.einsum("bmk,bkn->bmn", left, right) for left, right in pairs]
+        return [jnp.einsum("bmk,bkn->bmn", lhs, rhs) for lhs, rhs in pairs]
 
     pairs = [
-        (_random(0, (batch, rows, summed), dtype), _random(1, (batch, summed, columns), dtype))
-        for batch, rows, columns, summed in PRODUCTS
+        (
+            _random(0, (batch, rows, contracted), dtype),
+            _random(1, (batch, contracted, columns), dtype),
+        )
+        for batch, rows, columns, contracted in PRODUCTS
     ]
     return function, (pairs,)
 
 
 def bandwidth(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Element by element, from 4 KB to 1 GB; the same that only reads, and that only writes."""
+    """Elementwise kernels from 4 KB to 1 GB, some that only read and some that only write."""
     sizes = [4**power for power in range(5, 15)]
 
     def function(arrays: Sequence[jax.Array], scale: jax.Array) -> Any:
@@ -140,8 +148,18 @@ def reductions(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         return (x - mean) * lax.rsqrt(variance + 1e-5)
 
     def function(rows: jax.Array, scores: jax.Array, images: jax.Array, volume: jax.Array) -> Any:
-        norms = [(normalized, rows, (1,)), (normalized, images, (0, 1, 2)), (normalized, volume, (1, 2, 3))]
-        results: list[Any] = [rows.sum(0), rows.sum(1), images.sum((0, 1, 2)), scores.max(-1), jax.nn.softmax(scores)]
+        norms = [
+            (normalized, rows, (1,)),
+            (normalized, images, (0, 1, 2)),
+            (normalized, volume, (1, 2, 3)),
+        ]
+        results: list[Any] = [
+            rows.sum(0),
+            rows.sum(1),
+            images.sum((0, 1, 2)),
+            scores.max(-1),
+            jax.nn.softmax(scores),
+        ]
         for norm, array, axes in norms:
             result, pullback = jax.vjp(partial(norm, axes=axes), array)
             results += [result, *pullback(jnp.cos(array))]
@@ -155,7 +173,9 @@ def reductions(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
 def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     """Transposes, gathers, scatters, pooling, windows, padding, sums along an axis, sorting."""
 
-    def function(rows: jax.Array, images: jax.Array, volume: jax.Array, table: jax.Array, index: jax.Array) -> Any:
+    def function(
+        rows: jax.Array, images: jax.Array, volume: jax.Array, table: jax.Array, index: jax.Array
+    ) -> Any:
         pool = partial(
             lax.reduce_window, init_value=-jnp.inf, computation=lax.max,
             window_dimensions=(1, 3, 3, 1), window_strides=(1, 2, 2, 1), padding="SAME",
@@ -164,7 +184,9 @@ def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         looked_up, scatter = jax.vjp(lambda x: x[index], table)
         padded = jnp.pad(volume, ((0, 0), (1, 1), (1, 1), (1, 1), (0, 0)))
         doubled = jnp.concatenate([volume, jnp.cos(volume), volume * 2], -1)
-        updated = lax.dynamic_update_slice(volume, jnp.sin(volume[:, :8]), (0, index[0] % 64, 0, 0, 0))
+        updated = lax.dynamic_update_slice(
+            volume, jnp.sin(volume[:, :8]), (0, index[0] % 64, 0, 0, 0)
+        )
         up = jnp.repeat(jnp.repeat(volume[:, :64, :64], 2, 1), 2, 2)
         return (
             rows.T.copy(), jnp.moveaxis(images, -1, 1).copy(), jnp.moveaxis(volume, -1, 1).copy(),
@@ -180,7 +202,7 @@ def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def library() -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Decompositions and transforms that a library computes, at three sizes."""
+    """Decompositions and transforms by libraries, at three sizes."""
 
     def function(squares: Sequence[jax.Array]) -> Any:
         results: list[Any] = []
@@ -188,7 +210,13 @@ def library() -> tuple[Callable[..., Any], Sequence[Any]]:
             symmetric = square @ square.mT / square.shape[-1] + 2 * jnp.eye(square.shape[-1])
             factor = jnp.linalg.cholesky(symmetric)
             solved = lax.linalg.triangular_solve(factor, square, left_side=True, lower=True)
-            results += [factor, solved, jnp.linalg.eigh(symmetric), jnp.linalg.qr(square), jnp.fft.rfft2(square)]
+            results += [
+                factor,
+                solved,
+                jnp.linalg.eigh(symmetric),
+                jnp.linalg.qr(square),
+                jnp.fft.rfft2(square),
+            ]
         return results, lax.linalg.svd(squares[1]), lax.linalg.lu(squares[1])
 
     shapes = (1, 256, 256), (1, 1024, 1024), (64, 128, 128)
@@ -196,7 +224,7 @@ def library() -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def launches(count: int = 400) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Small products that depend on one another: what a launch costs."""
+    """A chain of small products, for the cost of a launch."""
 
     def function(square: jax.Array) -> jax.Array:
         for _ in range(count):
@@ -207,20 +235,22 @@ def launches(count: int = 400) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def trips(count: int = 200) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """The same in a loop whose number of trips XLA knows, and in one whose it does not."""
+    """The same chain in a loop with a trip count that XLA knows, and in one without."""
 
     def body(square: jax.Array) -> jax.Array:
         return jnp.tanh(square @ square)
 
     def function(square: jax.Array, limit: jax.Array) -> Any:
-        known = lax.fori_loop(0, count, lambda _, carry: body(carry), square)
-        return known, lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 1, body(c[1])), (0, square))
+        counted = lax.fori_loop(0, count, lambda _, carry: body(carry), square)
+        return counted, lax.while_loop(
+            lambda c: c[0] < limit, lambda c: (c[0] + 1, body(c[1])), (0, square)
+        )
 
     return function, (_random(0, (256, 256), "float32"), jnp.int32(count))
 
 
 def arguments(count: int) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """Many small arrays go in and come out: what an argument costs on the host."""
+    """Many small arguments and results, for the cost of an argument on the host."""
 
     def function(arrays: Sequence[jax.Array]) -> Any:
         return [array + 1 for array in arrays]
@@ -229,13 +259,19 @@ def arguments(count: int) -> tuple[Callable[..., Any], Sequence[Any]]:
 
 
 def _random(number: int, shape: Sequence[int], dtype: str) -> jax.Array:
-    """Ordinary numbers: zeros and ones draw less power, and some chips clock higher for them."""
+    """Random numbers: zeros and ones draw less power, so some chips would clock higher."""
     return jax.random.uniform(jax.random.key(number), shape, jnp.dtype(dtype), -1, 1)
 
 
 GROUPS: Mapping[str, Group] = {
-    **{f"images, {dtype}": partial(convolutions, IMAGES, dtype) for dtype in ("float32", "bfloat16")},
-    **{f"volumes, {dtype}": partial(convolutions, VOLUMES, dtype) for dtype in ("float32", "bfloat16")},
+    **{
+        f"images, {dtype}": partial(convolutions, IMAGES, dtype)
+        for dtype in ("float32", "bfloat16")
+    },
+    **{
+        f"volumes, {dtype}": partial(convolutions, VOLUMES, dtype)
+        for dtype in ("float32", "bfloat16")
+    },
     **{f"products, {dtype}": partial(products, dtype) for dtype in ("float32", "bfloat16")},
     **{f"bandwidth, {dtype}": partial(bandwidth, dtype) for dtype in ("float32", "bfloat16")},
     **{f"reductions, {dtype}": partial(reductions, dtype) for dtype in ("float32", "bfloat16")},

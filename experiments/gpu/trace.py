@@ -1,7 +1,8 @@
-"""What the card does during one step, as jax's profiler sees it: kernels, copies to and from the host, their overlap.
+"""Kernels and copies of one step in jax's profiler, and how much of them overlaps.
 
-CUPTI's events stand in lines `Stream #...` of the planes `/device:GPU:...`: copies as `MemcpyD2H` and `MemcpyH2D` with
-their size in `memcpy_details`, kernels with the instruction that launched them in `hlo_op`.
+CUPTI's events are in the lines `Stream #...` of the planes `/device:GPU:...`. Copies are named
+`MemcpyD2H` and `MemcpyH2D` and have their size in `memcpy_details`; kernels have the instruction
+that launched them in `hlo_op`.
 """
 
 import re
@@ -26,28 +27,40 @@ class Event:
     """A kernel or a copy."""
 
     name: str
-    op: str  # the instruction; "" where the profiler does not tell, as of kernels in a CUDA graph
-    span: Span  # seconds, from and to
+    op: str  # the HLO instruction; "" if unknown, as in a CUDA graph
+    span: Span  # start and end, in seconds
     nbytes: int  # of a copy
 
 
 def traced(run: Callable[..., Any], *args: Any) -> list[Event]:
-    """Events of one call; none where the profiler sees no GPU, which it does through CUPTI."""
+    """Events of one call; none if the profiler sees no GPU, for example without CUPTI."""
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             jax.block_until_ready(run(*args))
-        return [one for path in Path(folder).rglob("*.xplane.pb") for one in events(ProfileData.from_file(str(path)))]
+        return [
+            event
+            for path in Path(folder).rglob("*.xplane.pb")
+            for event in events(ProfileData.from_file(str(path)))
+        ]
 
 
 def events(profile: Any) -> list[Event]:
-    """Of the GPU among what was profiled."""
-    lines = (line for plane in profile.planes if plane.name.startswith("/device:GPU") for line in plane.lines)
-    return [_event(event) for line in lines if line.name.startswith("Stream") for event in line.events]
+    """The GPU's events in a profile."""
+    lines = (
+        line
+        for plane in profile.planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+    )
+    return [
+        _event(event) for line in lines if line.name.startswith("Stream") for event in line.events
+    ]
 
 
 def _event(event: Any) -> Event:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of the type that iterates over stats
+        # jax's type that iterates over stats warns.
+        warnings.simplefilter("ignore", DeprecationWarning)
         stats = dict(event.stats)
     size = _SIZE.search(str(stats.get("memcpy_details", "")))
     span = 1e-9 * event.start_ns, 1e-9 * (event.start_ns + event.duration_ns)
@@ -55,18 +68,18 @@ def _event(event: Any) -> Event:
 
 
 def copies(events: Sequence[Event], direction: str) -> list[Event]:
-    """Those `D2H` or `H2D`."""
+    """Copies in a direction: `D2H` or `H2D`."""
     return [event for event in events if event.name.startswith(f"Memcpy{direction}")]
 
 
 def kernels(events: Sequence[Event]) -> list[Event]:
-    """What computes, copies within the device among it."""
+    """Kernels, and copies within the device."""
     return [event for event in events if not event.name.startswith(_NO_KERNELS)]
 
 
-def overlap(some: Sequence[Span], others: Sequence[Span]) -> float:
-    """Length of the part of `some` that `others` cover; inclusion and exclusion over the unions."""
-    return length(some) + length(others) - length([*some, *others])
+def overlap(spans: Sequence[Span], covers: Sequence[Span]) -> float:
+    """Length of the part of `spans` that `covers` cover, by inclusion and exclusion."""
+    return length(spans) + length(covers) - length([*spans, *covers])
 
 
 def length(spans: Sequence[Span]) -> float:

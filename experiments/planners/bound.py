@@ -1,8 +1,9 @@
 """A lower bound on the extra time, valid for every sequence of computations.
 
-Where keeping everything exceeds the budget, items have to be absent. An item that is absent somewhere between two
-neighbouring uses is recomputed before the second, and different gaps need different recomputations. What these are
-computed from is not counted: the least costly set of gaps that frees enough at every crowded stage is a bound.
+Where keeping everything exceeds the budget, some items must be dropped. An item dropped between two
+neighbouring uses is recomputed before the second, and different gaps need different recomputations.
+The inputs of these recomputations are not counted, so the cheapest set of gaps that frees enough
+bytes at every crowded stage is a lower bound.
 """
 
 from collections import defaultdict
@@ -17,15 +18,15 @@ from experiments.planners.stages import Stages
 
 @dataclass(frozen=True)
 class Bound:
-    """No plan is better."""
+    """A lower bound on every plan."""
 
-    extra_ticks: int | None  # every plan within the budget takes at least this much longer; None: there is no plan
-    stage: int = -1  # that proves it: its working set is above the budget, or cannot be freed enough
-    stage_nbytes: int = 0  # at least, at that stage
+    extra_ticks: int | None  # of every plan within the budget; None: no plan exists
+    stage: int = -1  # the stage that proves that no plan exists
+    stage_nbytes: int = 0  # lower bound on the bytes of that stage
 
 
 def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound:
-    """The bound, or the proof that no plan fits."""
+    """The bound, or a proof that no plan fits."""
     needed = np.array(stages.least_nbytes, dtype=np.int64)
     gaps: list[tuple[int, int, int]] = []  # first stage, end, item
     for item, uses in enumerate(stages.uses):
@@ -54,12 +55,17 @@ def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound
         if over[stage] > 0:
             across = sorted(live)
             sizes = [stages.nbytes[gaps[number][2]] for number in across]
-            model.add(cp_model.LinearExpr.weighted_sum([absent[n] for n in across], sizes) >= int(over[stage]))
+            model.add(
+                cp_model.LinearExpr.weighted_sum([absent[n] for n in across], sizes)
+                >= int(over[stage])
+            )
     costs = [stages.ticks[item] or 0 for _, _, item in gaps]
     model.minimize(cp_model.LinearExpr.weighted_sum(absent, costs))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = workers
     solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
-    best = 0 if status == cp_model.MODEL_INVALID else int(np.ceil(solver.best_objective_bound - 1e-6))
+    best = (
+        0 if status == cp_model.MODEL_INVALID else int(np.ceil(solver.best_objective_bound - 1e-6))
+    )
     return Bound(max(0, best))

@@ -1,7 +1,8 @@
-"""Large-neighbourhood search (Shaw, CP 1998): destroy a part of a plan, let the exact model repair it, keep the better.
+"""Large-neighbourhood search (Shaw, CP 1998): free part of a plan; the exact model repairs it.
 
-A neighbourhood is the recomputations in a run of stages, or those that bridge one crowded stage: the ones of the plan,
-and those that could take their place. Its size follows what the solver finishes in its share of the time.
+A neighbourhood holds the recomputations in a run of stages, or those that bridge one crowded stage:
+the plan's own, and those that could replace them. Its size adapts to what the solver can finish in
+its share of the time.
 """
 
 import random
@@ -15,27 +16,25 @@ import numpy as np
 from experiments.planners.model import Model
 from experiments.planners.stages import Recomputation, Stages, extra_ticks, replay
 
-_FIRST_SIZE = 250
-_LEAST_SIZE = 60
-_MOST_SIZE = 6000
-_NEARLY_FULL = 0.96  # of the budget: stages where bytes could be worth something
-_DEPTH = 3
+_FIRST_SIZE, _MIN_SIZE, _MAX_SIZE = 250, 60, 6000  # recomputations in a neighbourhood
+_NEARLY_FULL = 0.96  # A stage above this share of the budget counts as crowded.
+_DEPTH = 3  # How many inputs deep a neighbourhood follows a recomputation.
 
 
 @dataclass
 class NeighbourhoodSearch:
-    """A local search over recomputations that fit."""
+    """A local search over sets of recomputations that fit."""
 
     stages: Stages
-    recomputed: frozenset[Recomputation]  # by the best plan so far
-    bound_ticks: int = 0  # stop when the plan is this good
+    recomputed: frozenset[Recomputation]  # of the best plan so far
+    bound_ticks: int = 0  # stop at this extra time
     workers: int = 2
-    share_s: float = 3.0  # for one neighbourhood
-    patience: int = 10**9  # rounds without gain before it gives up
+    share_s: float = 3.0  # time for one neighbourhood
+    patience: int = 10**9  # rounds without gain before stopping
     size: float = _FIRST_SIZE
 
     def run(self, seconds: float) -> frozenset[Recomputation]:
-        """Improve until the time is over or nothing is left to gain."""
+        """Improve the plan until the time is over or the bound is reached."""
         self.random = random.Random(0)
         until = time.monotonic() + seconds
         self.cost = extra_ticks(self.stages, self.recomputed)
@@ -43,13 +42,13 @@ class NeighbourhoodSearch:
         self._survey()
         self.stale = 0
         while self.stale < self.patience and (self.excess or self.cost > self.bound_ticks):
-            if (left := until - time.monotonic()) < 0.1:
+            if (remaining := until - time.monotonic()) < 0.1:
                 break
-            self.stale = 0 if self._round(min(self.share_s, left)) else self.stale + 1
+            self.stale = 0 if self._round(min(self.share_s, remaining)) else self.stale + 1
         return self.recomputed
 
     def _survey(self) -> None:
-        """What the neighbourhoods are cut from."""
+        """Note crowded stages and needs, from which neighbourhoods are cut."""
         stages = self.stages
         played, kept = replay(stages, self.recomputed), replay(stages, ())
         self.spans = played.spans
@@ -82,9 +81,9 @@ class NeighbourhoodSearch:
         choice = model.solve(seconds, self.workers, self.random.randrange(1 << 20))
         spent = time.monotonic() - started
         if choice.proven and spent < 0.3 * self.share_s:
-            self.size = min(_MOST_SIZE, self.size * 1.2)
+            self.size = min(_MAX_SIZE, self.size * 1.2)
         elif not choice.proven:
-            self.size = max(_LEAST_SIZE, self.size * 0.8)
+            self.size = max(_MIN_SIZE, self.size * 0.8)
         if choice.recomputed is None or (choice.extra_ticks > self.cost and not self.excess):
             return False
         better = choice.extra_ticks < self.cost or bool(self.excess)
@@ -94,7 +93,7 @@ class NeighbourhoodSearch:
         return better
 
     def _neighbourhood(self) -> set[Recomputation]:
-        """About `size` recomputations to choose from again."""
+        """About `size` recomputations for the model to choose from."""
         if self.excess:
             centre = self.random.choice(sorted(self.excess))
         elif self.hot and self.random.random() < 0.5:
@@ -104,7 +103,7 @@ class NeighbourhoodSearch:
         return self._run_of_stages(centre) if self.random.random() < 0.5 else self._across(centre)
 
     def _run_of_stages(self, centre: int) -> set[Recomputation]:
-        """Everything worth recomputing from a stage to another around the centre."""
+        """Everything worth recomputing in a run of stages around the centre."""
         free, stages, low, high = set[Recomputation](), self.stages, centre, centre
         owned = defaultdict[int, list[Recomputation]](list)
         for pair in self.recomputed:
@@ -118,9 +117,11 @@ class NeighbourhoodSearch:
         return free
 
     def _across(self, centre: int) -> set[Recomputation]:
-        """Recomputations of items that could be absent at the centre."""
+        """Recomputations of items that could be dropped at the centre."""
         free, needed = set[Recomputation](), [max(needs, default=-1) for needs in self.needs]
-        items = [item for item, spans in enumerate(self.spans) if spans[0][0] < centre < needed[item]]
+        items = [
+            item for item, spans in enumerate(self.spans) if spans[0][0] < centre < needed[item]
+        ]
         self.random.shuffle(items)
         for item in items:
             if len(free) >= self.size:
@@ -129,13 +130,15 @@ class NeighbourhoodSearch:
             index = bisect_left(self.needs[item], centre)
             for need in self.needs[item][index : index + 3]:
                 self._add(free, item, need, 0)
-        # what the plan recomputes behind the centre holds its inputs across it
-        owned = sorted((pair for pair in self.recomputed if pair[1] >= centre), key=lambda pair: pair[1])
+        # recomputations after the centre keep their inputs live across it
+        owned = sorted(
+            (pair for pair in self.recomputed if pair[1] >= centre), key=lambda pair: pair[1]
+        )
         free.update(owned[: max(8, int(self.size / 6))])
         return free
 
     def _add(self, free: set[Recomputation], item: int, stage: int, depth: int) -> None:
-        """A recomputation, and those it may be computed from."""
+        """Add a recomputation, and recomputations of its inputs."""
         stages = self.stages
         ticks, home = stages.ticks[item], stages.home[item]
         most_ticks = max(self.cost, self.most_ticks if self.excess else 0)
@@ -145,7 +148,7 @@ class NeighbourhoodSearch:
             index = bisect_left(self.needs[item], stage)
             before = self.needs[item][index - 1] if index else home
             if self.near[stage] == self.near[before + 1 if before < stage else stage]:
-                return  # nothing crowded in the gap
+                return  # no crowded stage in the gap
         free.add((item, stage))
         if depth < _DEPTH and self.random.random() < 0.8:
             for source in stages.inputs[item]:

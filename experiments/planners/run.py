@@ -10,22 +10,24 @@ from experiments.planners.model import all_recomputations
 from experiments.planners.solve import solve
 from experiments.planners.stages import replay, stages_of_nodes
 
-_PROVABLE = 8000  # possible recomputations up to which a proof is worth trying
+_PROVABLE = 8000  # most possible recomputations for which a proof is tried
 
 
-def plan(path: Path, ratio: float, seconds: float, prove: bool | None = None, runs: int = 1) -> dict[str, Any]:
-    """Plan the graph of a file within `ratio` of its peak; `seconds` counts from reading the file.
+def plan(
+    path: Path, ratio: float, seconds: float, prove: bool | None = None, runs: int = 1
+) -> dict[str, Any]:
+    """Plan the graph of a file within `ratio` of its peak; `seconds` includes reading the file.
 
-    A proof is tried as told; by default, of small graphs.
+    `prove` says whether to try a proof; by default, only for small graphs.
     """
-    begun = time.monotonic()
+    start = time.monotonic()
     graph = read(path)
     stages = stages_of_nodes(graph.nbytes, graph.ticks, graph.inputs, budget_bytes=0)
     base = replay(stages, ()).peak_nbytes
     stages = replace(stages, budget_bytes=int(ratio * base))
     if prove is None:
         prove = stages.count < 1000 and len(all_recomputations(stages)) <= _PROVABLE
-    answer = solve(stages, seconds - (time.monotonic() - begun), prove, runs if prove else 1)
+    answer = solve(stages, seconds - (time.monotonic() - start), prove, runs if prove else 1)
     duration = sum(graph.ticks)
     result: dict[str, Any] = {
         "graph": path.stem, "ratio": ratio, "budget": stages.budget_bytes, "base_peak": base, "status": answer.status,
@@ -33,7 +35,9 @@ def plan(path: Path, ratio: float, seconds: float, prove: bool | None = None, ru
     }  # fmt: skip
     if answer.recomputed is not None:
         played = replay(stages.refine(answer.runs), answer.recomputed)
-        own = {stage * answer.runs + answer.runs - 1: name for stage, name in enumerate(graph.names)}
+        own = {
+            stage * answer.runs + answer.runs - 1: name for stage, name in enumerate(graph.names)
+        }
         order = [graph.names[item] if item >= 0 else own.get(stage) for stage, item in played.steps]
         result |= {
             "tdi_percent": 100 * answer.extra_ticks / duration, "peak": played.peak_nbytes,
@@ -41,4 +45,4 @@ def plan(path: Path, ratio: float, seconds: float, prove: bool | None = None, ru
         }  # fmt: skip
     if answer.stage >= 0:
         result |= {"stage": graph.names[answer.stage], "stage_bytes": answer.stage_nbytes}
-    return result | {"seconds": round(time.monotonic() - begun, 2)}
+    return result | {"seconds": round(time.monotonic() - start, 2)}

@@ -1,11 +1,12 @@
-"""Stages: what a planner needs to know of a step, and nothing else. Plain data, no graph, no jax.
+"""Stages: all that a planner needs to know about a step, as plain data without graph or jax.
 
-A *stage* runs its own work for the first time. Before it, items made earlier may be recomputed. An *item* is made
-by one stage, used by later ones, and there only as long as somebody still needs its last copy.
-Within a stage items are recomputed in the order of their first computation, each at most once.
+A *stage* does its own work once. Before that it may recompute items of earlier stages. An *item* is
+computed by one stage, used by later ones, and live until the last need of its latest copy. Within a
+stage, items are recomputed in the order of their first computation, each at most once.
 
-Bytes at the own work of a stage: its working bytes, the items it makes and uses, and those kept for later.
-Bytes at a recomputation: the item, what it is computed from, and whatever the stage or a later one still needs.
+The bytes during a stage's own work are its working bytes, the items it writes and reads, and the
+items kept for later. The bytes during a recomputation are the item, its inputs, and everything that
+this stage or a later one still needs.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ Recomputation = tuple[int, int]
 
 @dataclass(frozen=True)
 class Stages:
-    """The problem. Items and stages are indices; items are numbered in the order of their first computation."""
+    """The problem. Items and stages are indices; items are in order of first computation."""
 
     # Per item.
     nbytes: tuple[int, ...]
-    ticks: tuple[int | None, ...]  # the time to recompute it, in whole ticks; None where that is not allowed
+    ticks: tuple[int | None, ...]  # time to recompute it, in whole ticks; None: not allowed
     inputs: tuple[tuple[int, ...], ...]  # the items it is computed from
     home: tuple[int, ...]  # the stage that makes it
-    uses: tuple[tuple[int, ...], ...]  # the stages whose own work reads it, ascending, its home left out
+    uses: tuple[tuple[int, ...], ...]  # stages whose own work reads it, ascending, without home
     # Per stage.
-    working_nbytes: tuple[int, ...]  # device bytes besides the items; below zero where items share buffers
+    working_nbytes: tuple[int, ...]  # bytes besides the items; negative if items share buffers
     own_ticks: tuple[int, ...]  # the time of its own work
-    budget_bytes: int  # what the device bytes may reach
+    budget_bytes: int  # the most device bytes at any time
 
     @property
     def count(self) -> int:
@@ -40,32 +41,34 @@ class Stages:
         return len(self.working_nbytes)
 
     @cached_property
-    def made(self) -> tuple[tuple[int, ...], ...]:
-        """Items that each stage makes."""
+    def writes(self) -> tuple[tuple[int, ...], ...]:
+        """Items that each stage computes first."""
         return _inverse(((stage,) for stage in self.home), self.count)
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """Items that each stage's own work uses."""
+        """Items that each stage's own work reads."""
         return _inverse(self.uses, self.count)
 
     @cached_property
     def dependents(self) -> tuple[tuple[int, ...], ...]:
-        """Items that are computed from each item."""
+        """Items computed from each item."""
         return _inverse(self.inputs, len(self.nbytes))
 
     @cached_property
     def least_nbytes(self) -> tuple[int, ...]:
-        """Per stage, the working set of its own work: no plan goes below it."""
+        """Per stage, the working set of its own work, a lower bound for every plan."""
         size = self.nbytes
         return tuple(
-            working + sum(size[item] for item in made) + sum(size[item] for item in read)
-            for working, made, read in zip(self.working_nbytes, self.made, self.reads, strict=True)
+            working + sum(size[item] for item in writes) + sum(size[item] for item in read)
+            for working, writes, read in zip(
+                self.working_nbytes, self.writes, self.reads, strict=True
+            )
         )
 
     @cached_property
     def last_need(self) -> tuple[int, ...]:
-        """Last stage at which each item can be of any use, whatever is recomputed."""
+        """Last stage at which each item can be needed, under any recomputations."""
         last = [max((home, *uses)) for home, uses in zip(self.home, self.uses, strict=True)]
         for item in reversed(range(len(last))):
             for dependent in self.dependents[item]:
@@ -74,9 +77,10 @@ class Stages:
         return tuple(last)
 
     def refine(self, runs: int) -> Stages:
-        """The same problem with `runs - 1` empty stages before each: recomputations in any order of so many runs.
+        """The same problem with `runs - 1` empty stages before each stage.
 
-        Stage `t` becomes `t * runs + runs - 1`.
+        So the recomputations before a stage may take `runs` ascending runs through the items. Stage
+        `t` becomes `t * runs + runs - 1`.
         """
         if runs == 1:
             return self
@@ -97,30 +101,32 @@ class Stages:
 
 
 def _inverse(lists: Iterable[Iterable[int]], count: int) -> tuple[tuple[int, ...], ...]:
-    """For each of `count` numbers, the positions of the lists that have it."""
-    found: list[list[int]] = [[] for _ in range(count)]
+    """For each of `count` numbers, the positions of the lists that contain it."""
+    positions: list[list[int]] = [[] for _ in range(count)]
     for position, numbers in enumerate(lists):
         for number in numbers:
-            found[number].append(position)
-    return tuple(map(tuple, found))
+            positions[number].append(position)
+    return tuple(map(tuple, positions))
 
 
 def stages_of_nodes(
     nbytes: Sequence[int], ticks: Sequence[int], inputs: Sequence[Iterable[int]], budget_bytes: int
 ) -> Stages:
-    """Every node a stage of its own, in the given order; any of them may be recomputed."""
+    """Each node as a stage of its own, in the given order; every node may be recomputed."""
     count, sources = len(nbytes), tuple(tuple(sorted(set(numbers))) for numbers in inputs)
     items = tuple(nbytes), tuple(ticks), sources, tuple(range(count)), _inverse(sources, count)
-    return Stages(*items, working_nbytes=(0,) * count, own_ticks=tuple(ticks), budget_bytes=budget_bytes)
+    return Stages(
+        *items, working_nbytes=(0,) * count, own_ticks=tuple(ticks), budget_bytes=budget_bytes
+    )
 
 
 @dataclass(frozen=True)
 class Replay:
-    """The stages with a set of recomputations."""
+    """What happens when the stages run with a set of recomputations."""
 
-    steps: tuple[tuple[int, int], ...]  # (stage, item) in running order; item -1 is the stage's own work
+    steps: tuple[tuple[int, int], ...]  # (stage, item) in order; item -1: the stage's own work
     step_nbytes: tuple[int, ...]  # device bytes at each step
-    spans: tuple[tuple[tuple[int, int], ...], ...]  # per item, closed: the stages in which each of its copies is there
+    spans: tuple[tuple[tuple[int, int], ...], ...]  # per item: first and last stage of each copy
 
     @property
     def peak_nbytes(self) -> int:
@@ -128,30 +134,30 @@ class Replay:
 
 
 def replay(stages: Stages, recomputed: Iterable[Recomputation]) -> Replay:
-    """Run the stages with these recomputations. A copy stays until the last need before the next copy is made."""
+    """Run the stages; each copy is live until its last need before the next copy."""
     due: list[list[int]] = [[] for _ in range(stages.count)]
     for item, stage in recomputed:
         due[stage].append(item)
     steps: list[tuple[int, int]] = []
-    made_at: list[int] = []  # per copy: step, item, last step that needs it
-    made_of: list[int] = []
-    ends_at: list[int] = []
+    first_steps: list[int] = []  # per copy: step, item, last step that needs it
+    items: list[int] = []
+    last_steps: list[int] = []
     current = [-1] * len(stages.nbytes)
     for stage in range(stages.count):
         again = [(item, stages.inputs[item], (item,)) for item in sorted(due[stage])]
-        for label, reads, writes in (*again, (-1, stages.reads[stage], stages.made[stage])):
-            here = len(steps)
+        for label, reads, writes in (*again, (-1, stages.reads[stage], stages.writes[stage])):
+            index = len(steps)
             for item in reads:
-                ends_at[current[item]] = here
+                last_steps[current[item]] = index
             for item in writes:
-                current[item] = len(made_at)
-                made_at.append(here)
-                made_of.append(item)
-                ends_at.append(here)
+                current[item] = len(items)
+                first_steps.append(index)
+                items.append(item)
+                last_steps.append(index)
             steps.append((stage, label))
     change = [0] * (len(steps) + 1)
     spans: list[list[tuple[int, int]]] = [[] for _ in stages.nbytes]
-    for first, item, last in zip(made_at, made_of, ends_at, strict=True):
+    for first, item, last in zip(first_steps, items, last_steps, strict=True):
         change[first] += stages.nbytes[item]
         change[last + 1] -= stages.nbytes[item]
         spans[item].append((steps[first][0], steps[last][0]))
@@ -168,7 +174,7 @@ def extra_ticks(stages: Stages, recomputed: Iterable[Recomputation]) -> int:
 
 
 def fits(stages: Stages, recomputed: Iterable[Recomputation]) -> bool:
-    """Do these recomputations keep every step within the budget?"""
+    """Whether these recomputations keep every step within the budget."""
     return replay(stages, recomputed).peak_nbytes <= stages.budget_bytes
 
 
@@ -176,11 +182,11 @@ def fits(stages: Stages, recomputed: Iterable[Recomputation]) -> bool:
 class Answer:
     """A planner's plan, or why there is none."""
 
-    recomputed: frozenset[Recomputation] | None  # of `Stages.refine(runs)`; None where no plan was found
-    extra_ticks: int  # their time
-    bound_ticks: int  # every plan takes at least this much extra time
-    # Proven among plans that go through the items of a stage `runs` times; "unknown": neither a plan nor a proof.
+    recomputed: frozenset[Recomputation] | None  # of `Stages.refine(runs)`; None: no plan was found
+    extra_ticks: int  # time of the recomputations
+    bound_ticks: int  # lower bound on the extra time of every plan
+    # Proven among plans with `runs` ascending runs a stage; "unknown": neither a plan nor a proof.
     status: Literal["optimal", "feasible", "infeasible", "unknown"]
     runs: int = 1
-    stage: int = -1  # that alone makes it infeasible
-    stage_nbytes: int = 0  # at least, there
+    stage: int = -1  # a stage that alone makes the budget infeasible
+    stage_nbytes: int = 0  # lower bound on the bytes of that stage

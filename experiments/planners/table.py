@@ -22,7 +22,7 @@ from experiments.readme import insert
 from memplan.io import write_atomic
 
 HERE = Path(__file__).parent
-# name, ratio, seconds allowed, what was asked for: percent and seconds
+# Name, ratio, seconds allowed, and the goal: percent and seconds.
 CASES: tuple[tuple[str, float, float, str], ...] = (
     ("random_layered_n100", 0.9, 60, "0.79 proven, 20 s"), ("random_layered_n100", 0.8, 120, "2.30 proven, 20 s"),
     ("random_layered_n250", 0.9, 60, "0.90, 60 s"), ("random_layered_n250", 0.8, 120, "4.9, 120 s"),
@@ -35,7 +35,7 @@ CASES: tuple[tuple[str, float, float, str], ...] = (
 
 
 def measured(folder: Path, name: str, ratio: float, seconds: float) -> dict[str, Any]:
-    """Plan one case, have it judged, and say on what it ran."""
+    """Plan and judge one case; includes the machine it ran on."""
     with tempfile.TemporaryDirectory() as temporary:
         path = folder / f"{name}.json"
         if name.startswith("layered"):
@@ -46,10 +46,10 @@ def measured(folder: Path, name: str, ratio: float, seconds: float) -> dict[str,
         result = plan(path, ratio, seconds)
         result["cpu_seconds"] = round(time.process_time() - cpu, 1)
         if "order" in result:
-            found = measure(json.loads(path.read_text()), result["order"])
-            right = (found.peak, found.duration) == (result["peak"], result["duration"])
-            result["judged"] = right and found.peak <= result["budget"]
-            result["recomputed"] = len(result.pop("order")) - len(found.first)
+            verdict = measure(json.loads(path.read_text()), result["order"])
+            right = (verdict.peak, verdict.duration) == (result["peak"], result["duration"])
+            result["judged"] = right and verdict.peak <= result["budget"]
+            result["recomputed"] = len(result.pop("order")) - len(verdict.first)
     return result | {
         "allowed_s": seconds, "load": round(os.getloadavg()[0], 1), "cores": os.cpu_count(),
         "machine": platform.machine(), "ortools": version("ortools"), "python": platform.python_version(),
@@ -58,14 +58,25 @@ def measured(folder: Path, name: str, ratio: float, seconds: float) -> dict[str,
 
 def table() -> str:
     """One row per case that has a result."""
-    head = "graph", "budget", "asked for", "percent more", "lower bound", "status", "s", "CPU s", "load", "judged"
+    head = (
+        "graph",
+        "budget",
+        "asked for",
+        "percent more",
+        "lower bound",
+        "status",
+        "s",
+        "CPU s",
+        "load",
+        "judged",
+    )
     rows = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
-    for name, ratio, seconds, asked in CASES:
+    for name, ratio, seconds, goal in CASES:
         path = _file(name, ratio, seconds)
         if path.exists():
             r = json.loads(path.read_text())
             percent = f"{r['tdi_percent']:.3f}" if "tdi_percent" in r else "none"
-            cells = name, ratio, asked, percent, f"{r['lower_bound_percent']:.3f}", r["status"]
+            cells = name, ratio, goal, percent, f"{r['lower_bound_percent']:.3f}", r["status"]
             times = r["seconds"], r["cpu_seconds"], r["load"], "yes" if r.get("judged") else "no"
             rows.append(f"| {' | '.join(map(str, cells + times))} |")
     return "\n".join(rows)
@@ -76,16 +87,24 @@ def _file(name: str, ratio: float, seconds: float) -> Path:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m experiments.planners.table", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m experiments.planners.table", description=__doc__
+    )
     parser.add_argument("folder", type=Path, help="where the published graphs are")
     parser.add_argument("--only", nargs="*", default=[""], help="beginnings of names")
     parser.add_argument("--force", action="store_true", help="run cases that have a result")
     chosen = parser.parse_args()
     for name, ratio, seconds, _ in CASES:
         path = _file(name, ratio, seconds)
-        known = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
-        if known and name.startswith(tuple(chosen.only)) and (chosen.force or not path.exists()):
-            write_atomic(path, json.dumps(measured(chosen.folder, name, ratio, seconds), indent=1) + "\n")
+        available = name.startswith("layered") or (chosen.folder / f"{name}.json").exists()
+        if (
+            available
+            and name.startswith(tuple(chosen.only))
+            and (chosen.force or not path.exists())
+        ):
+            write_atomic(
+                path, json.dumps(measured(chosen.folder, name, ratio, seconds), indent=1) + "\n"
+            )
     insert(HERE / "README.md", table())
 
 

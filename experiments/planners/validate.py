@@ -1,4 +1,4 @@
-"""The judge of an order: peak and duration, straight from the statement of the task. Shares no code with planners.
+"""Judges an order of computation by the definition of the task, sharing no code with the planners.
 
 python -m experiments.planners.validate GRAPH.json ANSWER.json
 """
@@ -12,13 +12,15 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Measured:
+    """An order of computation, replayed."""
+
     peak: int  # bytes
     duration: int
     first: tuple[int, ...]  # the order of first computations
 
 
 def measure(document: Mapping, order: Sequence[int]) -> Measured:
-    """Replay node ids; raises ValueError where a node runs before its inputs, or one never runs."""
+    """Replay node ids. ValueError: a node runs before its inputs, or never."""
     nodes = document["nodes"]
     key = "id" if "id" in nodes[0] else "name"
     nbytes = {node[key]: node.get("cost_ram", node.get("out_cost")) for node in nodes}
@@ -33,17 +35,20 @@ def measure(document: Mapping, order: Sequence[int]) -> Measured:
         if not reads[node] <= done:
             raise ValueError(f"node {node} runs before {sorted(reads[node] - done)}")
         done.add(node)
-    peak, later = 0, set()  # `later`: outputs that are read after this point before they are made again
+    peak, later = 0, set()  # `later`: outputs that are read later, before being recomputed
     for node in reversed(order):
-        there = (later - {node}) | reads[node]
-        peak = max(peak, nbytes[node] + sum(nbytes[other] for other in there))
-        later = there
+        live = (later - {node}) | reads[node]
+        peak = max(peak, nbytes[node] + sum(nbytes[value] for value in live))
+        later = live
     return Measured(peak, sum(duration[node] for node in order), tuple(dict.fromkeys(order)))
 
 
 if __name__ == "__main__":
     document, claimed = (json.loads(Path(name).read_text()) for name in sys.argv[1:])
-    found = measure(document, claimed["order"])
-    right = (found.peak, found.duration) == (claimed["peak"], claimed["duration"]) and found.peak <= claimed["budget"]
-    print(json.dumps({"peak": found.peak, "duration": found.duration, "right": right}))
+    measured = measure(document, claimed["order"])
+    right = (measured.peak, measured.duration) == (
+        claimed["peak"],
+        claimed["duration"],
+    ) and measured.peak <= claimed["budget"]
+    print(json.dumps({"peak": measured.peak, "duration": measured.duration, "right": right}))
     sys.exit(0 if right else 1)

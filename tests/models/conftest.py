@@ -6,5 +6,5 @@ import pytest
 
 @pytest.fixture(scope="session")
 def quick_jit():
-    """`jax.jit` for tiny functions, which take the optimizing compiler far longer than they take to run."""
+    """`jax.jit` without optimization, for tiny functions that run faster than they compile."""
     return partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})

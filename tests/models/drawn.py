@@ -1,4 +1,4 @@
-"""Variables of a model without compiling what makes them."""
+"""Random variables of a model, without compiling its initialization."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def drawn(init: Callable[..., Any], *args: Any) -> Any:
-    """What `init(key, *args)` makes, every leaf random, norms and biases too; variances are positive."""
+    """The variables of `init(key, *args)`, with all leaves random and variances positive."""
     random = np.random.default_rng(0)
 
     def leaf(path: Any, shape: Any) -> np.ndarray:
@@ -21,7 +21,8 @@ def drawn(init: Callable[..., Any], *args: Any) -> Any:
 def ones(variables: Any) -> Any:
     """Kernels, scales and variances of one, means and biases of zero: what is positive stays so."""
     return jax.tree.map_with_path(
-        lambda path, leaf: np.full(leaf.shape, path[-1].key not in ("bias", "mean"), leaf.dtype), variables
+        lambda path, leaf: np.full(leaf.shape, path[-1].key not in ("bias", "mean"), leaf.dtype),
+        variables,
     )
 
 

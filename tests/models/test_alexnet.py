@@ -17,7 +17,7 @@ def test_parameter_count_whatever_the_size(side):
 
 
 def test_convolutions_end_at_six_by_six():
-    """So that the adaptive pool leaves a 224^2 image alone: its products would be dot_generals of rank 4."""
+    """The adaptive pool leaves a 224^2 image alone, else there would be dot_generals of rank 4."""
     jaxpr = jax.make_jaxpr(lambda image: TINY.init_with_output(jax.random.key(0), image)[0])
     ranks = {
         side: {
@@ -34,9 +34,9 @@ def test_training_drops_by_its_key(quick_jit):
     image = jax.random.normal(jax.random.key(1), (1, 63, 63, 3))
     variables = drawn(TINY.init, image)
     apply = quick_jit(lambda key: TINY.apply(variables, image, train=True, rngs={"dropout": key}))
-    first, again, other = (apply(jax.random.key(seed)) for seed in (2, 2, 3))
+    first, again, other_key = (apply(jax.random.key(seed)) for seed in (2, 2, 3))
     np.testing.assert_array_equal(first, again)
-    assert (first != other).any()
+    assert (first != other_key).any()
 
 
 def test_image_that_the_pools_would_use_up_is_refused():

@@ -12,7 +12,7 @@ TINY = GoogLeNetConfig(width=1 / 16, classes=5)
 
 
 def test_convolutions_have_the_published_parameters():
-    """6,998,552 with a bias in each convolution, of which batch norm has a scale and a bias instead."""
+    """6,998,552 with a bias per convolution; here a norm's scale and bias replace each."""
     variables = jax.eval_shape(GoogLeNet().init, jax.random.key(0), jnp.zeros((1, 224, 224, 3)))
     by_name = {"kernel": 0, "scale": 0, "bias": 0}
     for path, leaf in jax.tree_util.tree_leaves_with_path(variables["params"]):
@@ -23,7 +23,7 @@ def test_convolutions_have_the_published_parameters():
 
 @pytest.mark.parametrize("side", [224, 2240])
 def test_auxiliary_classifiers_have_the_published_parameters_whatever_the_size(side):
-    """In torchvision 13,004,888 with them and 6,624,904 without."""
+    """torchvision has 13,004,888 with them and 6,624,904 without."""
     image = jnp.zeros((1, side, side, 3))
     plain, auxiliary = (
         jax.eval_shape(GoogLeNet(GoogLeNetConfig(aux=aux)).init, jax.random.key(0), image)["params"]
@@ -32,7 +32,9 @@ def test_auxiliary_classifiers_have_the_published_parameters_whatever_the_size(s
     added = auxiliary.keys() - plain.keys()
     assert added == {"auxiliary_0", "auxiliary_1"}
     assert count([auxiliary[name] for name in added]) == 13_004_888 - 6_624_904
-    assert jax.tree.map(jnp.shape, plain) == {name: jax.tree.map(jnp.shape, auxiliary[name]) for name in plain}
+    assert jax.tree.map(jnp.shape, plain) == {
+        name: jax.tree.map(jnp.shape, auxiliary[name]) for name in plain
+    }
 
 
 def test_auxiliary_classifiers_speak_in_training_only():
@@ -41,7 +43,9 @@ def test_auxiliary_classifiers_speak_in_training_only():
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
 
     def apply(variables, image, train):
-        options = {"mutable": ["batch_stats"], "rngs": {"dropout": jax.random.key(0)}} if train else {}
+        options = (
+            {"mutable": ["batch_stats"], "rngs": {"dropout": jax.random.key(0)}} if train else {}
+        )
         return model.apply(variables, image, train=train, **options)
 
     outputs, _ = jax.eval_shape(partial(apply, train=True), variables, image)
@@ -55,12 +59,12 @@ def test_auxiliary_classifiers_need_their_blocks():
 
 
 def test_blocks_concatenate_their_branches():
-    """The channels that enter each stage's first block are the sum of the branches before."""
+    """The input channels of each stage's first block are the sum of the previous branches."""
     variables = jax.eval_shape(GoogLeNet(TINY).init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     for stage in (1, 2):
-        one, _, three, _, five, project = map(TINY.channels, TINY.stages[stage - 1][-1])
+        point, _, three, _, five, project = map(TINY.channels, TINY.stages[stage - 1][-1])
         entering = variables["params"][f"stage_{stage}_block_0"]["one"]["conv"]["kernel"].shape[2]
-        assert entering == one + three + five + project
+        assert entering == point + three + five + project
 
 
 @pytest.mark.slow

@@ -14,18 +14,22 @@ TINY = NNUNetConfig(((1, 1), (2, 2), (2, 1)), filters=4, classes=3, in_channels=
 
 
 def shapes(config, size):
-    """Parameters and outputs of the network for an image, without allocating them."""
+    """Shapes of the network's parameters and outputs for an image."""
     image = jax.ShapeDtypeStruct((1, *size, config.in_channels), jnp.float32)
-    outputs, variables = jax.eval_shape(lambda image: NNUNet(config).init_with_output(jax.random.key(0), image), image)
+    outputs, variables = jax.eval_shape(
+        lambda image: NNUNet(config).init_with_output(jax.random.key(0), image), image
+    )
     return variables["params"], outputs
 
 
 def expected_count(config):
-    """Parameters from the architecture alone: every convolution has a bias, every norm a scale and a bias."""
+    """The number of parameters: each convolution has a bias, each norm a scale and a bias."""
     widths, cube = config.widths, 3**config.rank
     down = list(pairwise([config.in_channels, *widths]))
     up = [(2 * above, above) for above in widths[:-1]]
-    blocks = sum(cube * (entering + leaving) * leaving + 6 * leaving for entering, leaving in down + up)
+    blocks = sum(
+        cube * (entering + leaving) * leaving + 6 * leaving for entering, leaving in down + up
+    )
     wider = zip(pairwise(widths), config.strides[1:], strict=True)
     widen = sum((prod(strides) * below + 1) * above for (above, below), strides in wider)
     heads = sum((above + 1) * config.classes for above in widths[:-1])
@@ -33,10 +37,11 @@ def expected_count(config):
 
 
 @pytest.mark.parametrize(
-    ("size", "halvings"), [((128, 128, 128), 5), ((40, 56, 40), 3), ((192, 160), 5), ((512, 512), 7), ((7, 7), 0)]
+    ("size", "halvings"),
+    [((128, 128, 128), 5), ((40, 56, 40), 3), ((192, 160), 5), ((512, 512), 7), ((7, 7), 0)],
 )
 def test_stages_of_published_patches(size, halvings):
-    """Brain tumours and hippocampus of the Decathlon in three dimensions and in two (Isensee et al., 2021)."""
+    """The Decathlon's brain tumours and hippocampus, in 3D and 2D (Isensee et al., 2021)."""
     rank = len(size)
     assert planned_strides(size) == ((1,) * rank, *((2,) * rank,) * halvings)
 
@@ -50,7 +55,11 @@ def test_short_axes_stop_and_a_last_one_needs_three_edges():
     ("config", "size", "widths"),
     [
         (NNUNetConfig(), (32, 32, 64), [32, 64, 128, 256, 320, 320]),
-        (NNUNetConfig(planned_strides((512, 512))), (128, 128), [32, 64, 128, 256, 512, 512, 512, 512]),
+        (
+            NNUNetConfig(planned_strides((512, 512))),
+            (128, 128),
+            [32, 64, 128, 256, 512, 512, 512, 512],
+        ),
         (TINY, (8, 6), [4, 8, 16]),
     ],
     ids=["3d", "2d", "tiny"],
@@ -70,7 +79,7 @@ def test_every_decoder_stage_has_logits(dtype):
 
 
 def test_block_is_convolution_norm_and_leaky_relu(quick_jit):
-    """Each channel of a norm's output has mean 0 and variance 1; the leaky ReLU is undone before looking."""
+    """With the leaky ReLU inverted, each channel has mean 0 and variance 1."""
     x = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
     y, variables = quick_jit(ConvPair(TINY, 4, (2, 2)).init_with_output)(jax.random.key(0), x)
     assert y.shape == (2, 8, 8, 4)

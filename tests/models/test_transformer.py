@@ -45,7 +45,11 @@ def test_scanned_decoder_equals_the_unrolled_one(params, quick_jit):
     unrolled, logits = gradients(params, False)
     scanned, scanned_logits = gradients(stack_layers(params), True)
     np.testing.assert_allclose(scanned_logits, logits, rtol=1e-4, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), scanned, stack_layers(unrolled))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        scanned,
+        stack_layers(unrolled),
+    )
 
 
 def test_no_token_sees_a_later_one(params, quick_jit):

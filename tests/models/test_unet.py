@@ -68,7 +68,9 @@ def test_nearest_upsampling_repeats(shape):
 
 
 def test_gradient_of_upsampling_has_no_scatter():
-    gradient = jax.make_jaxpr(jax.grad(lambda x: jnp.square(upsample_nearest(x)).sum()))(jnp.ones((1, 2, 2, 1)))
+    gradient = jax.make_jaxpr(jax.grad(lambda x: jnp.square(upsample_nearest(x)).sum()))(
+        jnp.ones((1, 2, 2, 1))
+    )
     assert "scatter" not in str(gradient)
 
 

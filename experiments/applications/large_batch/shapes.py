@@ -1,7 +1,8 @@
-"""Small colour images of ten shapes, drawn from a seed: nothing is downloaded, and the same seed gives the same pixels.
+"""Small colour images of ten shapes, drawn from a seed: the same seed gives the same pixels.
 
-A shape has any place, size and turn, is brighter or darker than its ground, and both lie under a slope of light and
-noise. So a colour or a place says nothing of the class: only the outline does.
+Shapes have random places, sizes and rotations, are brighter or darker than the background, and lie
+under uneven light and noise. Colour and place carry no information about the class, only the
+outline.
 """
 
 from collections.abc import Callable
@@ -10,7 +11,7 @@ import numpy as np
 
 SIDE = 16
 
-# Coordinates u, v of pixels in units of the shape's size, float64 [...] -> which pixels it covers, bool [...].
+# Pixel coordinates (u, v) in units of the shape's size, float64 [...] -> coverage, bool [...].
 SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
     "disc": lambda u, v: u**2 + v**2 < 1,
     "ring": lambda u, v: (u**2 + v**2 < 1) & (u**2 + v**2 > 0.3),
@@ -26,10 +27,10 @@ SHAPES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def draw(examples: int, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.ndarray]:
-    """Images float32 [examples, SIDE, SIDE, 3] and independent labels int32 [examples], positions in `SHAPES`.
+    """Images float32 [examples, SIDE, SIDE, 3] and labels int32 [examples], positions in `SHAPES`.
 
-    Pixels have zero mean and unit variance over the whole set; `noise` is in units of the mean difference of shape and
-    ground.
+    Pixels have zero mean and unit variance over the whole set. `noise` is in units of the mean
+    contrast between shape and background.
     """
     random = np.random.default_rng(seed)
     label = random.integers(0, len(SHAPES), examples).astype(np.int32)
@@ -39,11 +40,16 @@ def draw(examples: int, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.n
     turn = random.uniform(-0.4, 0.4, (examples, 1, 1))
     rows, columns = np.mgrid[:SIDE, :SIDE]
     x, y = columns - middle[0], rows - middle[1]
-    u, v = (np.cos(turn) * x + np.sin(turn) * y) / size, (np.cos(turn) * y - np.sin(turn) * x) / size
+    u, v = (
+        (np.cos(turn) * x + np.sin(turn) * y) / size,
+        (np.cos(turn) * y - np.sin(turn) * x) / size,
+    )
     covered = np.empty(u.shape, bool)
     for number, inside in enumerate(SHAPES.values()):
         covered[label == number] = inside(u[label == number], v[label == number])
-    contrast = random.choice((-1.0, 1.0), (examples, 1, 1, 3)) * random.uniform(0.5, 1.5, (examples, 1, 1, 3))
+    contrast = random.choice((-1.0, 1.0), (examples, 1, 1, 3)) * random.uniform(
+        0.5, 1.5, (examples, 1, 1, 3)
+    )
     slope = random.normal(0, 0.5, (2, examples, 1, 1, 3))
     light = slope[0] * (columns[..., None] / SIDE - 0.5) + slope[1] * (rows[..., None] / SIDE - 0.5)
     pixels = contrast * covered[..., None] + light

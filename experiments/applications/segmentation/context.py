@@ -1,7 +1,8 @@
-"""Phantoms whose labels cannot be told from nearby: a lesion's class is that of a marker far from it.
+"""Phantoms whose labels depend on distant context: a far-away marker decides a lesion's class.
 
-The lesion lies in the front of the head and looks the same in both classes; the marker in the back is bright or dark.
-At least half a volume is between the two, so no cube of half the volume's side ever holds voxels of both.
+The lesion is in the front of the head and looks the same in both classes; the marker is in the back
+and is bright or dark. At least half a volume lies between them, so no cube with half the volume's
+side contains voxels of both.
 """
 
 from dataclasses import dataclass
@@ -14,19 +15,20 @@ from experiments.applications.segmentation.phantoms import ellipsoid, smooth
 LABELS = ("background", "lesion, marker bright", "lesion, marker dark")
 BRIGHT, DARK = 1, 2
 LESION, MARKER = 4.0, {BRIGHT: 8.0, DARK: -8.0}
-"""Mean intensity less that of the tissue, in standard deviations of the tissue's."""
+"""Mean intensity above that of the tissue, in standard deviations of the tissue."""
 
 
 @dataclass(frozen=True, eq=False)
 class Head:
     """One phantom."""
 
-    volume: Volume  # image float32 [size, size, size, 1], label int32 [size, size, size]; the marker is background
+    # Image float32 [size, size, size, 1], label int32 [size, size, size]; markers are background.
+    volume: Volume
     marker: np.ndarray  # bool [size, size, size]
 
 
 def draw(size: int, seed: int, number: int) -> Head:
-    """Phantom `number` of the sequence that `seed` begins; even ones have a bright marker, others a dark one."""
+    """Phantom `number` of a seed's sequence; even ones have a bright marker, odd a dark one."""
     if size < 16:
         raise ValueError(f"a phantom with a marker needs at least 16 voxels a side; got {size}.")
     random = np.random.default_rng([seed, number])
@@ -47,6 +49,10 @@ Place = tuple[float, float, float]
 
 
 def _blob(size: int, middle: Place, radii: Place, random: np.random.Generator) -> np.ndarray:
-    """An ellipsoid about `middle`, a little off, along x the least, and of at most these radii."""
+    """An ellipsoid near `middle` with at most these radii; along x it moves least."""
     off = random.uniform(-1, 1, 3) * np.array([0.01, 0.03, 0.03])
-    return ellipsoid(size, size * (np.array(middle) + off) - 0.5, size * np.array(radii) * random.uniform(0.8, 1, 3))
+    return ellipsoid(
+        size,
+        size * (np.array(middle) + off) - 0.5,
+        size * np.array(radii) * random.uniform(0.8, 1, 3),
+    )

@@ -1,7 +1,8 @@
-"""Data sets in the layout of the Medical Segmentation Decathlon (Antonelli et al., Nature Communications 2022).
+"""Data sets in the layout of the Medical Segmentation Decathlon.
 
-A folder with `dataset.json`, `imagesTr/` and `labelsTr/`. Images are NIfTI volumes (x, y, z, modality), or (x, y, z)
-where there is a single modality; labels are integer volumes (x, y, z). Whatever is not so raises `DatasetError`.
+The layout (Antonelli et al., Nature Communications 2022) is a folder with `dataset.json`,
+`imagesTr/` and `labelsTr/`. Images are NIfTI volumes (x, y, z, modality), or (x, y, z) for a single
+modality; labels are integer volumes (x, y, z). Anything else raises `DatasetError`.
 """
 
 import json
@@ -20,7 +21,7 @@ __all__ = ["Case", "Dataset", "DatasetError", "Volume", "load_case", "open_datas
 
 @dataclass(frozen=True)
 class Case:
-    """One training pair, for example BRATS_001: the image's file and its label's."""
+    """One training pair, for example BRATS_001: the files of an image and its label."""
 
     name: str
     image: Path
@@ -29,7 +30,10 @@ class Case:
 
 @dataclass(frozen=True)
 class Dataset:
-    """What `dataset.json` declares. Position in `modalities` is the image's channel, in `labels` the label's value."""
+    """The content of `dataset.json`.
+
+    A position in `modalities` is a channel of the image, a position in `labels` a label's value.
+    """
 
     name: str
     modalities: tuple[str, ...]
@@ -39,14 +43,14 @@ class Dataset:
 
 @dataclass(frozen=True, eq=False)
 class Volume:
-    """One case in memory: image float32 [X, Y, Z, M], z-scored per modality; label int32 [X, Y, Z]."""
+    """A case: image float32 [X, Y, Z, M], z-scored per modality; label int32 [X, Y, Z]."""
 
     image: np.ndarray
     label: np.ndarray
 
 
 def open_dataset(root: str | Path) -> Dataset:
-    """Read `root/dataset.json` and see that every training file it lists is there; no voxel is read yet."""
+    """Read `root/dataset.json` and check that every training file exists; reads no voxels."""
     root = Path(root)
     path = root / "dataset.json"
     fields = _read_description(path)
@@ -62,20 +66,27 @@ def open_dataset(root: str | Path) -> Dataset:
 
 
 def load_case(dataset: Dataset, case: Case, size: int | None = None) -> Volume:
-    """Read one case whole, check it against the data set's declarations and z-score the image.
+    """Read one case, check it against the data set's declarations and z-score the image.
 
-    `size` is the side in voxels of the cube to crop or zero-pad to, centre on centre, after the z-score; None keeps the
-    volume as it is. DatasetError: either file is damaged or does not fit the declarations or the other file.
+    `size` is the side in voxels of the centred cube to crop or zero-pad to after the z-score; None
+    keeps the volume. DatasetError: a file is damaged, or does not match the declarations or the
+    other file.
     """
     if size is not None and size < 1:
-        raise ValueError(f"size is the side of a cube in voxels and must be at least 1; got {size}.")
+        raise ValueError(
+            f"size is the side of a cube in voxels and must be at least 1; got {size}."
+        )
     image, label = _read_image(dataset, case.image), _read_label(dataset, case.label)
     if image.shape[:3] != label.shape:
-        problem = f"the label has {label.shape} voxels, its image {case.image} has {image.shape[:3]}"
+        problem = (
+            f"the label has {label.shape} voxels, its image {case.image} has {image.shape[:3]}"
+        )
         advice = "Check that the two belong to the same case and neither was resampled alone."
         raise DatasetError(case.label, problem, advice)
     _standardize(image)
-    return Volume(image, label) if size is None else Volume(_centre(image, size), _centre(label, size))
+    return (
+        Volume(image, label) if size is None else Volume(_centre(image, size), _centre(label, size))
+    )
 
 
 def _read_description(path: Path) -> Mapping[str, Any]:
@@ -85,7 +96,9 @@ def _read_description(path: Path) -> Mapping[str, Any]:
         advice = "Point to the unpacked folder of one task, such as Task01_BrainTumour."
         raise DatasetError(path, f"cannot be read ({error.strerror})", advice) from error
     except ValueError as error:
-        raise DatasetError(path, f"not valid JSON ({error})", "Restore the original file.") from error
+        raise DatasetError(
+            path, f"not valid JSON ({error})", "Restore the original file."
+        ) from error
     if not isinstance(fields, dict):
         raise DatasetError(path, "holds no JSON object", "Restore the original file.")
     return fields
@@ -93,9 +106,13 @@ def _read_description(path: Path) -> Mapping[str, Any]:
 
 def _field[T](path: Path, fields: Mapping[str, Any], key: str, kind: type[T]) -> T:
     if key not in fields:
-        raise DatasetError(path, f"lacks the field {key!r}", "A Decathlon dataset.json has it; restore the file.")
+        raise DatasetError(
+            path, f"lacks the field {key!r}", "A Decathlon dataset.json has it; restore the file."
+        )
     if not isinstance(fields[key], kind):
-        raise DatasetError(path, f"{key!r} is {fields[key]!r}, not a {kind.__name__}", "Restore the original file.")
+        raise DatasetError(
+            path, f"{key!r} is {fields[key]!r}, not a {kind.__name__}", "Restore the original file."
+        )
     return fields[key]
 
 
@@ -112,33 +129,43 @@ def _names(path: Path, fields: Mapping[str, Any], key: str) -> tuple[str, ...]:
 
 
 def _case(root: Path, path: Path, pair: Any) -> Case:
-    """The case of one entry {"image": "./imagesTr/NAME.nii.gz", "label": "./labelsTr/NAME.nii.gz"}."""
+    """The case of an entry {"image": "./imagesTr/NAME.nii.gz", "label": "./labelsTr/..."}."""
     match pair:
         case {"image": str(), "label": str()}:
             image, label = (_listed_file(root, path, pair[name]) for name in ("image", "label"))
         case _:
-            raise DatasetError(path, f"training lists {pair!r}", 'Each entry is {"image": path, "label": path}.')
+            raise DatasetError(
+                path, f"training lists {pair!r}", 'Each entry is {"image": path, "label": path}.'
+            )
     return Case(image.name.removesuffix(".gz").removesuffix(".nii"), image, label)
 
 
 def _listed_file(root: Path, path: Path, listed: str) -> Path:
     relative = PurePosixPath(listed)
     if relative.is_absolute() or ".." in relative.parts:
-        raise DatasetError(path, f"lists {listed!r}, outside the data set", "Paths are relative to dataset.json.")
+        raise DatasetError(
+            path, f"lists {listed!r}, outside the data set", "Paths are relative to dataset.json."
+        )
     file = root / relative
     if not file.is_file():
-        raise DatasetError(file, f"listed in {path}, but missing", "Unpack the archive again, to its end.")
+        raise DatasetError(
+            file, f"listed in {path}, but missing", "Unpack the archive again, to its end."
+        )
     return file
 
 
 def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
-    """Image as float32 [X, Y, Z, M], finite, with as many channels as the data set has modalities."""
+    """The image as finite float32 [X, Y, Z, M], with M the number of modalities."""
     voxels = read_voxels(path)
     declared = len(dataset.modalities)
     if voxels.ndim == 3 and declared == 1:
         voxels = voxels[..., None]
     if voxels.ndim not in (3, 4):
-        raise DatasetError(path, f"an image of shape {voxels.shape}", "Images are (x, y, z) or (x, y, z, modality).")
+        raise DatasetError(
+            path,
+            f"an image of shape {voxels.shape}",
+            "Images are (x, y, z) or (x, y, z, modality).",
+        )
     channels = voxels.shape[3] if voxels.ndim == 4 else 1
     if channels != declared:
         problem = f"an image of shape {voxels.shape} has {channels} modalities where {declared} are declared"
@@ -151,16 +178,20 @@ def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
 
 
 def _read_label(dataset: Dataset, path: Path) -> np.ndarray:
-    """Label as int32 [X, Y, Z], every value declared."""
+    """The label as int32 [X, Y, Z] of declared values."""
     voxels = read_voxels(path)
     if voxels.ndim != 3:
-        raise DatasetError(path, f"a label of shape {voxels.shape}", "Labels are integer volumes (x, y, z).")
+        raise DatasetError(
+            path, f"a label of shape {voxels.shape}", "Labels are integer volumes (x, y, z)."
+        )
     _check_finite(path, voxels)
     undeclared = np.unique(voxels[~np.isin(voxels, np.arange(len(dataset.labels)))])
     if undeclared.size:
         declared = f"0 to {len(dataset.labels) - 1}: {', '.join(dataset.labels)}"
         problem = f"label values {undeclared[:5].tolist()} are not declared ({declared})"
-        raise DatasetError(path, problem, "Map them to declared values, or declare them in dataset.json.")
+        raise DatasetError(
+            path, problem, "Map them to declared values, or declare them in dataset.json."
+        )
     return voxels.astype(np.int32, order="C")
 
 
@@ -172,9 +203,10 @@ def _check_finite(path: Path, voxels: np.ndarray) -> None:
 
 
 def _standardize(image: np.ndarray) -> None:
-    """Give the non-zero voxels of each modality mean 0 and standard deviation 1, in place; zero voxels stay zero.
+    """Give the non-zero voxels of each modality mean 0 and standard deviation 1, in place.
 
-    Zero is the background of a skull-stripped scan. A modality of one intensity has no deviation and becomes zero.
+    Zero is the background of a skull-stripped scan and stays zero. A modality of a single intensity
+    becomes zero.
     """
     for channel in range(image.shape[3]):
         voxels = image[..., channel]
@@ -186,9 +218,11 @@ def _standardize(image: np.ndarray) -> None:
 
 
 def _centre(array: np.ndarray, size: int) -> np.ndarray:
-    """Crop or zero-pad the three spatial axes to `size`; an odd voxel is lost or added at the high end."""
+    """Crop or zero-pad the three spatial axes to `size`; an odd voxel goes to the high end."""
     common = [min(extent, size) for extent in array.shape[:3]]
-    source = tuple(slice((n - c) // 2, (n - c) // 2 + c) for n, c in zip(array.shape[:3], common, strict=True))
+    source = tuple(
+        slice((n - c) // 2, (n - c) // 2 + c) for n, c in zip(array.shape[:3], common, strict=True)
+    )
     target = tuple(slice((size - c) // 2, (size - c) // 2 + c) for c in common)
     cube = np.zeros((size,) * 3 + array.shape[3:], array.dtype)
     cube[target] = array[source]

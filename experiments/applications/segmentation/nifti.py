@@ -1,7 +1,8 @@
 """Whole NIfTI-1 files, or an error that names the file.
 
-nibabel reads lazily and stops at the last voxel it needs, so it never sees the checksum at the end of a gzip file, and
-a damaged scan can pass for a sound one. Here a file is inflated to its end before anything is parsed.
+nibabel reads lazily and stops at the last voxel it needs. It never checks the checksum at the end
+of a gzip file, so it may accept a damaged scan. Here a file is inflated completely before it is
+parsed.
 """
 
 import gzip
@@ -19,14 +20,22 @@ from nibabel.wrapstruct import WrapStructError
 from experiments.datasets import DatasetError
 
 _AGAIN = "Fetch or unpack the file again; no voxel of it was used."
-_UNREADABLE = (ImageFileError, HeaderDataError, WrapStructError, ValueError, OverflowError, OSError, EOFError)
-"""What nibabel raises on bytes that are not a NIfTI-1 file."""
+_UNREADABLE = (
+    ImageFileError,
+    HeaderDataError,
+    WrapStructError,
+    ValueError,
+    OverflowError,
+    OSError,
+    EOFError,
+)
+"""The errors that nibabel raises for bytes that are not a NIfTI-1 file."""
 
 
 def read_voxels(path: Path) -> np.ndarray:
-    """All voxels of `path` (.nii or .nii.gz), in the file's shape and integer or float type, header scaling applied.
+    """All voxels of `path` (.nii or .nii.gz), scaled by the header, as integers or floats.
 
-    Raises DatasetError where the file is absent, damaged, incomplete or does not hold plain numbers.
+    DatasetError: the file is absent, damaged, incomplete or does not hold plain numbers.
     """
     content = _inflate(path)
     try:
@@ -42,7 +51,7 @@ def read_voxels(path: Path) -> np.ndarray:
 
 
 def _inflate(path: Path) -> bytes:
-    """The file's bytes, decompressed where its name ends in .gz, checksum and length verified."""
+    """The file's bytes; a .gz file is decompressed, and its checksum and length verified."""
     try:
         content = path.read_bytes()
         return gzip.decompress(content) if path.suffix == ".gz" else content
@@ -53,10 +62,14 @@ def _inflate(path: Path) -> bytes:
 
 
 def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
-    """Refuse what the header promises and the `nbytes` bytes of the file cannot keep."""
+    """Raise if the header declares more than the file's `nbytes` bytes, or no plain numbers."""
     shape, dtype = tuple(int(extent) for extent in stored.shape), stored.dtype
     if not shape or min(shape) < 1:
-        raise DatasetError(path, f"the header declares the dimensions {shape}", "Write the file again from its source.")
+        raise DatasetError(
+            path,
+            f"the header declares the dimensions {shape}",
+            "Write the file again from its source.",
+        )
     if dtype.kind not in "iuf":
         advice = "Images and labels are integers or floats; convert the file."
         raise DatasetError(path, f"voxels have type {dtype}", advice)
@@ -67,5 +80,5 @@ def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The library's own words, on one line and without a full stop."""
+    """The library's message on one line, without a full stop."""
     return " ".join(str(error).split()).rstrip(".") or type(error).__name__

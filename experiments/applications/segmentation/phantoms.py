@@ -1,9 +1,10 @@
-"""Small made-up brain scans in the very format of Task01_BrainTumour, for wherever the real ones cannot be had.
+"""Small synthetic brain scans in the format of Task01_BrainTumour, in place of real ones.
 
     python -m experiments.applications.segmentation.phantoms ROOT --cases 4 --size 64 --seed 0
 
-A head is an ellipsoid of smooth texture on exact zeros, as after skull stripping; a tumour is nested ellipsoids: edema
-around an enhancing rim around a non-enhancing core. The same arguments give the same voxels and the same files.
+A head is an ellipsoid with smooth texture on exact zeros, as after skull stripping. A tumour is
+nested ellipsoids: edema around an enhancing rim around a non-enhancing core. The same arguments
+give the same files, byte for byte.
 """
 
 import argparse
@@ -31,16 +32,16 @@ INTENSITY = np.array([
     [500, 380, 260, 850],  # T1gd: the rim takes up the contrast agent
     [350, 700, 800, 500],  # T2w: fluid bright
 ], np.float32)  # fmt: skip
-"""Mean intensity per modality of sound tissue, edema, core and rim; scanner units, that is, none."""
+"""Mean intensity per modality of healthy tissue, edema, core and rim, in arbitrary units."""
 
 FIELD_OF_VIEW_MM = 240.0
 SMALLEST = 16
-"""Below this many voxels a side the core and the rim of a tumour fall into the same voxel."""
+"""Fewest voxels a side: below, the core and the rim of a tumour share a voxel."""
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What determines a data set: cases, voxels a side, seed. A change of the drawing raises `version`."""
+    """Everything that determines a data set. A change to the drawing raises `version`."""
 
     cases: int
     size: int
@@ -56,10 +57,10 @@ class Recipe:
 
 
 def write_phantoms(root: str | Path, cases: int = 4, size: int = 64, seed: int = 0) -> Dataset:
-    """Write `cases` phantoms of `size`^3 voxels in Decathlon layout to `root`, or reuse them if they are there already.
+    """Write `cases` phantoms of `size`^3 voxels in Decathlon layout to `root`, or reuse them.
 
-    Everything is written beside `root` and renamed into place last: an interrupted call leaves no `root` at all.
-    FileExistsError: `root` holds something else, even in a single byte.
+    The folder is written under another name and renamed last, so an interrupted call leaves no
+    `root`. FileExistsError: `root` exists and differs, even in a single byte.
     """
     root, recipe = Path(root).absolute(), Recipe(cases, size, seed)
     if os.path.lexists(root) and not (root.is_dir() and not any(root.iterdir())):
@@ -77,7 +78,7 @@ def write_phantoms(root: str | Path, cases: int = 4, size: int = 64, seed: int =
 
 
 def draw(size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """One phantom: image int16 [size, size, size, 4], zero outside the head; label uint8 [size, size, size]."""
+    """One phantom: image int16 [size, size, size, 4], 0 outside; label uint8 [size, size, size]."""
     centre = (size - 1) / 2 + size * generator.uniform(-0.02, 0.02, 3)
     axes = size * np.array([0.37, 0.42, 0.35]) * generator.uniform(0.95, 1.05, 3)
     head = ellipsoid(size, centre, axes)
@@ -91,8 +92,10 @@ def draw(size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndar
     return image, label
 
 
-def _tumours(size: int, centre: np.ndarray, axes: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """Label uint8 of one to three tumours, whose middles lie in the inner half of the head; inner tissue wins."""
+def _tumours(
+    size: int, centre: np.ndarray, axes: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """Labels uint8 of one to three tumours in the inner half of the head; inner tissue wins."""
     middles, radii = [], []
     for _ in range(generator.integers(1, 4)):
         direction = generator.standard_normal(3)
@@ -107,23 +110,25 @@ def _tumours(size: int, centre: np.ndarray, axes: np.ndarray, generator: np.rand
 
 
 def ellipsoid(size: int, centre: np.ndarray, axes: np.ndarray) -> np.ndarray:
-    """Boolean [size, size, size]: voxels whose middle lies within semi-axes `axes` (voxels) of `centre`."""
-    squares = [((np.arange(size) - middle) / axis) ** 2 for middle, axis in zip(centre, axes, strict=True)]
+    """Boolean [size, size, size]: voxels inside the ellipsoid with semi-axes `axes`, in voxels."""
+    squares = [
+        ((np.arange(size) - middle) / axis) ** 2 for middle, axis in zip(centre, axes, strict=True)
+    ]
     return squares[0][:, None, None] + squares[1][:, None] + squares[2] <= 1
 
 
 def smooth(size: int, generator: np.random.Generator, knots: int = 7) -> np.ndarray:
-    """Float32 [size, size, size]: standard normal numbers on a grid of `knots`^3, linear in between."""
+    """Float32 [size, size, size]: normal numbers on a grid of `knots`^3, linearly interpolated."""
     at = np.linspace(0, knots - 1, size)
     weights = np.maximum(0, 1 - np.abs(at[:, None] - np.arange(knots))).astype(np.float32)
     field = generator.standard_normal((knots,) * 3, np.float32)
-    for _ in range(3):  # each turn interpolates the first axis and puts it last
+    for _ in range(3):  # each pass interpolates the first axis and moves it last
         field = np.tensordot(field, weights, axes=(0, 1))
     return field
 
 
 def _write(root: Path, recipe: Recipe) -> None:
-    """The whole data set, `dataset.json` last. Case i depends on seed and i alone, not on how many there are."""
+    """Write the data set, `dataset.json` last. Case i depends only on the seed and i."""
     spacing_mm = FIELD_OF_VIEW_MM / recipe.size
     for folder in ("imagesTr", "labelsTr"):
         (root / folder).mkdir(parents=True)
@@ -135,7 +140,7 @@ def _write(root: Path, recipe: Recipe) -> None:
 
 
 def save(path: Path, voxels: np.ndarray, spacing_mm: float) -> None:
-    """Write a gzipped NIfTI-1 file of cubic voxels. Without a time stamp, so that equal voxels give equal bytes."""
+    """Write a gzipped NIfTI-1 file without a time stamp: equal voxels give equal bytes."""
     image = Nifti1Image(voxels, np.diag([spacing_mm, spacing_mm, spacing_mm, 1.0]))
     image.header.set_xyzt_units("mm")
     path.write_bytes(gzip.compress(image.to_bytes(), compresslevel=1, mtime=0))
@@ -154,7 +159,7 @@ def _digests(root: Path, recipe: Recipe) -> dict[str, str]:
 
 
 def _description(recipe: Recipe, digests: Mapping[str, str]) -> bytes:
-    """dataset.json. The Decathlon's fields, and one of our own, "phantom", from which a data set is recognised."""
+    """dataset.json: the Decathlon's fields, and "phantom", which identifies the data set."""
     fields = {
         "name": "BrainTumourPhantoms",
         "description": "Ellipsoids in the layout of Task01_BrainTumour; no patient, no medical content",
@@ -168,10 +173,14 @@ def _description(recipe: Recipe, digests: Mapping[str, str]) -> bytes:
 
 
 def _require(root: Path, recipe: Recipe) -> None:
-    """Raise FileExistsError unless `root` holds exactly the recipe's files, each with the bytes once written."""
-    wanted = {root / path for entry in _entries(recipe) for path in entry.values()} | {root / "dataset.json"}
+    """Raise FileExistsError unless `root` holds exactly the recipe's files, byte for byte."""
+    wanted = {root / path for entry in _entries(recipe) for path in entry.values()} | {
+        root / "dataset.json"
+    }
     whole = {path for path in root.rglob("*") if not path.is_dir()} == wanted
-    if not whole or (root / "dataset.json").read_bytes() != _description(recipe, _digests(root, recipe)):
+    if not whole or (root / "dataset.json").read_bytes() != _description(
+        recipe, _digests(root, recipe)
+    ):
         raise FileExistsError(
             f"{root}: exists and is not the untouched phantom data set of {recipe}. Nothing was overwritten. "
             "Choose another folder, or remove this one first."
@@ -179,7 +188,9 @@ def _require(root: Path, recipe: Recipe) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write phantom brain scans in Medical Segmentation Decathlon layout.")
+    parser = argparse.ArgumentParser(
+        description="Write phantom brain scans in Medical Segmentation Decathlon layout."
+    )
     parser.add_argument("root", type=Path, help="folder to create")
     parser.add_argument("--cases", type=int, default=4)
     parser.add_argument("--size", type=int, default=64, help="voxels a side")
@@ -189,7 +200,9 @@ def main() -> None:
         dataset = write_phantoms(options.root, options.cases, options.size, options.seed)
     except (FileExistsError, ValueError) as error:
         parser.error(str(error))
-    print(f"{options.root}: {len(dataset.cases)} cases of {options.size}^3 voxels x {', '.join(dataset.modalities)}")
+    print(
+        f"{options.root}: {len(dataset.cases)} cases of {options.size}^3 voxels x {', '.join(dataset.modalities)}"
+    )
 
 
 if __name__ == "__main__":

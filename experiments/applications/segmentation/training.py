@@ -1,8 +1,8 @@
-"""Training steps of the 3D U-Net on whole volumes, one volume a step, for memplan and its command line.
+"""Training steps of the 3D U-Net on one whole volume, for memplan and its command line.
 
     memplan inspect experiments.applications.segmentation.training:factory --budget 15GiB --device v100
 
-Optimizer and schedule are nnU-Net's (Isensee et al., Nature Methods 2021).
+The optimizer and its schedule are nnU-Net's (Isensee et al., Nature Methods 2021).
 """
 
 from collections.abc import Callable
@@ -23,17 +23,24 @@ Apply = Callable[[Any, Any], Any]
 
 
 def batch_of(volume: Volume) -> Batch:
-    """The volume as a batch of one, on the host: "image" float32 [1, X, Y, Z, M], "label" int32 [1, X, Y, Z]."""
+    """The volume as a batch of one on the host.
+
+    "image" is float32 [1, X, Y, Z, M], "label" int32 [1, X, Y, Z].
+    """
     return {"image": np.asarray(volume.image)[None], "label": np.asarray(volume.label)[None]}
 
 
-def poly_sgd(steps: int = 1000, rate: float = 1e-2, momentum: float = 0.99) -> optax.GradientTransformation:
-    """SGD with Nesterov momentum; the learning rate falls from `rate` to 0 as (1 - t / steps)^0.9."""
-    return optax.sgd(optax.polynomial_schedule(rate, 0.0, 0.9, steps), momentum=momentum, nesterov=True)
+def poly_sgd(
+    steps: int = 1000, rate: float = 1e-2, momentum: float = 0.99
+) -> optax.GradientTransformation:
+    """SGD with Nesterov momentum; the rate falls from `rate` to 0 as (1 - t / steps)^0.9."""
+    return optax.sgd(
+        optax.polynomial_schedule(rate, 0.0, 0.9, steps), momentum=momentum, nesterov=True
+    )
 
 
 def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> Step:
-    """A pure step(state, batch) -> (state, {"loss": scalar}) on Dice plus cross-entropy; not yet jitted.
+    """A pure, unjitted step(state, batch) -> (state, {"loss": scalar}) on Dice plus cross-entropy.
 
     `state` is a `models.train.TrainState`, `batch` as from `batch_of`.
     """
@@ -51,8 +58,9 @@ def factory(
 ) -> Built:  # fmt: skip
     """(step, (state, batch)) for one volume of `size`^3 voxels; default optimizer `poly_sgd()`.
 
-    Arguments are `jax.ShapeDtypeStruct` trees, nothing is allocated; `concrete=True` gives an initialised state and a
-    random volume. Raises ValueError where `size` cannot be halved `config.levels - 1` times.
+    Arguments are trees of `jax.ShapeDtypeStruct`, and nothing is allocated; with `concrete=True`
+    they are an initialised state and a random volume. ValueError: `size` cannot be halved
+    `config.levels - 1` times.
     """
     config, optimizer = config or UNet3DConfig(), optimizer or poly_sgd()
     _, args = unet3d_step(size, config=config, optimizer=optimizer, concrete=concrete, seed=seed)

@@ -1,1 +1,1 @@
-"""Skin lesions: from photographs to a classifier and a segmentation, both trained within a budget."""
+"""Skin lesions: a classifier and a segmentation of photographs, trained within a budget."""

@@ -1,8 +1,8 @@
-"""Made-up skin lesions in the very format of the ISIC archive, for wherever the real ones cannot be had.
+"""Synthetic skin lesions in the format of the ISIC archive, in place of real ones.
 
-A blob on shaded skin with hairs; the class decides its usual colours, how ragged its border is, how the border fades
-and how many dark spots it has. All of these vary within a class, so that classes overlap. No patient, no medical
-content.
+A lesion is a blob on shaded skin with hairs. Its class determines the typical colours, how ragged
+and how soft the border is, and how many dark spots there are. All of these vary within a class, so
+classes overlap. There is no patient and no medical content.
 """
 
 import csv
@@ -14,13 +14,17 @@ from PIL import Image, ImageDraw
 
 from experiments.applications.skin_lesions.isic import Dataset, open_dataset
 
-IMAGES, MASKS, TRUTH = "ISIC_Training_Input", "ISIC_Training_GroundTruth", "ISIC_Training_GroundTruth.csv"
+IMAGES, MASKS, TRUTH = (
+    "ISIC_Training_Input",
+    "ISIC_Training_GroundTruth",
+    "ISIC_Training_GroundTruth.csv",
+)
 SKIN = np.array([224, 182, 160])
 FIRST_NUMBER = 24306  # as in ISIC 2018 task 3
 
 
 class Look(NamedTuple):
-    """What lesions of a class look like."""
+    """The appearance of lesions of a class."""
 
     share: float  # of all lesions
     inner: tuple[int, int, int]  # usual red, green and blue of the middle, 0 to 255
@@ -42,7 +46,7 @@ LOOKS = {
 
 
 def write_phantoms(root: Path, lesions: int, seed: int = 0) -> Dataset:
-    """Write so many lesions to the new folder `root`; the same arguments write the same bytes."""
+    """Write `lesions` lesions to the new folder `root`; the same arguments give the same bytes."""
     for folder in (root, root / IMAGES, root / MASKS):
         folder.mkdir()
     with (root / TRUTH).open("w", newline="") as table:
@@ -52,33 +56,47 @@ def write_phantoms(root: Path, lesions: int, seed: int = 0) -> Dataset:
             kind, image, mask = draw(np.random.default_rng([seed, number - FIRST_NUMBER]))
             Image.fromarray(image).save(root / IMAGES / f"ISIC_{number:07d}.jpg", quality=90)
             Image.fromarray(mask).save(root / MASKS / f"ISIC_{number:07d}_segmentation.png")
-            rows.writerow([f"ISIC_{number:07d}", *(float(one == kind) for one in LOOKS)])
+            rows.writerow([f"ISIC_{number:07d}", *(float(name == kind) for name in LOOKS)])
     return open_dataset(root / IMAGES, root / MASKS, root / TRUTH)
 
 
 def draw(random: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
-    """A class, a photograph uint8 [height, width, 3] of some size, and its mask uint8 [height, width], 0 or 255."""
+    """A class, a photograph uint8 [height, width, 3], its mask uint8 [height, width], 0 or 255."""
     kind = str(random.choice(list(LOOKS), p=[look.share for look in LOOKS.values()]))
     look, height = LOOKS[kind], int(random.integers(96, 160))
     width = round(height * random.choice((1.0, 4 / 3, 3 / 2)))
-    # Depth: how far inside the lesion a pixel lies, in radii; 1 in the middle, 0 on the border, below 0 outside.
+    # Depth of a pixel in the lesion, in radii: 1 in the middle, 0 on the border, negative outside.
     ragged, radius = look.ragged * random.uniform(0.5, 1.2), height * random.uniform(0.2, 0.38)
     rows, columns = np.mgrid[:height, :width]
     y = (rows - height / 2 - random.normal(0, 0.04 * height)) / radius
-    x = (columns - width / 2 - random.normal(0, 0.04 * height)) / (radius * random.uniform(0.8, 1.2))
+    x = (columns - width / 2 - random.normal(0, 0.04 * height)) / (
+        radius * random.uniform(0.8, 1.2)
+    )
     waves = np.arange(2, 9)
-    heights, phases = random.normal(0, 1, waves.size) / np.sqrt(waves), random.uniform(0, 2 * np.pi, waves.size)
-    border = 1 + ragged * 0.5 * (heights * np.cos(np.arctan2(y, x)[..., None] * waves + phases)).sum(-1)
+    heights, phases = (
+        random.normal(0, 1, waves.size) / np.sqrt(waves),
+        random.uniform(0, 2 * np.pi, waves.size),
+    )
+    border = 1 + ragged * 0.5 * (
+        heights * np.cos(np.arctan2(y, x)[..., None] * waves + phases)
+    ).sum(-1)
     depth = border - np.hypot(x, y)
-    cover = np.clip(0.5 + depth / max(look.fading * random.uniform(0.5, 1.5), 0.02), 0, 1)[..., None]
+    cover = np.clip(0.5 + depth / max(look.fading * random.uniform(0.5, 1.5), 0.02), 0, 1)[
+        ..., None
+    ]
     # The lesion's own colours, spots included.
-    inner, outer = (np.array(one) + random.normal(0, 10) + random.normal(0, 7, 3) for one in (look.inner, look.outer))
+    inner, outer = (
+        np.array(colour) + random.normal(0, 10) + random.normal(0, 7, 3)
+        for colour in (look.inner, look.outer)
+    )
     middle = np.clip(depth, 0, 1)[..., None]
     lesion = middle * inner + (1 - middle) * outer
     for _ in range(random.integers(look.spots + 1)):
         deep = np.argwhere(depth > 0.1)
         at = deep[random.integers(len(deep))] if len(deep) else (0, 0)
-        lesion[np.hypot(rows - at[0], columns - at[1]) < random.uniform(0.02, 0.05) * height] *= 0.55
+        lesion[np.hypot(rows - at[0], columns - at[1]) < random.uniform(0.02, 0.05) * height] *= (
+            0.55
+        )
     image = cover * lesion + (1 - cover) * (SKIN + random.normal(0, 8, 3))
     # Light that falls off slowly in one direction, noise, and up to five dark hairs across.
     y, x = np.mgrid[-0.5 : 0.5 : height * 1j, -0.5 : 0.5 : width * 1j]

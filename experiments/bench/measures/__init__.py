@@ -1,1 +1,1 @@
-"""Measures: functions of a case that return what was found."""
+"""Measures: functions from a case to a measurement."""

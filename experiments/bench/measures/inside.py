@@ -1,10 +1,10 @@
-"""One step as a straight line, and in a branch, in the body of a loop, and three deep, within the same bytes.
+"""One step as straight-line code, in a branch, in a loop and three levels deep, in equal memory.
 
-A wrapped step has the straight one's budget, and what the wrapper adds to arguments and outputs by the compiler: the
-batches, predicates and metrics of other trips. Nothing else is added: slices of batches, a second state for a branch
-that gives it back, and what a loop carries have to be within the straight line's bytes. Where the straight line does
-not fit its share, its budget is the smallest that works. The goal allows a wrapped step a little more: where it misses
-the goal without, it is planned so, too.
+A wrapped step has the straight step's budget, plus what the wrapper adds to arguments and outputs:
+the batches, predicates and metrics of other trips. Nothing else is added: slices of batches, a
+second state in a branch that returns it, and loop carries must fit the straight step's bytes. If
+the straight step does not fit its share, its budget is the smallest feasible one. The goal allows a
+wrapped step slightly more; if it misses the goal without, it is planned with that, too.
 """
 
 import math
@@ -17,27 +17,27 @@ import jax.numpy as jnp
 
 from experiments.bench.cases import Case
 from experiments.bench.measures.planned import UNLIMITED
-from experiments.bench.results import Found, Row
+from experiments.bench.results import Measurement, Row
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.planning.schedule import Kind
 from memplan.request import Request
 from memplan.results.report import status_of
 
-MORE_BYTES, MORE_SECONDS = 0.03, 0.05  # that a wrapped step may need
+MORE_BYTES, MORE_SECONDS = 0.03, 0.05  # What a wrapped step may need in addition, as shares.
 _SHARES = (80, 60, 40)
 
 Step = Callable[[Any, Any], Any]
 """(state, batch) -> (state, metrics)"""
 
 
-def measure(case: Case) -> Found:
+def measure(case: Case) -> Measurement:
     """A row for each form and share.
 
-    Ratios are over the straight line: of the bytes within the budget and of those as it is, both without what the
-    wrapper adds, and of the seconds of a trip.
+    Ratios are over the straight step: planned bytes, plain bytes, both without what the wrapper
+    adds, and seconds of a trip.
     """
-    return Found(list(_rows(case)))
+    return Measurement(list(_rows(case)))
 
 
 def _rows(case: Case) -> Iterator[Row]:
@@ -55,32 +55,35 @@ def _rows(case: Case) -> Iterator[Row]:
         for share, line in lines.items():
             room = max(line.device_bytes, line.limits.device_bytes)
             for more in (0, MORE_BYTES):
-                found = line if form is _STRAIGHT else planned(form, int((1 + more) * room) + added)
-                if found.fits and found.step_s <= (1 + MORE_SECONDS) * form.trips * line.step_s:
+                outcome = (
+                    line if form is _STRAIGHT else planned(form, int((1 + more) * room) + added)
+                )
+                if outcome.fits and outcome.step_s <= (1 + MORE_SECONDS) * form.trips * line.step_s:
                     break
-                if found.device_bytes - added > (1 + MORE_BYTES) * room:
-                    break  # the smallest is the same for every budget
+                if outcome.device_bytes - added > (1 + MORE_BYTES) * room:
+                    break  # the smallest plan is the same for every budget
             yield {
-                "form": name, "share": share, "status": status_of(found), "added_bytes": added, "room_bytes": room,
+                "form": name, "share": share, "status": status_of(outcome), "added_bytes": added, "room_bytes": room,
                 "plain_ratio": (unmodified.device_bytes - added) / plain.device_bytes,
-                "bytes_ratio": (found.device_bytes - added) / room, "step_s": found.step_s / form.trips,
-                "seconds_ratio": found.step_s / form.trips / line.step_s, **_decided(found),
+                "bytes_ratio": (outcome.device_bytes - added) / room, "step_s": outcome.step_s / form.trips,
+                "seconds_ratio": outcome.step_s / form.trips / line.step_s, **_decided(outcome),
             }  # fmt: skip
 
 
-def _decided(found: Outcome) -> Row:
-    """Runs of kernels that are not their first, in the module's text; what goes to the host in a step."""
-    runs = sum(one.kind is Kind.RUN for one in found.planned.schedule)
+def _decided(outcome: Outcome) -> Row:
+    """Recomputations in the module, bytes that a step moves to the host, loops, compilations."""
+    runs = sum(action.kind is Kind.RUN for action in outcome.planned.schedule)
     return {
-        "way": found.method, "again": runs - len(found.planned.base.problem.kernels) if found.planned.plan else 0,
-        "offloaded_bytes": int(found.planned.result.replay.copied_out_nbytes),
-        "slab_loops": sum(len(one.loops) for one in found.program.in_slabs), "compilations": found.compilations,
+        "way": outcome.method, "again": runs - len(outcome.planned.base.problem.kernels) if outcome.planned.plan else 0,
+        "offloaded_bytes": int(outcome.planned.result.replay.copied_out_nbytes),
+        "slab_loops": sum(len(record.loops) for record in outcome.program.in_slabs),
+        "compilations": outcome.compilations,
     }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class _Form:
-    """A way to run a step."""
+    """How a step is wrapped."""
 
     wrap: Callable[[Step], Step]
     predicate: bool = False  # of each trip, beside its batch
@@ -92,11 +95,13 @@ class _Form:
 
     def batches(self, batch: Any) -> Any:
         trip = (jax.ShapeDtypeStruct((), jnp.bool_), batch) if self.predicate else batch
-        return jax.tree.map(lambda one: jax.ShapeDtypeStruct((*self.sizes, *one.shape), one.dtype), trip)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*self.sizes, *leaf.shape), leaf.dtype), trip
+        )
 
 
 def _in_a_branch(step: Step) -> Step:
-    """The other one gives the state back."""
+    """Run the step in a branch; the other branch returns the state."""
 
     def idle(state: Any, batch: Any) -> Any:
         return state, jax.tree.map(jnp.zeros_like, jax.eval_shape(step, state, batch)[1])
@@ -113,5 +118,7 @@ _FORMS: Mapping[str, _Form] = {
     "straight": _STRAIGHT,
     "branch": _Form(_in_a_branch, predicate=True),
     "body": _Form(_in_a_body, sizes=(3,)),
-    "three deep": _Form(lambda step: _in_a_body(_in_a_body(_in_a_branch(step))), predicate=True, sizes=(2, 2)),
+    "three deep": _Form(
+        lambda step: _in_a_body(_in_a_body(_in_a_branch(step))), predicate=True, sizes=(2, 2)
+    ),
 }

@@ -1,14 +1,14 @@
-"""Does the judge accept every plan that memplan makes? Ten budgets, from nearly all that a step takes to a fifth."""
+"""Does the judge accept all plans of memplan? Ten budgets, from 90 to 20 % of a step's bytes."""
 
 import memplan
 from experiments.bench.cases import Case
-from experiments.bench.results import Found
+from experiments.bench.results import Measurement
 
 _SHARES = (90, 75, 60, 50, 45, 40, 35, 30, 25, 20)
 
 
-def measure(case: Case) -> Found:
-    """One row: how many plans fit, how many of these have slabs and rewritten loops; what was raised where none did."""
+def measure(case: Case) -> Measurement:
+    """One row: how many plans fit, have slabs and have rewritten loops; and all errors."""
     step, args, donated = case.built()
     options = {"donate_argnums": donated, "device": case.device}
     plain_bytes = memplan.jit(step, **options).plan(*args).report.compiled_peak_bytes
@@ -19,10 +19,10 @@ def measure(case: Case) -> Found:
             plan = memplan.jit(step, budget=plain_bytes * share // 100, **options).plan(*args).plan
         except memplan.InfeasibleBudgetError:
             row["too_small"] += 1
-        except Exception as error:  # a judge that refuses is what is looked for, and so is everything else
+        except Exception as error:  # the judge refused, or something else failed
             wrong[f"{share} %"] = f"{type(error).__name__}: {error}"[:300]
         else:
             row["plans"] += 1
             row["in_slabs"] += bool(plan and plan.slabs)
             row["with_loops"] += bool(plan and any(plan.loops))
-    return Found([{**row, "wrong": wrong}])
+    return Measurement([{**row, "wrong": wrong}])

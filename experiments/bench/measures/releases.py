@@ -1,4 +1,4 @@
-"""What does a release of jax change? A report that the older one saves, checked by this one, by `memplan check`."""
+"""What does a release of jax change? `memplan check` of a report that the older jax saved."""
 
 import json
 import os
@@ -9,29 +9,38 @@ from pathlib import Path
 from typing import Any
 
 from experiments.bench.cases import Case
-from experiments.bench.results import ROOT, Found
+from experiments.bench.results import ROOT, Measurement
 
 VARIABLE = "MEMPLAN_OLDER_PYTHON"
 _MEMPLAN = "from memplan.cli import main; main()"
 
 
 def older_python() -> str:
-    """The interpreter of an environment that has the older jax."""
+    """The interpreter of an environment with the older jax."""
     if not (python := os.environ.get(VARIABLE)):
-        raise SystemExit(f"releases: which environment has the older jax? Set {VARIABLE}=.../bin/python.")
+        raise SystemExit(
+            f"releases: which environment has the older jax? Set {VARIABLE}=.../bin/python."
+        )
     return python
 
 
-def measure(case: Case) -> Found:
-    """One row: figures of both, and the buffer at the peak that grew most."""
+def measure(case: Case) -> Measurement:
+    """One row: the figures of both, and the buffer at the peak that grew most."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "difference.json"
-        words = ["check", case.facts["call"], "--against", f"{folder}/saved.json", "--device", case.device]
+        words = [
+            "check",
+            case.facts["call"],
+            "--against",
+            f"{folder}/saved.json",
+            "--device",
+            case.device,
+        ]
         _run(older_python(), *words, "--save")
         code = _run(sys.executable, *words, "--json", str(path))
         difference = json.loads(path.read_text())
     old, new = difference["old"], difference["new"]
-    more = [one["new_bytes"] - one["old_bytes"] for one in difference["buffers"]]
+    more = [buffer["new_bytes"] - buffer["old_bytes"] for buffer in difference["buffers"]]
     largest = difference["buffers"][0] if more and more[0] > 0 else None
     row: dict[str, Any] = {
         "old_jax": dict(old["versions"])["jax"],
@@ -45,15 +54,20 @@ def measure(case: Case) -> Found:
         "grown_bytes": sum(nbytes for nbytes in more if nbytes > 0),
         "shrunk": sum(nbytes < 0 for nbytes in more),
         "shrunk_bytes": -sum(nbytes for nbytes in more if nbytes < 0),
-        "largest": largest and {name: largest[name] for name in ("kind", "new_shape", "source", "name")},
+        "largest": largest
+        and {name: largest[name] for name in ("kind", "new_shape", "source", "name")},
         "largest_bytes": more[0] if largest else 0,
     }
-    return Found([row])
+    return Measurement([row])
 
 
 def _run(python: str, *words: str) -> int:
-    """The exit code: 1 where the step grew."""
-    done = subprocess.run([python, "-c", _MEMPLAN, *words], capture_output=True, text=True, cwd=ROOT, check=False)
+    """Run memplan; returns its exit code, 1 if the step grew."""
+    done = subprocess.run(
+        [python, "-c", _MEMPLAN, *words], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     if done.returncode not in (0, 1):
-        raise RuntimeError(f"memplan {' '.join(words)} of {python} ended with {done.returncode}: {done.stderr}")
+        raise RuntimeError(
+            f"memplan {' '.join(words)} of {python} ended with {done.returncode}: {done.stderr}"
+        )
     return done.returncode

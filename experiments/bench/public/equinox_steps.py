@@ -1,6 +1,7 @@
-"""Steps of the example notebooks of patrick-kidger/equinox: their cells are run, but for those that load data or train.
+"""Steps of the example notebooks of patrick-kidger/equinox.
 
-A model of Equinox is a tree of arrays and of other things: the step takes the arrays, the rest stays with it.
+Runs the cells that neither load data nor train. An Equinox model is a tree of arrays and static
+parts: a step takes the arrays and closes over the static part.
 """
 
 from collections.abc import Callable
@@ -14,7 +15,9 @@ import optax
 from experiments.bench.public.checkouts import Notebook, Repository, folder_of
 from experiments.bench.public.training import Make, TrainingStep, images, integers, of_one_replica
 
-EQUINOX = Repository("patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5cefbb14d", "Apache-2.0")
+EQUINOX = Repository(
+    "patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5cefbb14d", "Apache-2.0"
+)
 STAND_INS = ("torch", "torchvision", "datasets", "transformers", "tqdm", "matplotlib", "diffrax")
 
 
@@ -22,17 +25,19 @@ def notebook(checkouts: Path, name: str) -> Notebook:
     return Notebook(folder_of(checkouts, EQUINOX, "docs/examples") / f"{name}.ipynb", STAND_INS)
 
 
-def step_of(eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any) -> TrainingStep:
-    """Of the arrays of what is built: `update(built, *data())` returns it as it is after the step, and more."""
-    rest: list[Any] = []
+def step_of(
+    eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any
+) -> TrainingStep:
+    """A step on the arrays of `build()`; `update(built, *data())` returns the new tree first."""
+    static: list[Any] = []
 
     def arrays() -> Any:
         built = build()
-        rest.append(eqx.filter(built, eqx.is_array, inverse=True))
+        static.append(eqx.filter(built, eqx.is_array, inverse=True))
         return eqx.filter(built, eqx.is_array)
 
     def step(state: Any, *args: Any) -> Any:
-        built, *more = update(eqx.combine(state, rest[0]), *args)
+        built, *more = update(eqx.combine(state, static[0]), *args)
         return eqx.filter(built, eqx.is_array), *more
 
     return TrainingStep(step, (make(arrays), *make(data)), (0,))
@@ -42,13 +47,23 @@ def with_moments(eqx: Any, model: Any, optimizer: optax.GradientTransformation) 
     return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
 
-def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int) -> TrainingStep:
-    """An image classifier, image by image under `jax.vmap`; dropout with a key for each, AdamW."""
+def vision_transformer(
+    checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int
+) -> TrainingStep:
+    """An image classifier under `jax.vmap`; dropout with a key per image, AdamW."""
     book = notebook(checkouts, "vision_transformer").run(1, 2)
     book.set(batch_size=batch, image_size=(size, size, 3), height=size, width=size, **sizes)
     names = book.set(num_patches=(size // book.names.patch_size) ** 2).run(6, 8, 10, 11).names
     eqx, optimizer = names.eqx, optax.adamw(names.lr, b1=names.beta1, b2=names.beta2)
-    named = ("embedding_dim", "hidden_dim", "num_heads", "num_layers", "dropout_rate", "patch_size", "num_patches")
+    named = (
+        "embedding_dim",
+        "hidden_dim",
+        "num_heads",
+        "num_layers",
+        "dropout_rate",
+        "patch_size",
+        "num_patches",
+    )
     shape = {name: getattr(names, name) for name in (*named, "num_classes")}
 
     def build() -> Any:
@@ -66,7 +81,7 @@ def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **
 
 
 def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) -> TrainingStep:
-    """A classifier of sentences in float32, under `jax.vmap`; dropout, clipped gradients, Adam."""
+    """A float32 classifier of sentences under `jax.vmap`; dropout, clipped gradients, Adam."""
     names = notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
     eqx = names.eqx
     config = {
@@ -80,9 +95,13 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
         return with_moments(eqx, model, optimizer)
 
     def data() -> Any:
-        words = integers(batch, tokens, below=config["vocab_size"], least=1)
+        words = integers(batch, tokens, below=config["vocab_size"], low=1)
         labels = integers(batch, below=2)
-        return {"token_ids": words, "segment_ids": jnp.zeros_like(words), "label": labels}, jax.random.key(3)
+        return {
+            "token_ids": words,
+            "segment_ids": jnp.zeros_like(words),
+            "label": labels,
+        }, jax.random.key(3)
 
     def update(built: Any, inputs: Any, key: Any) -> Any:
         loss, model, moments, key = names.make_step(built[0], inputs, built[1], key, optimizer)
@@ -93,9 +112,9 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
 
 
 def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) -> TrainingStep:
-    """A discriminator's step and a generator's, one after the other; batch normalization with a state of its own.
+    """A discriminator's step, then a generator's; batch normalization with explicit state.
 
-    Images are 64 x 64; the notebook takes their width for the number of filters as well.
+    Images are 64 x 64; the notebook uses their width as the number of filters, too.
     """
     book = notebook(checkouts, "deep_convolutional_gan").run(1, 2)
     names = book.set(batch_size=batch).run(7, 9, 11).names
@@ -103,24 +122,74 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
     eqx, optimizer = names.eqx, optax.adam(names.lr, b1=names.beta1, b2=names.beta2)
 
     def build() -> Any:
-        maker, judge = jax.random.split(jax.random.key(0))
-        generator = names.Generator(names.latent_size, shape, maker)
-        discriminator = names.Discriminator(shape, judge)
-        moments = [optimizer.init(eqx.filter(one, eqx.is_inexact_array)) for one in (generator, discriminator)]
-        return generator, discriminator, eqx.nn.State(generator), eqx.nn.State(discriminator), *moments
+        generator_key, discriminator_key = jax.random.split(jax.random.key(0))
+        generator = names.Generator(names.latent_size, shape, generator_key)
+        discriminator = names.Discriminator(shape, discriminator_key)
+        moments = [
+            optimizer.init(eqx.filter(network, eqx.is_inexact_array))
+            for network in (generator, discriminator)
+        ]
+        return (
+            generator,
+            discriminator,
+            eqx.nn.State(generator),
+            eqx.nn.State(discriminator),
+            *moments,
+        )
 
     def data() -> Any:
         return images(batch, names.channels, names.height, names.width), jax.random.key(3)
 
     def update(built: Any, images: Any, key: Any) -> Any:
-        generator, discriminator, made, judged, makers, judges = built
-        judge_loss, discriminator, judges, made, judged, key = names.step_discriminator(
-            discriminator, generator, images, optimizer, judges, made, judged, key
+        (
+            generator,
+            discriminator,
+            generator_state,
+            discriminator_state,
+            generator_moments,
+            discriminator_moments,
+        ) = built
+        (
+            judge_loss,
+            discriminator,
+            discriminator_moments,
+            generator_state,
+            discriminator_state,
+            key,
+        ) = names.step_discriminator(
+            discriminator,
+            generator,
+            images,
+            optimizer,
+            discriminator_moments,
+            generator_state,
+            discriminator_state,
+            key,
         )
-        make_loss, generator, makers, judged, made, key = names.step_generator(
-            generator, discriminator, optimizer, makers, judged, made, key
+        make_loss, generator, generator_moments, discriminator_state, generator_state, key = (
+            names.step_generator(
+                generator,
+                discriminator,
+                optimizer,
+                generator_moments,
+                discriminator_state,
+                generator_state,
+                key,
+            )
         )
-        return (generator, discriminator, made, judged, makers, judges), judge_loss, make_loss, key
+        return (
+            (
+                generator,
+                discriminator,
+                generator_state,
+                discriminator_state,
+                generator_moments,
+                discriminator_moments,
+            ),
+            judge_loss,
+            make_loss,
+            key,
+        )
 
     return step_of(eqx, make, build, data, update)
 
@@ -128,7 +197,7 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
 def unet_diffusion(
     checkouts: Path, make: Make, *, batch: int, size: int, width: int, levels: tuple[int, ...]
 ) -> TrainingStep:
-    """A U-Net with linear attention (unet.ipynb) that learns to denoise (score_based_diffusion.ipynb); AdaBelief."""
+    """The U-Net of unet.ipynb in the denoising step of score_based_diffusion.ipynb; AdaBelief."""
     unet = notebook(checkouts, "unet").run(1).names
     names = notebook(checkouts, "score_based_diffusion").run(1, 5, 9).names
     eqx, optimizer = names.eqx, optax.adabelief(3e-4)
@@ -146,7 +215,14 @@ def unet_diffusion(
 
     def update(built: Any, images: Any, key: Any) -> Any:
         loss, model, key, moments = names.make_step(
-            built[0], lambda t: 1 - jnp.exp(-t), lambda t: t, images, 10.0, key, built[1], optimizer.update
+            built[0],
+            lambda t: 1 - jnp.exp(-t),
+            lambda t: t,
+            images,
+            10.0,
+            key,
+            built[1],
+            optimizer.update,
         )
         return (model, moments), loss, key
 

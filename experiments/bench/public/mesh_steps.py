@@ -1,7 +1,7 @@
-"""Steps of public repositories over eight devices: meshes, rules and shardings are the repositories' own.
+"""Steps of public repositories over eight devices, with the repositories' meshes and shardings.
 
-Devices of the CPU stand in the meshes; a measure compiles for described GPUs in their places. What the programs around
-the steps do outside of them is done here: the mesh in whose context they run, and where the new state lies.
+The meshes consist of CPU devices, and a measure compiles for described GPUs instead. This module
+does what the programs do around their steps: it enters the mesh and places the new state.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,10 @@ from experiments.bench.public.flax_steps import FLAX
 from experiments.bench.public.training import TrainingStep, images
 
 DEVICES = 8
-MAXTEXT = Repository("AI-Hypercomputer/maxtext", "e591f30cbbf217ed67ef71263ec0538239f9c3b8", "Apache-2.0")
-STAND_INS = (  # of MaxText: data, logs, checkpoints, quantization, kernels of TPUs, and DiLoCo
+MAXTEXT = Repository(
+    "AI-Hypercomputer/maxtext", "e591f30cbbf217ed67ef71263ec0538239f9c3b8", "Apache-2.0"
+)
+STAND_INS = (  # For MaxText's data, logs, checkpoints, quantization, TPU kernels and DiLoCo.
     "aqt", "datasets", "drjax", "grain", "huggingface_hub", "maxtext.checkpoint_conversion",
     "maxtext.common.checkpointing", "maxtext.input_pipeline", "ml_goodput_measurement", "pathwaysutils",
     "sentencepiece", "sympy", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax", "tokenizers", "transformers",
@@ -31,11 +33,13 @@ STAND_INS = (  # of MaxText: data, logs, checkpoints, quantization, kernels of T
 
 
 def _placed(tree: Any, shardings: Any) -> Any:
-    """The shapes of a tree, with a sharding for all or one for each."""
+    """The shapes of a tree with shardings, one for all leaves or one for each."""
     if isinstance(shardings, NamedSharding):
         shardings = jax.tree.map(lambda _: shardings, tree)
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
     )
 
 
@@ -44,12 +48,14 @@ def _tokens(batch: int, length: int, rows: NamedSharding) -> jax.ShapeDtypeStruc
 
 
 def lm1b(checkouts: Path) -> TrainingStep:
-    """Parameters and moments over eight devices by rules for their logical axes; what does that is flax's linen."""
-    train, config, begun, step = flax_steps.lm1b_parts(checkouts)
+    """Parameters and moments over eight devices, by flax.linen's rules for logical axes."""
+    train, config, init_state, step = flax_steps.lm1b_parts(checkouts)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     mesh = Mesh(train.utils.create_device_mesh(config), config.mesh_axes)
-    boxed = jax.eval_shape(begun, jax.random.key(0))
-    shardings = train.nn.logical_to_mesh_sharding(linen.get_partition_spec(boxed), mesh, config.logical_axis_rules)
+    boxed = jax.eval_shape(init_state, jax.random.key(0))
+    shardings = train.nn.logical_to_mesh_sharding(
+        linen.get_partition_spec(boxed), mesh, config.logical_axis_rules
+    )
     state = _placed(train.utils.unbox_logicallypartioned_trainstate(boxed), shardings)
     rows = NamedSharding(mesh, PartitionSpec(*config.data_sharding))
     batch = {"inputs": _tokens(config.per_device_batch_size, config.max_target_length, rows)}
@@ -62,16 +68,25 @@ def lm1b(checkouts: Path) -> TrainingStep:
 
 
 def gemma(checkouts: Path, file: str) -> TrainingStep:
-    """An nnx module on a mesh with explicit axes, which types of arrays name; it returns what it has captured, too."""
-    train, config = flax_steps.example(checkouts, "gemma"), flax_steps.configured(checkouts, "gemma", file)
+    """An nnx module on a mesh with explicit axes; also returns captured intermediates."""
+    train, config = (
+        flax_steps.example(checkouts, "gemma"),
+        flax_steps.configured(checkouts, "gemma", file),
+    )
     jax.config.update("jax_num_cpu_devices", DEVICES)
     mesh = jax.make_mesh(config.get_mesh_shape(DEVICES), config.mesh_axes)
-    rules = train.ShardingConfig.fsdp_tp_sharding(fsdp_axis_name="fsdp", tensor_parallel_axis_name="tensor")
+    rules = train.ShardingConfig.fsdp_tp_sharding(
+        fsdp_axis_name="fsdp", tensor_parallel_axis_name="tensor"
+    )
     with jax.set_mesh(mesh):
-        form, state = nnx.split(nnx.eval_shape(flax_steps.gemma_objects(train, config, shd_config=rules)))
+        form, state = nnx.split(
+            nnx.eval_shape(flax_steps.gemma_objects(train, config, shd_config=rules))
+        )
     rows = NamedSharding(mesh, PartitionSpec(config.data_sharding))
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation")
-    batch = dict.fromkeys(names, _tokens(config.per_device_batch_size, config.max_target_length, rows))
+    batch = dict.fromkeys(
+        names, _tokens(config.per_device_batch_size, config.max_target_length, rows)
+    )
 
     def step(state: Any, rows: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -82,7 +97,7 @@ def gemma(checkouts: Path, file: str) -> TrainingStep:
 
 
 def parallelism(checkouts: Path, *, batch: int, width: int, depth: int) -> TrainingStep:
-    """Data parallel by constraints inside the step; rows on each device, and a network of layers of one width."""
+    """Data parallelism by constraints inside the step, for an MLP; `batch` rows per device."""
     names = equinox_steps.notebook(checkouts, "parallelism").run(2, 4).names
     eqx, channels = names.eqx, names.channel_size
 
@@ -97,44 +112,56 @@ def parallelism(checkouts: Path, *, batch: int, width: int, depth: int) -> Train
         return (names.train_step(*built, x, y),)
 
     step, (state, *rows), donated = equinox_steps.step_of(eqx, jax.eval_shape, build, data, update)
-    return TrainingStep(step, (_placed(state, names.model_sharding), *_placed(rows, names.data_sharding)), donated)
+    return TrainingStep(
+        step, (_placed(state, names.model_sharding), *_placed(rows, names.data_sharding)), donated
+    )
 
 
 def maxtext(checkouts: Path, file: str, **values: Any) -> TrainingStep:
-    """What MaxText compiles ahead of time of a file of its configurations, with values as on its command line."""
+    """The step that MaxText compiles ahead of time for a configuration file and values."""
     source = folder_of(checkouts, MAXTEXT, "src")
     ahead = imported(source, "maxtext.trainers.pre_train.train_compile", STAND_INS)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     words = (f"{name}={value}" for name, value in values.items())
     config = ahead.pyconfig.initialize(["", str(source / "maxtext/configs" / file), *words])
     axes = config.mesh_axes
-    mesh = Mesh(ahead.maxtext_utils.create_device_mesh(config), axes, axis_types=(AxisType.Auto,) * len(axes))
+    mesh = Mesh(
+        ahead.maxtext_utils.create_device_mesh(config),
+        axes,
+        axis_types=(AxisType.Auto,) * len(axes),
+    )
     (state, batch), _, kept, _, model = ahead.get_shaped_inputs(mesh, config)
     weights, kept = ahead.sharding.maybe_update_params_sharding_with_opt(config, kept)
-    given = ahead.sharding.build_zero1_input_state_mesh_shardings(config, kept, weights)
+    input_shardings = ahead.sharding.build_zero1_input_state_mesh_shardings(config, kept, weights)
     rows = ahead.sharding.get_input_data_sharding(config, mesh)
-    function, (given, _), (kept, _), _, donated = ahead.maxtext_utils.get_functional_train_with_signature(
-        ahead.train.train_step, rows, given, model, config, weights
+    function, (input_shardings, _), (kept, _), _, donated = (
+        ahead.maxtext_utils.get_functional_train_with_signature(
+            ahead.train.train_step, rows, input_shardings, model, config, weights
+        )
     )
     rules = config.logical_axis_rules
 
     def step(state: Any, batch: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mesh, linen.logical_axis_rules(rules):
+        with (
+            jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+            mesh,
+            linen.logical_axis_rules(rules),
+        ):
             new, metrics = function(state, batch)
             return jax.lax.with_sharding_constraint(new, kept), metrics
 
-    return TrainingStep(step, (_placed(state, given), batch), (donated,))
+    return TrainingStep(step, (_placed(state, input_shardings), batch), (donated,))
 
 
 @dataclass(frozen=True)
 class MeshStep:
-    """One step, and a machine that it is compiled for."""
+    """A step, and the machine that it is compiled for."""
 
     name: str
     repository: Repository
-    path: str  # of its configuration
+    path: str  # of the configuration
     build: Callable[[Path], TrainingStep]
-    ours: str  # what is not as the repository has it
+    ours: str  # differences from the repository
     device: str = "a100"
     topology: str = "today@1x8"
 

@@ -1,4 +1,4 @@
-"""The corpus: training steps of public repositories, at sizes that people train and at sizes for a CPU."""
+"""The corpus: training steps of public repositories, at realistic sizes and at sizes for a CPU."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -26,19 +26,19 @@ class PublicStep:
     name: str
     repository: Repository
     path: str  # of its training code
-    device: str  # a described GPU that people could train it on
-    build: Callable[..., TrainingStep]  # makes it of the clones; takes `full` or `small` by name
-    ours: str  # the parts of the step that are not the repository's
-    full: Mapping[str, Any]  # a realistic size, in the words of `build`
-    small: Mapping[str, Any]  # one that a CPU steps in seconds
+    device: str  # a described GPU of realistic size
+    build: Callable[..., TrainingStep]  # builds it from the clones and `full` or `small`
+    ours: str  # differences from the repository
+    full: Mapping[str, Any]  # keywords of `build` for a realistic size
+    small: Mapping[str, Any]  # for a size that a CPU steps in seconds
 
     def factory(self, checkouts: Path) -> Callable[[], TrainingStep]:
-        """`() -> (step, args, donate_argnums)` at the full size; args are `jax.ShapeDtypeStruct`s."""
+        """`() -> (step, args, donate_argnums)` at full size; args are `jax.ShapeDtypeStruct`s."""
         return lambda: self.build(checkouts, jax.eval_shape, **self.full)
 
     def small_factory(self, checkouts: Path) -> Callable[[], TrainingStep]:
-        """The same at the small size, with arrays: initial weights, random data."""
-        return lambda: self.build(checkouts, lambda made: jax.jit(made)(), **self.small)
+        """The same at small size, with arrays: initial weights and random data."""
+        return lambda: self.build(checkouts, lambda build: jax.jit(build)(), **self.small)
 
 
 STEPS = {

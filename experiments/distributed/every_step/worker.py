@@ -1,8 +1,9 @@
-"""Is every step right? Each one over many processes against the same step on one device, from the same state.
+"""Is every step right? Compares each step over many processes with the same step on one device.
 
     memplan launch -n 3 --devices 4 -- python -m experiments.distributed.every_step.worker --mesh 3x4 --steps 200
 
-A sum that is wrong now and then, or on one rank, hides in a training that goes on from it: here it cannot.
+Both start from the same state. In a whole training, a sum that is wrong now and then, or on one
+rank, would go unnoticed.
 """
 
 import argparse
@@ -25,18 +26,19 @@ from models.train import Built, decoder_step, resnet_step, unet2d_step
 from models.transformer import DecoderConfig
 from models.unet2d import UNet2DConfig
 
-WIDTH = 130  # falls into no equal parts
+WIDTH = 130  # Not divisible by any number of devices here.
 CLASSES = 10
-ROUNDING = 1e-3  # of the largest magnitude of a leaf: one step's sums in another order
+ROUNDING = 1e-3  # Allowed error relative to a leaf's largest magnitude: sums in another order.
 OPTIMIZER = optax.sgd(0.05, momentum=0.9)
-PIECES = (5, 12)  # equations that are compiled together where the step of a network is cut
-NUDGED = 8  # runs on one device from a state that is one rounding off, where a step of a network is wrong
+PIECES = (5, 12)  # Equations per piece, where a network's step is compiled in pieces.
+NUDGED = 8  # Perturbed states that a network's step is run from where it looks wrong.
 
 
 def hidden(params: Any, x: jax.Array) -> jax.Array:
-    """Two layers with the statistics of the whole batch.
+    """Two layers normalized by the statistics of the whole batch.
 
-    Smooth ones: of a ReLU, one value within rounding of its kink moves a gradient by more than what is allowed.
+    The activation is smooth: one value within rounding of a ReLU's kink would change a gradient by
+    more than the allowed error.
     """
     for name in ("first", "second"):
         x = x @ params[name]
@@ -50,36 +52,42 @@ def classified(params: Any, key: jax.Array, batch: Any) -> jax.Array:
 
 
 def contrasted(params: Any, key: jax.Array, batch: Any) -> jax.Array:
-    """Every example against all others of the global batch."""
+    """Contrastive loss of every example against the whole global batch."""
     views = hidden(params, batch["x"]), hidden(params, batch["x"][:, ::-1])
-    first, second = (one / jnp.linalg.norm(one, axis=1, keepdims=True) for one in views)
-    return optax.softmax_cross_entropy_with_integer_labels(10 * first @ second.T, jnp.arange(first.shape[0])).mean()
+    first, second = (view / jnp.linalg.norm(view, axis=1, keepdims=True) for view in views)
+    return optax.softmax_cross_entropy_with_integer_labels(
+        10 * first @ second.T, jnp.arange(first.shape[0])
+    ).mean()
 
 
 def dropped(params: Any, key: jax.Array, batch: Any) -> jax.Array:
-    """Every example draws from a key of its own."""
+    """Dropout and noise from a key per example."""
 
-    def one(key: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0) + 0.1 * jax.random.normal(key, x.shape)
+    def noisy(key: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0) + 0.1 * jax.random.normal(
+            key, x.shape
+        )
 
-    x = jax.vmap(one)(jax.random.split(key, batch["x"].shape[0]), batch["x"])
+    x = jax.vmap(noisy)(jax.random.split(key, batch["x"].shape[0]), batch["x"])
     return classified(params, key, {**batch, "x": x})
 
 
 def unet(rows: int) -> Built:
-    """Instance norm; its soft Dice sums over the whole batch."""
+    """Instance norm, and a soft Dice loss that sums over the whole batch."""
     return unet2d_step(16, rows, UNet2DConfig(levels=2, filters=8), concrete=True)
 
 
 def resnet(rows: int) -> Built:
-    """Batch norm over the global batch, running statistics included."""
+    """Batch norm over the global batch, with running statistics."""
     optimizer, config = optax.sgd(0.01, momentum=0.9), ResNetConfig(depth=14, filters=8, classes=10)
     return resnet_step(32, rows, config=config, optimizer=optimizer, concrete=True)
 
 
 def decoder(rows: int) -> Built:
     """Attention, embedding by index, AdamW."""
-    return decoder_step(2, 32, rows, 16, config=DecoderConfig(vocab=64, context=16, heads=2), concrete=True)
+    return decoder_step(
+        2, 32, rows, 16, config=DecoderConfig(vocab=64, context=16, heads=2), concrete=True
+    )
 
 
 def step_of(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -93,15 +101,18 @@ def step_of(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
     return step
 
 
-def begun() -> Any:
+def initial_state() -> Any:
     rng = np.random.default_rng(0)
     shapes = {"first": (WIDTH, WIDTH), "second": (WIDTH, WIDTH), "out": (WIDTH, CLASSES)}
-    params = {name: jnp.asarray(0.1 * rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    params = {
+        name: jnp.asarray(0.1 * rng.normal(size=shape), jnp.float32)
+        for name, shape in shapes.items()
+    }
     return {"params": params, "opt_state": OPTIMIZER.init(params), "key": jax.random.key(7)}
 
 
 def batch_of(number: int, rows: int) -> Any:
-    """The same for every process."""
+    """The global batch of a step, the same in every process."""
     rng = np.random.default_rng(number)
     x = rng.normal(size=(rows, WIDTH)).astype(np.float32)
     return {"x": x, "label": rng.integers(0, CLASSES, rows).astype(np.int32)}
@@ -109,16 +120,19 @@ def batch_of(number: int, rows: int) -> Any:
 
 @dataclass(frozen=True)
 class Case:
-    """A step by the rows of the global batch, and options of `data_parallel`."""
+    """A step, and the options of `data_parallel` for it."""
 
-    make: Callable[[int], Built]
+    make: Callable[[int], Built]  # from the rows of the global batch
     options: Mapping[str, Any] = field(default_factory=dict)
-    batch: Callable[[int, int], Any] | None = None  # of a step, by its number and the rows; None: the first one again
+    # (step, rows) -> batch; None: always the first one
+    batch: Callable[[int, int], Any] | None = None
 
 
 def _of(loss: Callable[..., jax.Array], **options: Any) -> Case:
-    """Of a loss `(params, key, batch)`."""
-    return Case(lambda rows: (step_of(loss), (begun(), batch_of(0, rows))), options, batch_of)
+    """The case of a loss `(params, key, batch)`."""
+    return Case(
+        lambda rows: (step_of(loss), (initial_state(), batch_of(0, rows))), options, batch_of
+    )
 
 
 LAYERS = {
@@ -127,13 +141,16 @@ LAYERS = {
 }  # fmt: skip
 NETWORKS = {
     **{make.__name__: Case(make) for make in (unet, resnet, decoder)},
-    **{f"{make.__name__}, split state": Case(make, {"split_state": "opt_state"}) for make in (unet, resnet, decoder)},
+    **{
+        f"{make.__name__}, split state": Case(make, {"split_state": "opt_state"})
+        for make in (unet, resnet, decoder)
+    },
 }
 CASES = {**LAYERS, **NETWORKS}
 
 
 def wrong_steps(case: Case, mesh: Any, steps: int) -> tuple[int, float]:
-    """How many steps are wrong on this process, and the worst difference in units of what is allowed."""
+    """The number of wrong steps in this process, and the worst error over the allowed error."""
     rows, count, process = 4 * mesh.size, jax.process_count(), jax.process_index()
     step, (state, batch) = case.make(rows)
     batch = jax.tree.map(np.asarray, batch)
@@ -145,32 +162,38 @@ def wrong_steps(case: Case, mesh: Any, steps: int) -> tuple[int, float]:
     wrong, worst = 0, 0.0
     for number in range(steps):
         batch = case.batch(number, rows) if case.batch else batch
-        mine = jax.tree.map(lambda leaf: leaf[process * rows // count : (process + 1) * rows // count], batch)
-        before = here(whole(state))
+        mine = jax.tree.map(
+            lambda leaf: leaf[process * rows // count : (process + 1) * rows // count], batch
+        )
+        before = local_copy(whole(state))
         state, metrics = run(state, divided.assemble(mine))
-        found, expected = here(whole((state, metrics))), plain(before, batch)
+        actual, expected = local_copy(whole((state, metrics))), plain(before, batch)
         cut = [run_pieces(jax.tree.leaves((before, batch))) for run_pieces in pieces]
-        off = difference(found, expected, cut)
-        if off > 1 and pieces:  # a value within rounding of a kink?
+        off = difference(actual, expected, cut)
+        if off > 1 and pieces:  # maybe a value within rounding of a kink
             draw = np.random.default_rng(number)
             states = (jax.tree.map(lambda leaf: nudged(leaf, draw), before) for _ in range(NUDGED))  # noqa: B023
-            off = difference(found, expected, [*cut, *(jax.tree.leaves(plain(one, batch)) for one in states)])
+            off = difference(
+                actual,
+                expected,
+                [*cut, *(jax.tree.leaves(plain(start, batch)) for start in states)],
+            )
         wrong, worst = wrong + (not off <= 1), max(worst, off)
     return wrong, worst
 
 
-def here(tree: Any) -> Any:
-    """What this process has of arrays that every device has whole."""
+def local_copy(tree: Any) -> Any:
+    """This process's copies of arrays that every device holds whole."""
     return jax.tree.map(lambda leaf: leaf.addressable_data(0), tree)
 
 
-def difference(found: Any, expected: Any, cut: Sequence[Sequence[Any]]) -> float:
-    """In units of what is allowed; not a number where a result is none."""
-    ours, theirs = ([*map(_raw, jax.tree.leaves(one))] for one in (found, expected))
-    # Of a bias whose gradient a softmax cancels only rounding is left; in pieces it is off as much.
+def difference(actual: Any, expected: Any, cut: Sequence[Sequence[Any]]) -> float:
+    """The largest error over the allowed error; NaN where a result is NaN."""
+    ours, theirs = ([*map(_raw, jax.tree.leaves(tree))] for tree in (actual, expected))
+    # Where a softmax cancels a bias's gradient, only rounding is left; pieces differ as much.
     leaves = compare(theirs, cut[0], ours, *cut[1:]).leaves if cut else ()
     allowed = [max(ROUNDING, leaf.tolerance) for leaf in leaves] or [ROUNDING] * len(ours)
-    return max(_off(*three) for three in zip(ours, theirs, allowed, strict=True))
+    return max(_error(*leaf) for leaf in zip(ours, theirs, allowed, strict=True))
 
 
 def _raw(leaf: Any) -> np.ndarray:
@@ -178,15 +201,17 @@ def _raw(leaf: Any) -> np.ndarray:
     return np.asarray(jax.random.key_data(leaf) if keys else leaf)
 
 
-def _off(found: np.ndarray, expected: np.ndarray, allowed: float) -> float:
+def _error(actual: np.ndarray, expected: np.ndarray, allowed: float) -> float:
     if expected.dtype.kind != "f":
-        return 0.0 if np.array_equal(found, expected) else np.inf
-    return float(np.abs(found - expected).max() / max(np.abs(expected).max(), 1e-6)) / allowed
+        return 0.0 if np.array_equal(actual, expected) else np.inf
+    return float(np.abs(actual - expected).max() / max(np.abs(expected).max(), 1e-6)) / allowed
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mesh", default="", help="sizes of the axes, as 3x4; by default processes x devices")
+    parser.add_argument(
+        "--mesh", default="", help="sizes of the axes, as 3x4; by default processes x devices"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     options = parser.parse_args()
@@ -195,8 +220,13 @@ def main() -> None:
     mesh = parallel.mesh({f"level{i}": size for i, size in enumerate(sizes)} or None)
     for name in options.cases:
         wrong, worst = wrong_steps(CASES[name], mesh, options.steps)
-        told = {"case": name, "mesh": options.mesh, "rank": cluster.process, "steps": options.steps}
-        print(json.dumps({**told, "wrong": wrong, "worst": round(worst, 4)}), flush=True)
+        labels = {
+            "case": name,
+            "mesh": options.mesh,
+            "rank": cluster.process,
+            "steps": options.steps,
+        }
+        print(json.dumps({**labels, "wrong": wrong, "worst": round(worst, 4)}), flush=True)
 
 
 if __name__ == "__main__":

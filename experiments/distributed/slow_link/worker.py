@@ -1,6 +1,8 @@
-"""One of two hosts: trains the same decoder under jax.jit and memplan.jit, in turns, and counts bytes on the wire.
+"""One of two hosts: trains a decoder under jax.jit, then memplan.jit, and counts sent bytes.
 
-python -m experiments.distributed.slow_link.worker RANK COORDINATOR DEVICES INTERFACE STEPS  # rank 0 prints JSON
+python -m experiments.distributed.slow_link.worker RANK COORDINATOR DEVICES INTERFACE STEPS
+
+Rank 0 prints JSON.
 """
 
 import json
@@ -19,7 +21,11 @@ from models.train import decoder_step
 from models.transformer import DecoderConfig
 
 HOSTS, BATCH, TOKENS = 2, 8, 16
-WAYS: dict[str, dict[str, Any] | None] = {"jit": None, "memplan": {}, "bfloat16": {"between_hosts": "bfloat16"}}
+METHODS: dict[str, dict[str, Any] | None] = {
+    "jit": None,
+    "memplan": {},
+    "bfloat16": {"between_hosts": "bfloat16"},
+}
 
 
 def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) -> None:
@@ -28,25 +34,44 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
     mesh = parallel.mesh()
     links = measure_topology(mesh)
     step, (state, batch) = decoder_step(
-        4, 256, BATCH, TOKENS, config=DecoderConfig(vocab=512, context=TOKENS, heads=4), concrete=True
+        4,
+        256,
+        BATCH,
+        TOKENS,
+        config=DecoderConfig(vocab=512, context=TOKENS, heads=4),
+        concrete=True,
     )
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
-    found = {}
-    for way, options in WAYS.items():
+    results = {}
+    for method, options in METHODS.items():
         divided = parallel.data_parallel(step, mesh)
         if options is None:
             run = jax.jit(divided, donate_argnums=0)
         else:
             run = memplan.jit(divided, donate_argnums=0, topology=links, **options)
-        found[way] = trained(divided, run, state, batch, counter, steps)
+        results[method] = trained(divided, run, state, batch, counter, steps)
     if cluster.process == 0:
         gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
-        axes = {axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth} for axis in links.axes}
-        print(json.dumps({"gradient_bytes": gradients, "devices": int(devices), "links": axes, "ways": found}))
+        axes = {
+            axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth}
+            for axis in links.axes
+        }
+        print(
+            json.dumps(
+                {
+                    "gradient_bytes": gradients,
+                    "devices": int(devices),
+                    "links": axes,
+                    "ways": results,
+                }
+            )
+        )
 
 
-def trained(step: parallel.DataParallel, run: Any, state: Any, batch: Any, counter: Path, steps: str) -> dict[str, Any]:
-    """Bytes that this host sent over the link in a step, median seconds of one, losses."""
+def trained(
+    step: parallel.DataParallel, run: Any, state: Any, batch: Any, counter: Path, steps: str
+) -> dict[str, Any]:
+    """Medians of the bytes that this host sent in a step and of its seconds; all losses."""
     state, batch = step.place(state, batch)
     seconds, losses, sent = [], [], []
     for _ in range(int(steps)):

@@ -1,4 +1,4 @@
-"""The READMEs are what the committed results say, and these say what the READMEs say."""
+"""The READMEs match the committed results."""
 
 from __future__ import annotations
 

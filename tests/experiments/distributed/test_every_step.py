@@ -1,5 +1,8 @@
-"""Real processes with gloo between them, every step against the same step on one device: also where 3, 6 or 7 take
-part, whose reduce-scatter gloo gets wrong. `experiments.distributed.every_step` goes on for 200 steps."""
+"""Every step over processes with gloo matches the same step on one device.
+
+Includes 3, 6 and 7 participants, for which gloo's reduce-scatter is wrong.
+`experiments.distributed.every_step` runs 200 steps.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,14 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("mesh", "cases"),
-    [("3x4", [*LAYERS]), ("2x2", ["unet", "decoder, split state"]), ("6x1", ["split state"]), ("7x1", ["split state"])],
+    [
+        ("3x4", [*LAYERS]),
+        ("2x2", ["unet", "decoder, split state"]),
+        ("6x1", ["split state"]),
+        ("7x1", ["split state"]),
+    ],
 )
 def test_every_step_is_that_of_one_device(mesh: str, cases: Sequence[str]) -> None:
-    found = launched(mesh, 10, cases, timeout_s=300)
-    assert len(found) == {**MESHES, **FEW}[mesh][0] * len(cases)
-    assert [one for one in found if one["wrong"]] == []
+    reports = launched(mesh, 10, cases, timeout_s=300)
+    assert len(reports) == {**MESHES, **FEW}[mesh][0] * len(cases)
+    assert [report for report in reports if report["wrong"]] == []

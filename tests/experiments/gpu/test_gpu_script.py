@@ -1,4 +1,4 @@
-"""Rows are kept one by one, go on where they ended, and need no package that a bare machine lacks."""
+"""Rows are stored one by one, resume after an interruption, and need no optional package."""
 
 import json
 import os
@@ -29,35 +29,43 @@ LACKING = (
     "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis", "equinox",
     "playwright", "viztracer", "jax_plugins", "jax_cuda12_plugin", "nvidia",
 )  # fmt: skip
-CARD = {"name": "NVIDIA H100", "how": "NVIDIA H100, driver 580.1", "platform": "gpu", "real": True, "versions": {}}
+CARD = {
+    "name": "NVIDIA H100",
+    "how": "NVIDIA H100, driver 580.1",
+    "platform": "gpu",
+    "real": True,
+    "versions": {},
+}
 
 Answer = Callable[[Row], dict[str, Any]]
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tuple[int, list[str]]]:
-    """Runs the script with rows that answer at once; returns its code and the names of the rows that were asked."""
+    """Run the script with rows that answer at once; returns its exit code and the rows' names."""
 
     def run(answer: Answer, *options: str, card: dict[str, Any] = CARD) -> tuple[int, list[str]]:
-        asked: list[str] = []
+        requested: list[str] = []
 
         def in_a_process(row: Row, folder: Path, limit_s: float) -> dict[str, Any]:
             if row.measure == "card":
                 return {"card": card}
-            asked.append(row.name)
+            requested.append(row.name)
             return {"pairs": {}, "facts": {}, **answer(row)}
 
         monkeypatch.setattr(script, "_in_a_process", in_a_process)
         monkeypatch.setattr(sys, "argv", ["gpu", "--out", str(tmp_path), *options])
-        return script.main(), asked
+        return script.main(), requested
 
     return run
 
 
 def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None:
-    code, asked = start(lambda row: {"error": "ended with code 1: words"} if row is ROWS[1] else {})
+    code, requested = start(
+        lambda row: {"error": "ended with code 1: words"} if row is ROWS[1] else {}
+    )
     assert code == 1
-    assert asked == [row.name for row in ROWS]
+    assert requested == [row.name for row in ROWS]
     kept = json.loads((tmp_path / "nvidia-h100.json").read_text())
     assert [row["name"] for row in kept if "error" in row] == [ROWS[1].name]
     assert f"### Failed: {ROWS[1].name}" in (tmp_path / "FINDINGS.md").read_text()
@@ -68,19 +76,23 @@ def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None
 def test_a_second_call_goes_on_where_the_time_was_over(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over: Answer = lambda row: {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}  # noqa: E731
-    _, asked = start(over, "--minutes", "1")  # of which less was left than that row may take
-    assert asked == [row.name for row in ROWS[:3]]
-    told = capsys.readouterr().out.splitlines()[-1]
-    assert all(repr(row.name) in told for row in ROWS[2:])
+    over: Answer = lambda row: (
+        {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}
+    )  # noqa: E731
+    _, requested = start(over, "--minutes", "1")  # less time is left than that row may take
+    assert requested == [row.name for row in ROWS[:3]]
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert all(repr(row.name) in printed for row in ROWS[2:])
     page = (tmp_path / "FINDINGS.md").read_text()
-    assert f"### Failed: {ROWS[2].name}" in page  # what it had found is kept
+    assert f"### Failed: {ROWS[2].name}" in page  # its figures are kept
     assert f"Not measured: {'; '.join(row.name for row in ROWS[3:])}." in page
     assert start(lambda row: {})[1] == [row.name for row in ROWS[2:]]
 
 
 def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) -> None:
-    late: Answer = lambda row: {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}  # noqa: E731
+    late: Answer = lambda row: (
+        {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}
+    )  # noqa: E731
     assert start(late, "--minutes", "25") == (1, [row.name for row in ROWS])
     assert start(lambda row: {})[1] == []
 
@@ -88,28 +100,32 @@ def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) ->
 def test_every_row_is_kept_before_the_next_begins(start: Any, tmp_path: Path) -> None:
     def answer(row: Row) -> dict[str, Any]:
         path = tmp_path / "nvidia-h100.json"
-        known = [one["name"] for one in json.loads(path.read_text())] if path.exists() else []
-        assert known == [one.name for one in ROWS[: ROWS.index(row)]]
+        measured = (
+            [kept_row["name"] for kept_row in json.loads(path.read_text())] if path.exists() else []
+        )
+        assert measured == [kept_row.name for kept_row in ROWS[: ROWS.index(row)]]
         return {}
 
     start(answer)
 
 
 def test_rows_side_by_side_are_all_kept(start: Any, tmp_path: Path) -> None:
-    """Three are in hand at a time: each waits for two others."""
-    together = threading.Barrier(3, timeout=30)
+    """Three rows run at a time: each waits for two others."""
+    barrier = threading.Barrier(3, timeout=30)
 
     def answer(row: Row) -> dict[str, Any]:
-        together.wait()
+        barrier.wait()
         return {}
 
     rows = [row.name for row in TOY_ROWS][:9]
-    code, asked = start(answer, "--toy", "--side-by-side", "3", "--rows", *rows)
+    code, requested = start(answer, "--toy", "--side-by-side", "3", "--rows", *rows)
     kept = json.loads((tmp_path / "nvidia-h100.json").read_text())
-    assert code == 0 and sorted(asked) == sorted(rows) == sorted(row["name"] for row in kept)
+    assert code == 0 and sorted(requested) == sorted(rows) == sorted(row["name"] for row in kept)
 
 
-def test_what_is_timed_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_timed_has_the_card_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure.tempfile, "gettempdir", lambda: str(tmp_path))
     inside: list[int] = []
 
@@ -123,7 +139,9 @@ def test_what_is_timed_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytes
         list(pool.map(timed, range(8)))
 
 
-def test_what_is_no_real_card_is_refused(start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_real_card_is_refused(
+    start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = {**CARD, "name": "Stand-in", "how": STAND_IN, "real": False}
     assert start(lambda row: {}, card=card) == (2, [])
     assert "not a real card" in capsys.readouterr().err
@@ -154,7 +172,7 @@ def test_groups_of_operations_can_be_traced(name: str) -> None:
     assert jax.tree.leaves(jax.eval_shape(functions[0], *args))
 
 
-# A process that has found something, starts another and hangs, whatever it is told; `place` has the ids of both.
+# A process that prints figures, starts another process and hangs; `place` has the ids of both.
 _HANGS = """
 import os, pathlib, signal, subprocess, sys, time
 place = pathlib.Path({!r})
@@ -170,7 +188,7 @@ if "experiments.gpu.measure" in sys.orig_argv and "HANGS" in os.environ:
 
 @pytest.fixture
 def hanging(tmp_path: Path) -> tuple[dict[str, str], Path]:
-    """Environment of a row that hangs, and the file that then appears with the ids of its processes."""
+    """Environment of a row that hangs, and the file that gets the ids of its processes."""
     place = tmp_path / "ids"
     (tmp_path / "sitecustomize.py").write_text(_HANGS.format(str(place)))
     return {"PYTHONPATH": str(tmp_path), "JAX_PLATFORMS": "cpu", "HANGS": "1"}, place
@@ -181,10 +199,15 @@ def test_a_row_that_hangs_is_killed_and_the_next_one_is_measured(
 ) -> None:
     environment, place = hanging
     bare = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
-    rows = [Row("hangs", "card", environment=environment, limit_s=2), Row("next", "card", environment=bare)]
+    rows = [
+        Row("hangs", "card", environment=environment, limit_s=2),
+        Row("next", "card", environment=bare),
+    ]
     monkeypatch.setattr(script, "TOY_ROWS", rows)
     monkeypatch.setattr(script, "_START", Row("card", "card", environment=bare))
-    monkeypatch.setattr(sys, "argv", ["gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")]
+    )
     assert script.main() == 1
     (path,) = (tmp_path / "out").glob("*.json")
     first, second = json.loads(path.read_text())
@@ -195,7 +218,15 @@ def test_a_row_that_hangs_is_killed_and_the_next_one_is_measured(
 
 def test_who_ends_the_script_ends_the_row(hanging: Any, tmp_path: Path) -> None:
     environment, place = hanging
-    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu",
+        "--toy",
+        "--allow-cpu",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     script_ = subprocess.Popen(command, env={**os.environ, **environment}, cwd=script._ROOT)
     while not place.exists():
         assert script_.poll() is None
@@ -206,7 +237,7 @@ def test_who_ends_the_script_ends_the_row(hanging: Any, tmp_path: Path) -> None:
 
 
 def _runs(pid: str) -> bool:
-    """Is it there, and no zombie?"""
+    """Whether the process exists and is no zombie."""
     path = Path("/proc", pid, "stat")
     return path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"
 
@@ -222,38 +253,49 @@ def test_where_a_budget_does_not_fit_the_smallest_is_taken_if_that_was_asked() -
 
 
 def test_nothing_is_imported_that_a_machine_with_a_card_lacks(tmp_path: Path) -> None:
-    """A row's process in an environment without those packages; what does not exist ends it with its words."""
-    found = script._in_a_process(Row("a", "no measure", environment=_bare(tmp_path)), tmp_path, 100)
-    assert found["error"].startswith("ended with code 1")
-    assert found["error"].strip().endswith("KeyError: 'no measure'")
+    """A row runs without those packages; an unknown measure fails with its error."""
+    record = script._in_a_process(
+        Row("a", "no measure", environment=_bare(tmp_path)), tmp_path, 100
+    )
+    assert record["error"].startswith("ended with code 1")
+    assert record["error"].strip().endswith("KeyError: 'no measure'")
 
 
 @pytest.mark.slow
 def test_a_row_is_measured_without_them(tmp_path: Path) -> None:
     row = Row("a", "planned", "toy-unet3d", 0.75, seeds=2, environment=_bare(tmp_path))
-    found = script._in_a_process(row, tmp_path, 600)
-    facts = found["facts"]
+    record = script._in_a_process(row, tmp_path, 600)
+    facts = record["facts"]
     assert facts["leaves"] > 0
     for name in ("planned", "plain once more", "planned once more"):
         assert facts[f"{name}: leaves equal to the bit, by step"] == [facts["leaves"]] * 2
     assert facts["kernels that XLA chose otherwise than in the plain step"].startswith("0 of ")
-    assert found["pairs"]["compiled_bytes"][0] <= facts["budget_bytes"]
-    assert not found["card"]["real"]
+    assert record["pairs"]["compiled_bytes"][0] <= facts["budget_bytes"]
+    assert not record["card"]["real"]
 
 
 @pytest.mark.slow
 @pytest.mark.gpu_aot
 @pytest.mark.skipif(stand_in.missing() is not None, reason=str(stand_in.missing()))
 def test_toy_rows_run_on_a_stand_in_driver(tmp_path: Path) -> None:
-    """One of each kind but `rates`, two minutes of compilations, and `restart`, which attempts as the last one does."""
+    """One row of each kind but `rates` (two minutes of compilation) and `restart`."""
     rows = ["3D U-Net, slabs", "3D U-Net, jax.checkpoint", "3D U-Net, a pinned"]
-    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--out", str(tmp_path), "--rows", *rows]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu",
+        "--toy",
+        "--out",
+        str(tmp_path),
+        "--rows",
+        *rows,
+    ]
     environment = {**os.environ, **stand_in.environment_of(), "STAND_IN_CARD": "h100"}
     subprocess.run(command, env=environment, cwd=script._ROOT, check=True, timeout=1500)
     (path,) = tmp_path.glob("*.json")
-    found = json.loads(path.read_text())
-    assert {row["card"]["how"] for row in found} == {STAND_IN}
-    slabs, checkpoint, gate, attempt = ({**row["facts"], **row["pairs"]} for row in found)
+    records = json.loads(path.read_text())
+    assert {row["card"]["how"] for row in records} == {STAND_IN}
+    slabs, checkpoint, gate, attempt = ({**row["facts"], **row["pairs"]} for row in records)
     assert slabs["loops over slabs"] > 0 and slabs["host_bytes"] > 0
     assert float(slabs["planned: largest difference"].partition(",")[0]) < 1e-4
     assert sum("its time over memplan's" in name for name in checkpoint) == 2
@@ -273,6 +315,6 @@ sys.meta_path.insert(0, Finder())
 
 
 def _bare(folder: Path) -> dict[str, str]:
-    """Environment of a process on a CPU that cannot import them."""
+    """Environment of a CPU process that cannot import these packages."""
     (folder / "sitecustomize.py").write_text(_BLOCKED.format(LACKING))
     return {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}

@@ -1,4 +1,4 @@
-"""From a file to a judged answer, on graphs made here and on the published ones where they are."""
+"""From a file to a judged answer, on random graphs, and on the published ones if they exist."""
 
 from __future__ import annotations
 
@@ -21,14 +21,16 @@ PEAKS = {
     "fcn8_vgg_b32_train": 13_484_795_520,
     "resnet50_b256_train": 38_059_356_160,
 }
-published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published graphs are not part of the repository")
+published = pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason="the published graphs are not part of the repository"
+)
 
 
 def judged(path: Path, result: dict) -> None:
-    found = measure(json.loads(path.read_text()), result["order"])
-    assert (found.peak, found.duration) == (result["peak"], result["duration"])
-    assert found.peak <= result["budget"]
-    assert list(found.first) == list(read(path).names)
+    verdict = measure(json.loads(path.read_text()), result["order"])
+    assert (verdict.peak, verdict.duration) == (result["peak"], result["duration"])
+    assert verdict.peak <= result["budget"]
+    assert list(verdict.first) == list(read(path).names)
 
 
 @published
@@ -40,7 +42,9 @@ def test_peaks_of_the_given_orders(name: str) -> None:
 
 
 @published
-@pytest.mark.parametrize(("name", "percent"), [("fcn8_vgg_b32_train", 0.14), ("resnet50_b256_train", 0.30)])
+@pytest.mark.parametrize(
+    ("name", "percent"), [("fcn8_vgg_b32_train", 0.14), ("resnet50_b256_train", 0.30)]
+)
 def test_training_graphs_at_four_fifths(name: str, percent: float) -> None:
     path = PUBLISHED / f"{name}.json"
     result = plan(path, 0.8, 60)
@@ -64,14 +68,26 @@ def test_a_generated_graph_from_file_to_answer(tmp_path: Path, schema: str) -> N
     document = random_layered(60, seed=3)
     if schema == "training":
         document["nodes"] = [
-            {"id": n["name"], "cost_ram": n["out_cost"], "cost_cpu": n["duration"]} for n in document["nodes"]
+            {"id": n["name"], "cost_ram": n["out_cost"], "cost_cpu": n["duration"]}
+            for n in document["nodes"]
         ]
-        document["links"] = [{"source": link["0"], "target": link["1"]} for link in document["links"]]
+        document["links"] = [
+            {"source": link["0"], "target": link["1"]} for link in document["links"]
+        ]
         document["graph"] = {}
     path.write_text(json.dumps(document))
-    command = [sys.executable, "-m", "experiments.planners", str(path), "--ratio", "0.9", "--seconds", "6"]
-    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    result = json.loads(told)
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.planners",
+        str(path),
+        "--ratio",
+        "0.9",
+        "--seconds",
+        "6",
+    ]
+    output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    result = json.loads(output)
     assert result["status"] in ("optimal", "feasible")
     judged(path, result)
 

@@ -1,4 +1,4 @@
-"""Planners on stages: held against every sequence there is, against each other, and against the published graphs."""
+"""Planners on stages, compared with exhaustive search and with each other."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.experiments.planners.stage_graphs import least_extra_ticks, random_st
 
 def agree(seed: int) -> None:
     stages = random_stages(random.Random(seed))
-    least = least_extra_ticks(stages)
+    optimum = least_extra_ticks(stages)
     answer = solve(stages, seconds=120, runs=2, workers=1)
-    if least is None:
+    if optimum is None:
         assert answer.status == "infeasible" and answer.recomputed is None
         return
-    assert (answer.status, answer.extra_ticks, answer.bound_ticks) == ("optimal", least, least)
+    assert (answer.status, answer.extra_ticks, answer.bound_ticks) == ("optimal", optimum, optimum)
     assert answer.recomputed is not None and fits(stages.refine(2), answer.recomputed)
-    assert (lower_bound(stages).extra_ticks or 0) <= least
+    assert (lower_bound(stages).extra_ticks or 0) <= optimum
 
 
 @pytest.mark.parametrize("seed", range(100))
@@ -38,7 +38,7 @@ def test_a_proof_agrees_with_every_sequence_on_three_hundred_graphs() -> None:
 
 
 def chain_and_back(length: int, budget_bytes: int) -> Stages:
-    """A forward chain, and a backward one that reads it in reverse."""
+    """A forward chain, and a backward chain that reads it in reverse."""
     inputs: list[list[int]] = [[node - 1] if node else [] for node in range(length)]
     for node in range(length, 2 * length):
         inputs.append([node - 1, 2 * length - 1 - node])
@@ -47,7 +47,7 @@ def chain_and_back(length: int, budget_bytes: int) -> Stages:
 
 @pytest.mark.parametrize("seed", range(20))
 def test_more_budget_is_never_slower(seed: int) -> None:
-    stages = random_stages(random.Random(1000 + seed), most=9)
+    stages = random_stages(random.Random(1000 + seed), max_nodes=9)
     previous = None
     kept = replay(stages, ()).peak_nbytes
     for budget in (*range(max(stages.least_nbytes), kept, 2), kept):
@@ -63,11 +63,11 @@ def test_more_budget_is_never_slower(seed: int) -> None:
 def test_neighbourhoods_are_no_worse_than_eviction_and_no_better_than_a_proof(budget: int) -> None:
     stages = chain_and_back(12, budget)
     first = prune(stages, evict(stages))
-    found = solve(stages, seconds=2, prove=False)
+    answer = solve(stages, seconds=2, prove=False)
     best = solve(stages, seconds=120)
-    assert best.status == "optimal" and found.recomputed is not None
-    assert fits(stages, found.recomputed) and best.extra_ticks <= found.extra_ticks
-    assert not fits(stages, first) or found.extra_ticks <= extra_ticks(stages, first)
+    assert best.status == "optimal" and answer.recomputed is not None
+    assert fits(stages, answer.recomputed) and best.extra_ticks <= answer.extra_ticks
+    assert not fits(stages, first) or answer.extra_ticks <= extra_ticks(stages, first)
 
 
 @pytest.mark.parametrize("prove", [True, False])

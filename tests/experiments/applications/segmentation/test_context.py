@@ -17,7 +17,7 @@ from models.unet3d import UNet3DConfig
 
 @pytest.mark.parametrize("size", [16, 32, 47, 48, 64])
 def test_no_patch_holds_both_lesion_and_marker(size: int) -> None:
-    """Between any two of their voxels lies at least half a volume along x, and the whole volume reaches over."""
+    """Their voxels are at least half a volume apart along x."""
     for number in range(40):
         head = draw(size, 3, number)
         lesion, marker = np.argwhere(head.volume.label)[:, 0], np.argwhere(head.marker)[:, 0]
@@ -26,7 +26,7 @@ def test_no_patch_holds_both_lesion_and_marker(size: int) -> None:
 
 
 def test_the_marker_tells_the_class_and_the_lesion_does_not() -> None:
-    """Bright or dark is the class; lesions of both classes have the same mean and place."""
+    """The class decides the marker's brightness; lesions of both have equal means and places."""
     heads = [draw(32, 0, number) for number in range(60)]
     means, middles = {BRIGHT: [], DARK: []}, {BRIGHT: [], DARK: []}
     for head in heads:
@@ -40,29 +40,33 @@ def test_the_marker_tells_the_class_and_the_lesion_does_not() -> None:
 
 
 def test_a_phantom_depends_on_seed_and_number_alone() -> None:
-    one, again, other, later = draw(16, 1, 2), draw(16, 1, 2), draw(16, 2, 2), draw(16, 1, 4)
-    np.testing.assert_array_equal(one.volume.image, again.volume.image)
-    assert not np.array_equal(one.volume.image, other.volume.image)
-    assert not np.array_equal(one.volume.image, later.volume.image)
+    head, again, other_seed, later = draw(16, 1, 2), draw(16, 1, 2), draw(16, 2, 2), draw(16, 1, 4)
+    np.testing.assert_array_equal(head.volume.image, again.volume.image)
+    assert not np.array_equal(head.volume.image, other_seed.volume.image)
+    assert not np.array_equal(head.volume.image, later.volume.image)
 
 
 def test_a_patch_is_a_piece_of_its_volume() -> None:
     numbered = np.arange(10 * 11 * 12, dtype=np.float32).reshape(10, 11, 12)
     lesion = numbered.astype(np.int32) == 5 * 132 + 5 * 12 + 6
-    volume, random, found = Volume(numbered[..., None], lesion.astype(np.int32)), np.random.default_rng(0), 0
+    volume, random, lesions = (
+        Volume(numbered[..., None], lesion.astype(np.int32)),
+        np.random.default_rng(0),
+        0,
+    )
     for _ in range(300):
         patch = random_patch(volume, 4, random)
         first = np.array(np.unravel_index(int(patch.image[0, 0, 0, 0]), numbered.shape))
         box = tuple(slice(low, low + 4) for low in first)
         np.testing.assert_array_equal(patch.image[..., 0], numbered[box])
         np.testing.assert_array_equal(patch.label, volume.label[box])
-        found += patch.label.any()
-    assert 1 / 3 < found / 300 < 1 / 2  # a third by choice, others by chance
+        lesions += patch.label.any()
+    assert 1 / 3 < lesions / 300 < 1 / 2  # a third by choice, others by chance
 
 
-@pytest.mark.parametrize("rest", [(), (2,)])
-def test_cubes_are_all_pieces_of_a_volume(rest: tuple[int, ...]) -> None:
-    volume = np.random.default_rng(0).random((6, 6, 6, *rest))
+@pytest.mark.parametrize("channels", [(), (2,)])
+def test_cubes_are_all_pieces_of_a_volume(channels: tuple[int, ...]) -> None:
+    volume = np.random.default_rng(0).random((6, 6, 6, *channels))
     corners = itertools.product(range(0, 6, 2), repeat=3)
     pieces = [volume[x : x + 2, y : y + 2, z : z + 2] for x, y, z in corners]
     np.testing.assert_array_equal(cubes(volume, 2), np.stack(pieces))
@@ -70,27 +74,38 @@ def test_cubes_are_all_pieces_of_a_volume(rest: tuple[int, ...]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("way", run.WAYS)
-def test_a_training_of_few_steps(way: str) -> None:
-    """The whole in slabs within a quarter is the whole, up to roundings, which six steps hardly magnify."""
-    settings = Settings(steps=6, heads=2, held_out=2, model=UNet3DConfig(1, 2, classes=64, in_channels=1))
-    found = run.trained(settings, way, 0)
-    assert np.isfinite(found.loss) and len(found.dice) == len(LABELS)
-    assert min(*found.dice, found.lesion_dice) >= 0 and max(*found.dice, found.lesion_dice) <= 1
-    if way == "whole":
-        assert found.budget_bytes is None
+@pytest.mark.parametrize("method", run.METHODS)
+def test_a_training_of_few_steps(method: str) -> None:
+    """Training on whole volumes in slabs gives the same loss, up to rounding."""
+    settings = Settings(
+        steps=6, heads=2, held_out=2, model=UNet3DConfig(1, 2, classes=64, in_channels=1)
+    )
+    training = run.trained(settings, method, 0)
+    assert np.isfinite(training.loss) and len(training.dice) == len(LABELS)
+    assert (
+        min(*training.dice, training.lesion_dice) >= 0
+        and max(*training.dice, training.lesion_dice) <= 1
+    )
+    if method == "whole":
+        assert training.budget_bytes is None
     else:
-        assert found.budget_bytes is not None and found.compiled_bytes <= found.budget_bytes
-    if way == "slabs":
-        assert found.loss == pytest.approx(run.trained(settings, "whole", 0).loss, rel=1e-3)
+        assert (
+            training.budget_bytes is not None and training.compiled_bytes <= training.budget_bytes
+        )
+    if method == "slabs":
+        assert training.loss == pytest.approx(run.trained(settings, "whole", 0).loss, rel=1e-3)
 
 
 def test_results_are_within_a_quarter_of_the_whole() -> None:
-    rows = run.known()
+    rows = run.stored_rows()
     (whole,) = {row["compiled_bytes"] for row in rows if row["way"] == "a whole volume"}
-    assert all(row["compiled_bytes"] <= row["budget_bytes"] == whole // 4 for row in rows if row["budget_bytes"])
+    assert all(
+        row["compiled_bytes"] <= row["budget_bytes"] == whole // 4
+        for row in rows
+        if row["budget_bytes"]
+    )
 
 
 def test_readme_is_what_the_results_say() -> None:
     text = run.README.read_text()
-    assert text == inserted(text, run.table(run.known()))
+    assert text == inserted(text, run.table(run.stored_rows()))

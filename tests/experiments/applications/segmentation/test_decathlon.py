@@ -1,4 +1,4 @@
-"""The reader: exact facts about sound files, and every refusal provoked with a file that is really broken."""
+"""The reader on valid files, and every error with a file that is really damaged."""
 
 import gzip
 import json
@@ -27,7 +27,7 @@ IMAGE, LABEL = "imagesTr/PHANTOM_001.nii.gz", "labelsTr/PHANTOM_001.nii.gz"
 
 
 def stored(path: Path) -> np.ndarray:
-    """Voxels as nibabel reads them, by its own lazy way."""
+    """The voxels as nibabel reads them."""
     image = load(path)
     assert isinstance(image, Nifti1Image)
     return np.asarray(image.dataobj)
@@ -61,7 +61,7 @@ def with_value(value: float) -> Callable[[np.ndarray], np.ndarray]:
 
 
 def refused(root: Path, file: str, *words: str) -> None:
-    """Loading the first case raises an error that names `file`, says `words` and ends with advice."""
+    """Loading the first case raises an error with `file`, `words` and advice."""
     with pytest.raises(DatasetError) as caught:
         first(root)
     message = str(caught.value)
@@ -120,10 +120,12 @@ def test_single_modality_may_be_three_dimensional(root: Path) -> None:
 
 
 def test_header_scaling_and_uncompressed_files(root: Path) -> None:
-    """A float label of whole numbers and a scaled image, both plain .nii, read as their gzipped originals."""
+    """A float label and a scaled image, both uncompressed, read like their gzipped originals."""
     pair = {"image": "./imagesTr/PHANTOM_001.nii", "label": "./labelsTr/PHANTOM_001.nii"}
     before = first(root)
-    Nifti1Image(stored(root / LABEL).astype(np.float32), np.eye(4)).to_filename(root / pair["label"])
+    Nifti1Image(stored(root / LABEL).astype(np.float32), np.eye(4)).to_filename(
+        root / pair["label"]
+    )
     scaled = Nifti1Image(stored(root / IMAGE) * 0.5, np.eye(4))
     scaled.set_data_dtype(np.int16)
     scaled.to_filename(root / pair["image"])
@@ -151,7 +153,7 @@ def test_padding_is_background(pristine: Path) -> None:
 
 @given(st.integers(1, 40), st.tuples(*[st.integers(1, 24)] * 3))
 def test_crop_and_pad_keep_the_middle(size: int, shape: tuple[int, int, int]) -> None:
-    """Along each axis independently: the kept voxels are consecutive and centred to within half a voxel."""
+    """Along each axis, the kept voxels are consecutive and centred to within half a voxel."""
     numbered = np.arange(1, np.prod(shape) + 1).reshape(shape)
     cube = _centre(numbered, size)
     assert cube.shape == (size,) * 3
@@ -162,7 +164,11 @@ def test_crop_and_pad_keep_the_middle(size: int, shape: tuple[int, int, int]) ->
         assert at.size == min(extent, size)
         offset = line[at] - 1 - at  # where a voxel came from minus where it went
         assert (offset == offset[0]).all()
-        assert offset[0] == (extent - size) // 2 if extent >= size else -offset[0] == (size - extent) // 2
+        assert (
+            offset[0] == (extent - size) // 2
+            if extent >= size
+            else -offset[0] == (size - extent) // 2
+        )
 
 
 @pytest.mark.parametrize("size", [0, -4])
@@ -177,7 +183,11 @@ def test_missing_description(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b'{"name": "BRA', "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[]", "no JSON object")],
+    [
+        (b'{"name": "BRA', "not valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[]", "no JSON object"),
+    ],
 )
 def test_malformed_description(root: Path, content: bytes, words: str) -> None:
     (root / "dataset.json").write_bytes(content)
@@ -202,8 +212,14 @@ def test_lacking_field(root: Path, field: str) -> None:
         ({"numTraining": 0, "training": []}, "0 training cases"),
         ({"training": ["./imagesTr/A.nii.gz", "./imagesTr/B.nii.gz"]}, "Each entry"),
         ({"training": [{"image": f"./{IMAGE}"}], "numTraining": 1}, "Each entry"),
-        ({"training": [{"image": "../a.nii", "label": "b.nii"}], "numTraining": 1}, "outside the data set"),
-        ({"training": [{"image": "/a.nii", "label": "b.nii"}], "numTraining": 1}, "outside the data set"),
+        (
+            {"training": [{"image": "../a.nii", "label": "b.nii"}], "numTraining": 1},
+            "outside the data set",
+        ),
+        (
+            {"training": [{"image": "/a.nii", "label": "b.nii"}], "numTraining": 1},
+            "outside the data set",
+        ),
     ],
 )
 def test_wrong_field(root: Path, changes: dict[str, Any], words: str) -> None:
@@ -227,7 +243,10 @@ def test_file_that_vanishes_after_opening(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda voxels: voxels[..., :3], "has 3 modalities where 4 are declared (FLAIR, T1w, T1gd, T2w)"),
+        (
+            lambda voxels: voxels[..., :3],
+            "has 3 modalities where 4 are declared (FLAIR, T1w, T1gd, T2w)",
+        ),
         (lambda voxels: voxels[..., 0], "has 1 modalities where 4 are declared"),
         (lambda voxels: np.concatenate([voxels, voxels[..., :1]], -1), "has 5 modalities where 4"),
         (lambda voxels: voxels[:, :, 0, 0], "an image of shape (16, 16)"),
@@ -235,7 +254,9 @@ def test_file_that_vanishes_after_opening(root: Path) -> None:
         (lambda voxels: voxels.astype(np.complex64), "type complex64"),
     ],
 )
-def test_image_of_wrong_shape(root: Path, change: Callable[[np.ndarray], np.ndarray], words: str) -> None:
+def test_image_of_wrong_shape(
+    root: Path, change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
     rewrite(root / IMAGE, change)
     refused(root, IMAGE, words)
 
@@ -270,7 +291,7 @@ def test_image_and_label_of_different_size(root: Path) -> None:
 @pytest.mark.parametrize("file", [IMAGE, LABEL])
 @pytest.mark.parametrize("keep", [0, 5, 40, 0.5, -8, -1])
 def test_truncated_gzip(root: Path, file: str, keep: float) -> None:
-    """Also where only the checksum is cut off: all voxels can be read then, but nothing vouches for them."""
+    """Also if only the checksum is missing, when all voxels could still be read."""
     content = (root / file).read_bytes()
     (root / file).write_bytes(content[: int(keep * len(content)) if keep == 0.5 else int(keep)])
     refused(root, file)

@@ -1,4 +1,4 @@
-"""Losses and scores against values worked out by hand."""
+"""Losses and scores against values computed by hand."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def test_hard_dice_by_hand() -> None:
 
 
 def test_hard_dice_of_absent_classes() -> None:
-    """Class 2 is invented, class 3 missed, class 4 in neither map."""
+    """Class 2 is a false positive, class 3 is missed, class 4 is in neither map."""
     scores = hard_dice(jnp.array([[0, 1], [2, 2]]), jnp.array([[0, 1], [3, 3]]), 5)
     np.testing.assert_array_equal(scores, [1, 1, 0, 0, np.nan])
     assert scores.dtype == jnp.float32
@@ -34,16 +34,20 @@ def test_hard_dice_is_symmetric() -> None:
 
 def test_certain_and_right_costs_nothing() -> None:
     labels = np.arange(64).reshape(1, 4, 4, 4) % 4
-    assert float(dice_cross_entropy(certain(labels, 4), jnp.asarray(labels))) == pytest.approx(0, abs=1e-5)
+    assert float(dice_cross_entropy(certain(labels, 4), jnp.asarray(labels))) == pytest.approx(
+        0, abs=1e-5
+    )
 
 
 def test_certain_and_wrong_costs_the_margin_and_all_of_dice() -> None:
     labels = np.arange(64).reshape(1, 4, 4, 4) % 4
-    assert float(dice_cross_entropy(certain(labels, 4), jnp.asarray(labels + 1) % 4)) == pytest.approx(101, rel=1e-5)
+    assert float(
+        dice_cross_entropy(certain(labels, 4), jnp.asarray(labels + 1) % 4)
+    ) == pytest.approx(101, rel=1e-5)
 
 
 def test_undecided_by_hand() -> None:
-    """Two classes at 1/2 each, labels 3:1. Dice 2*1.5/(2+3) and 2*0.5/(2+1); cross-entropy log 2."""
+    """Two classes at 1/2 each, labels 3:1: Dice 2*1.5/(2+3), 2*0.5/(2+1); cross-entropy log 2."""
     labels = jnp.array([0, 0, 0, 1])
     expected = np.log(2) + 1 - (3 / 5 + 1 / 3) / 2
     assert float(dice_cross_entropy(jnp.zeros((4, 2)), labels)) == pytest.approx(expected, rel=1e-5)
@@ -52,7 +56,7 @@ def test_undecided_by_hand() -> None:
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e4])
 @pytest.mark.parametrize("absent", [False, True])
 def test_gradient_is_finite(scale: float, absent: bool) -> None:
-    """Also where the softmax is saturated and where a class does not occur."""
+    """Also with a saturated softmax, or without one of the classes."""
     generator = np.random.default_rng(0)
     logits = jnp.asarray(scale * generator.standard_normal((1, 4, 4, 4, 4)), jnp.float32)
     labels = jnp.asarray(generator.integers(0, 3 if absent else 4, (1, 4, 4, 4)))

@@ -24,14 +24,16 @@ def batch(pristine: Path) -> Batch:
 
 def test_factory_allocates_nothing_and_describes_the_batch(batch: Batch) -> None:
     _, (state, abstract) = factory(16, TINY)
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((state, abstract)))
+    assert all(
+        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((state, abstract))
+    )
     assert {key: (leaf.shape, leaf.dtype) for key, leaf in abstract.items()} == {
         key: (leaf.shape, leaf.dtype) for key, leaf in batch.items()
     }
 
 
 def test_default_factory_traces_to_its_own_types() -> None:
-    """What a planner needs: the state comes out as it went in, so that its buffers can be donated."""
+    """The new state has the structure of the old one, so its buffers can be donated."""
     step, args = factory(64)
     state, metrics = jax.eval_shape(step, *args)
     assert jax.tree.structure(state) == jax.tree.structure(args[0])
@@ -47,7 +49,7 @@ def test_size_must_fit_the_levels() -> None:
 
 
 def test_step_is_the_models_own() -> None:
-    """The same equations: what is measured with `models.train` holds for this experiment."""
+    """The same equations, so measurements with `models.train` hold for this experiment."""
     step, args = factory(16, TINY)
     reference, same_args = unet3d_step(16, config=TINY, optimizer=poly_sgd())
     assert args == same_args
@@ -65,7 +67,7 @@ def test_learning_rate_falls_to_zero() -> None:
 
 
 def test_momentum_looks_ahead() -> None:
-    """Nesterov (Sutskever et al., 2013): the first update on a gradient of one already carries the momentum."""
+    """Nesterov (Sutskever et al., 2013): momentum already counts in the first update."""
     optimizer = poly_sgd(4, rate=0.1, momentum=0.5)
     update, _ = optimizer.update(np.float32(1), optimizer.init(np.float32(0)))
     assert float(np.asarray(update)) == pytest.approx(-0.15)
@@ -73,7 +75,7 @@ def test_momentum_looks_ahead() -> None:
 
 @pytest.mark.slow
 def test_training_on_a_phantom_learns_it(pristine: Path) -> None:
-    """The middle of one phantom, by heart: the loss falls and edema is found."""
+    """Overfitting the middle of one phantom lowers the loss and finds the edema."""
     dataset = open_dataset(pristine)
     batch = batch_of(load_case(dataset, dataset.cases[0], size=8))
     with jax.default_prng_impl("unsafe_rbg"):  # compiles several times faster than threefry

@@ -1,4 +1,4 @@
-"""A small data set of phantoms: written once, copied for each test that breaks it."""
+"""A small data set of phantoms, written once and copied for each test that changes it."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from experiments.applications.skin_lesions.phantoms import IMAGES, MASKS, TRUTH,
 
 @pytest.fixture(scope="session")
 def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 lesions, seed 0; not to be changed."""
+    """24 lesions, seed 0; read-only."""
     root = tmp_path_factory.mktemp("skin") / "isic"
     write_phantoms(root, 24, seed=0)
     return root
@@ -19,7 +19,7 @@ def pristine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def root(pristine: Path, tmp_path: Path) -> Path:
-    """A copy of `pristine` to break."""
+    """A copy of `pristine` to change."""
     return Path(shutil.copytree(pristine, tmp_path / "isic"))
 
 

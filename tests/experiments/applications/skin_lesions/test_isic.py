@@ -1,4 +1,4 @@
-"""The reader and the writer: exact facts about sound files, every refusal with a file that is really broken."""
+"""The reader and the writer on valid files, and every error with a damaged file."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def opened_at(root: Path) -> Dataset:
 
 
 def use_first(root: Path) -> None:
-    """Everything that training does with the first lesion's files."""
+    """Read the first lesion's files as training does."""
     lesion = opened_at(root).lesions[0]
     pixels(lesion, 8)
     mask_pixels(lesion, 8)
@@ -54,7 +54,9 @@ def refused(root: Path, file: str, *words: str, use: Callable[[Path], object] = 
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 def edit(root: Path, change: Callable[[list[list[str]]], object]) -> None:
@@ -71,7 +73,10 @@ def put(row: int, column: int, cell: str) -> Callable[[list[list[str]]], object]
 def test_declarations(pristine: Path, dataset: Dataset) -> None:
     assert dataset.classes == ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
     assert len(dataset.lesions) == 24
-    assert (dataset.lesions[0].image, dataset.lesions[0].mask) == (pristine / PHOTOGRAPH, pristine / MASK)
+    assert (dataset.lesions[0].image, dataset.lesions[0].mask) == (
+        pristine / PHOTOGRAPH,
+        pristine / MASK,
+    )
     for number, lesion in enumerate(dataset.lesions):
         kind, image, mask = draw(np.random.default_rng([0, number]))
         assert dataset.classes[lesion.label] == kind
@@ -80,7 +85,7 @@ def test_declarations(pristine: Path, dataset: Dataset) -> None:
 
 
 def test_the_same_arguments_write_the_same_bytes(pristine: Path, tmp_path: Path) -> None:
-    """And a lesion does not depend on how many there are."""
+    """A lesion does not depend on the number of lesions."""
     write_phantoms(tmp_path / "again", 24, seed=0)
     write_phantoms(tmp_path / "few", 3, seed=0)
     write_phantoms(tmp_path / "other", 3, seed=1)
@@ -96,7 +101,7 @@ def test_photographs_are_of_many_sizes_and_classes(dataset: Dataset) -> None:
 
 
 def test_the_lesion_is_darker_or_redder_than_the_skin() -> None:
-    """Its mask is where the photograph differs from its corners."""
+    """The mask covers the pixels that differ from the photograph's corners."""
     for number in range(30):
         _, image, mask = draw(np.random.default_rng([7, number]))
         inside, outside = image[mask > 0].mean(0), image[mask == 0].mean(0)
@@ -113,21 +118,24 @@ def test_nothing_is_overwritten(root: Path) -> None:
 
 @pytest.mark.parametrize("size", [(90, 60), (60, 90), (61, 61), (20, 33)])
 def test_prepared_is_the_middle_square(tmp_path: Path, size: tuple[int, int]) -> None:
-    """Green in the middle square and red beside it: no red is left; and a mask is cut alike."""
+    """With green in the middle square and red outside, no red remains; masks are cropped alike."""
     lesion = Lesion(tmp_path / "a.png", tmp_path / "b.png", 0)
     picture, side = Image.new("RGB", size, (255, 0, 0)), min(size)
-    picture.paste((0, 255, 0), ((size[0] - side) // 2, (size[1] - side) // 2, *((s + side) // 2 for s in size)))
+    picture.paste(
+        (0, 255, 0),
+        ((size[0] - side) // 2, (size[1] - side) // 2, *((s + side) // 2 for s in size)),
+    )
     picture.save(lesion.image)
     picture.getchannel("G").save(lesion.mask)
-    found = pixels(lesion, 16)
-    assert found.shape == (16, 16, 3) and found.dtype == np.uint8
-    assert (found[1:-1, 1:-1] == (0, 255, 0)).all()
+    square = pixels(lesion, 16)
+    assert square.shape == (16, 16, 3) and square.dtype == np.uint8
+    assert (square[1:-1, 1:-1] == (0, 255, 0)).all()
     mask = mask_pixels(lesion, 16)
     assert mask.shape == (16, 16) and mask.dtype == np.int32 and (mask[1:-1, 1:-1] == 1).all()
 
 
 def test_shrinking_averages(tmp_path: Path) -> None:
-    """A fine checkerboard becomes grey instead of a coarse one."""
+    """A fine checkerboard becomes grey, not a coarse checkerboard."""
     board = np.indices((64, 64)).sum(0) % 2 * np.uint8(255)
     Image.fromarray(board.astype(np.uint8)).save(tmp_path / "a.png")
     assert np.abs(pixels(Lesion(tmp_path / "a.png", tmp_path, 0), 8).astype(int) - 128).max() < 20
@@ -195,8 +203,13 @@ def test_table_with_an_unknown_class(
 
 
 def test_a_lesion_of_unknown_class_as_in_2019(root: Path) -> None:
-    """The column UNK may be there; a lesion in it may not."""
-    edit(root, lambda rows: [row.append(cell) for row, cell in zip(rows, ["UNK"] + ["0.0"] * 24, strict=True)])
+    """The column UNK is allowed, a lesion in it is not."""
+    edit(
+        root,
+        lambda rows: [
+            row.append(cell) for row, cell in zip(rows, ["UNK"] + ["0.0"] * 24, strict=True)
+        ],
+    )
     assert "UNK" not in opened_at(root).classes
     edit(root, lambda rows: rows.__setitem__(1, [FIRST, *["0.0"] * 7, "1.0"]))
     refused(root, TRUTH, FIRST, "no known class")
