@@ -82,9 +82,9 @@ _DEBUG: Sequence[Call] = (
     ),
     lambda tag: _unanswered(partial(jax.debug.callback, partial(_write, "unordered", tag))),
 )
-_PURE: Call = lambda tag: _answered(
+_PURE: Call = lambda tag: _answered(  # noqa: E731
     partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER)
-)  # noqa: E731
+)
 _IO: Sequence[Call] = (
     lambda tag: _unanswered(
         partial(io_callback, partial(_write, "ordered", tag), None, ordered=True)

@@ -286,9 +286,8 @@ def operations(row: Row, folder: Path, found: Figures) -> None:
             with card_alone():
                 function, args = placed(group)
                 compiled = jax.jit(function).lower(*args).compile()
-                result = kernel_times.record(
-                    f"{row.name} {name}", compiled, lambda: compiled(*args), folder
-                )  # noqa: B023
+                run = functools.partial(compiled, *args)
+                result = kernel_times.record(f"{row.name} {name}", compiled, run, folder)
         except (jax.errors.JaxRuntimeError, ValueError, TypeError) as error:
             found.facts[name] = f"fails: {str(error)[:300]}"
             continue

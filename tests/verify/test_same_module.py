@@ -238,7 +238,10 @@ GIVES_BACK = f"""  %leave = ({SPACE}, f32[8]{{0}}, u32[]) copy-start(%new.b)
 """
 TAKES = f"  %take = (f32[8]{{0}}, {SPACE}, u32[]) copy-start(%left)\n"
 TAKEN = "  %taken = f32[8]{0} copy-done(%take)\n"
-LOOP_HEAD = "HloModule jit_loop, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
+LOOP_HEAD = (
+    "HloModule jit_loop, is_scheduled=true, "
+    "input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
+)
 
 
 def returned(second: str) -> str:

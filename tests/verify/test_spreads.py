@@ -177,8 +177,8 @@ class World:
         nothing = array([(ZERO, 0, ())] * 2, (2,))
         held = [
             np.concatenate([one.ravel(), two.ravel(), nothing])
-            for one, two in zip(pair.held, other.held)
-        ]  # noqa: B905
+            for one, two in zip(pair.held, other.held, strict=False)
+        ]
         spread = self.spreads.joined([pair.spread, other.spread, zeros])
         teams = self.random.choice(self.teams)
         if spread is None or held[0].size % teams.size:

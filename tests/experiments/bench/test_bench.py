@@ -90,9 +90,9 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Question:
         Case("60", step, after=("50", False)),
         Case("75", step, after=("60", False)),
     ]
-    view = lambda rows: table(
+    view = lambda rows: table(  # noqa: E731
         [Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows
-    )  # noqa: E731
+    )
     return Question(
         "toy", by_name(cases), lambda case: Measurement([{"step_s": 0.5}], "fits"), view
     )

@@ -76,9 +76,9 @@ def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None
 def test_a_second_call_goes_on_where_the_time_was_over(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over: Answer = lambda row: (
+    over: Answer = lambda row: (  # noqa: E731
         {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}
-    )  # noqa: E731
+    )
     _, requested = start(over, "--minutes", "1")  # less time is left than that row may take
     assert requested == [row.name for row in ROWS[:3]]
     printed = capsys.readouterr().out.splitlines()[-1]
@@ -90,9 +90,9 @@ def test_a_second_call_goes_on_where_the_time_was_over(
 
 
 def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) -> None:
-    late: Answer = lambda row: (
+    late: Answer = lambda row: (  # noqa: E731
         {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}
-    )  # noqa: E731
+    )
     assert start(late, "--minutes", "25") == (1, [row.name for row in ROWS])
     assert start(lambda row: {})[1] == []
 
