@@ -20,19 +20,14 @@ from memplan.parallel.step import options_with_shardings
 from memplan.planning.plan import Plan
 from memplan.planning.registry import planner_named
 from memplan.program.candidates import Candidates
-from memplan.program.loops.choose import pinned_residuals
-from memplan.program.loops.residuals import follow_residuals
-from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.pins import check as check_pins
 from memplan.program.slabs.choose import SlabCandidate
-from memplan.program.slabs.write import follow_slabs
-from memplan.program.state.host_state import large_leaves, offload_state
+from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program, trace
 from memplan.request import UNLIMITED, Request, cache_key, limits_of
 from memplan.results.infeasible import infeasible, refuse_host_memory_on_device, working_budget
 from memplan.results.report import report_of
 from memplan.xla.collectives.cost import collective_sequence
-from memplan.xla.target import Target
 
 
 def run(
@@ -139,16 +134,9 @@ def _best(program: Program, request: Request, notify: Notify, key: str = "") -> 
     """The outcome of a traced step that fits, else the smallest."""
     started = time.perf_counter()
     target, saved_plan = request.target, request.plan
-    limits = limits_of(request, target)
-    on_host: Collection[int] = ()
-    if saved_plan is not None:
-        on_host = saved_plan.on_host
-    elif request.host_state:
-        on_host = large_leaves(program, request.host_state)
-    transformed = _followed(program, saved_plan, on_host, target)
-    processes = _processes(program, target)
+    processes = processes_of(program.traced.division, target.described)
     same_step(processes, program, (program.options, request))
-    candidates = Candidates(program, target.device, limits.device_bytes, limits.host_bytes, on_host)
+    candidates = _candidates(program, request)
 
     def in_slabs(_: Program, slowdown: float) -> Iterator[SlabCandidate]:
         if not request.split:
@@ -165,7 +153,7 @@ def _best(program: Program, request: Request, notify: Notify, key: str = "") -> 
         saved_plan,
         tries=MOST_TRIES if request.verify else 1,
         copies_overlap=target.backend.has_own_memory,
-    ).run(transformed)
+    ).run(candidates.first(saved_plan))
     if processes:
         sequence = collective_sequence(outcome.planned.result.module)
         same_collectives(processes, program.step, sequence)
@@ -183,53 +171,36 @@ def _restored(
     """The step of a cache entry, compiled again if jax dropped it; None if it no longer fits."""
     try:
         plan = None if entry.plan is None else Plan.from_json(entry.plan)
-        transformed = _followed(program, plan, plan.on_host if plan else (), request.target)
-        compiler = _compiler(program, replace(request, plan=plan), notify)
-        outcome = compiler.restore(transformed, entry)
+        request = replace(request, plan=plan)
+        transformed = _candidates(program, request).first(plan)
+        outcome = _compiler(program, request, notify).restore(transformed, entry)
     except PlanMismatchError:
         return None
     return outcome if outcome.fits else None
 
 
-def _followed(
-    program: Program,
-    plan: Plan | None,
-    on_host: Collection[int],
-    target: Target,
-) -> Program:
-    """The step with a plan's transforms; without a plan, with the residuals that pins ask for.
-
-    The order is: indexed stacks, residuals, slabs, state on the host.
-    """
-    if plan is None:
-        if program.pins:
-            program = pinned_residuals(program, target.device)
-    else:
-        if plan.indexed_stacks:
-            program = with_indexed_stacks(program) or program
-        if plan.loops:
-            program = follow_residuals(program, plan.loops)
-        program = follow_slabs(program, plan.slabs)
-    return offload_state(program, inputs=on_host, streams=target.backend.has_own_memory)
+def _candidates(program: Program, request: Request) -> Candidates:
+    """The programs of a step that may be compiled, with the state that the request has on the host."""
+    limits = limits_of(request, request.target)
+    on_host: Collection[int] = ()
+    if request.plan is not None:
+        on_host = request.plan.on_host
+    elif request.host_state:
+        on_host = large_leaves(program, request.host_state)
+    device = request.target.device
+    return Candidates(program, device, limits.device_bytes, limits.host_bytes, on_host)
 
 
 def _compiler(program: Program, request: Request, notify: Notify, key: str = "") -> Compiler:
     """A compiler for the programs of a step, within the limits of the request."""
+    processes = processes_of(program.traced.division, request.target.described)
     return Compiler(
         request.target,
         limits_of(request, request.target),
         planner_named(request.planner),
         request.plan,
-        functools.partial(one_plan, _processes(program, request.target), program.step),
+        functools.partial(one_plan, processes, program.step),
         notify,
         request.between_hosts,
         key,
     )
-
-
-def _processes(program: Program, target: Target) -> tuple[int, ...]:
-    """The processes that run a step's partitions; empty for one device and for absent ones."""
-    division = program.traced.division
-    if division is None or target.described:
-        return ()
-    return processes_of(division.devices or ())

@@ -117,9 +117,16 @@ def _host_of(device: Any) -> int:
     return device.slice_index if len(slices) > 1 else device.process_index
 
 
-def processes_of(devices: Iterable[Any]) -> tuple[int, ...]:
+def processes_with(devices: Iterable[Any]) -> tuple[int, ...]:
     """The processes that have these devices, in order."""
     return tuple(sorted({device.process_index for device in devices}))
+
+
+def processes_of(division: compat.Division | None, described: bool) -> tuple[int, ...]:
+    """The processes that run a step's partitions; none for one device and for absent ones."""
+    if division is None or described:
+        return ()
+    return processes_with(division.devices or ())
 
 
 def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:

@@ -129,7 +129,7 @@ class DataParallel:
         """
         if not isinstance(self.mesh, Mesh):
             raise MeshError(_NO_DEVICES.format("state"))
-        agreement.same_state(meshes.processes_of(self.mesh.devices.flat), self.step, args)
+        agreement.same_state(meshes.processes_with(self.mesh.devices.flat), self.step, args)
         arrays = jax.tree.map(_placed, args, self.shardings(*args))
         return arrays if len(args) > 1 else arrays[0]
 

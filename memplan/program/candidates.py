@@ -1,13 +1,19 @@
-"""The transformed programs of a step that may be compiled in its place."""
+"""The transformed programs of a step that may be compiled in its place.
+
+The transforms are applied in one order: stacks by index, residuals, slabs, state on the host.
+"""
 
 import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
-from memplan.program.loops.choose import fewer_residuals
+from memplan.planning.plan import Plan
+from memplan.program.loops.choose import fewer_residuals, pinned_residuals
+from memplan.program.loops.residuals import follow_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.slabs.choose import SlabCandidate, slab_programs
+from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import offload_state
 from memplan.program.trace import Program
 
@@ -22,13 +28,26 @@ class Candidates:
     host_bytes: int  # the limit
     on_host: Collection[int]  # positions of the inputs in host memory
 
+    def first(self, plan: Plan | None) -> Program:
+        """The step with a plan's transforms; without a plan, with the residuals of its pins."""
+        program = self.step
+        if plan is not None:
+            if plan.indexed_stacks:
+                program = with_indexed_stacks(program) or program
+            if plan.loops:
+                program = follow_residuals(program, plan.loops)
+            program = follow_slabs(program, plan.slabs)
+        elif program.pins:
+            program = pinned_residuals(program, self.device)
+        return self._with_state_on_host(program)
+
     def indexed_stacks(self, program: Program) -> Program | None:
         """The program with stacks that loops read by index; None if it has no large stacks.
 
         Only for one GPU, without state on the host.
         """
         is_divided = program.traced.division is not None
-        if self.device.target is None or is_divided or self.on_host:
+        if not self.device.backend.has_own_memory or is_divided or self.on_host:
             return None
         return with_indexed_stacks(program)
 
@@ -56,5 +75,5 @@ class Candidates:
         return self._with_state_on_host(slabs.write())
 
     def _with_state_on_host(self, program: Program) -> Program:
-        streams = self.device.target is not None
+        streams = self.device.backend.has_own_memory
         return offload_state(program, inputs=self.on_host, streams=streams)

@@ -131,7 +131,7 @@ def _compiled(key: str) -> Case:
         pin=step.pins or None,
     )
     plain = pipeline.traced(step.function, step.arguments, {}, step.options, request)
-    program = pipeline._followed(plain, None, (), request.target)
+    program = pipeline._candidates(plain, request).first(None)
     program = _in_slabs(program, request) if step.in_slabs else program
     compiler = pipeline._compiler(program, request, lambda stage, share: None)
     profile = compiler.profile(program)

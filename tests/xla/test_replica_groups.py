@@ -15,6 +15,7 @@ LISTED = {
     "replica_groups={{7,0},{1,2,3,4,5,6}}": ((7, 0), (1, 2, 3, 4, 5, 6)),
     "replica_groups={}": ALL,
     "replica_groups={{}}": ALL,
+    "channel_id=1": ALL,
 }
 COUNTED = {
     "replica_groups=[2,4]<=[8]": ROWS,

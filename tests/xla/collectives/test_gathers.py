@@ -54,6 +54,7 @@ def test_across_hosts_first_and_the_pieces_are_put_into_their_places() -> None:
         "%whole.turned1 = f32[2,4,32,256] transpose(%whole.gather2), dimensions={1,0,2,3}",
         "ROOT %whole = f32[256,256] reshape(%whole.turned1)",
     ]
+    assert shaped.entry.root.shape == plain.entry.root.shape
     new_ops = [op for op in shaped.entry.ops.values() if op.opcode != "parameter"]
     assert all(op.op_name == "ws[0]" for op in new_ops)
 

@@ -112,7 +112,7 @@ def test_elements_that_only_change_places() -> None:
     found = hoisted(loop(moved, "f32[4,2] add(%copied, %acc)"))
     assert found["body"].ops["turned"].operands == ("u",)
     assert found["body"].ops["more"].operands == ("copied", "acc")
-    assert found.entry.ops["out"].result[0].dims == (4, 2)
+    assert found.entry.ops["out"].shape == found.entry.ops["a"].shape
     assert found.entry.ops["out"].opcode == "all-reduce"
 
 

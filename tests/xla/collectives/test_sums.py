@@ -138,6 +138,7 @@ def test_parts_are_added_in_the_host_first_and_then_across_hosts() -> None:
     ]
     scopes = {op.op_name for op in module_in_phases.entry.ops.values() if op.name.startswith("s")}
     assert scopes == {SCOPE}
+    assert module_in_phases.entry.ops["s"].shape == plain.entry.ops["s"].shape
 
 
 def test_three_levels() -> None:
@@ -483,8 +484,9 @@ def test_on_a_cpu_parts_are_exchanged_and_added_in_the_order_of_the_group() -> N
     ]
     ops = found.entry.ops
     (exchange, total, _) = collectives(found)
-    bounds = [ops[name].slices[0][:2] for name in exchange.operands]
-    assert bounds == [(0, 6), (6, 12), (12, 18), (18, 24)]
+    slices = [ops[name].slices for name in exchange.operands]
+    assert slices == [((low, low + 6, 1),) for low in (0, 6, 12, 18)]
+    assert all(array.is_row_major for op in collectives(found) for array in op.result)
     order, last = [], ops[total.operands[0]]
     while last.opcode == "add":
         order.append(ops[last.operands[1]].index)
