@@ -57,14 +57,14 @@ _HOMES = {
     "largest": "memplan.api",
 }
 
-# Without a driver jax's CUDA plugin refuses to load, loudly, unless it is told to leave the check out; it is wanted for
-# its compiler. Read by jax when its backends start.
+# Disable the check of jax's CUDA plugin if there is no driver. memplan needs the plugin for its
+# compiler, but with the check it does not load. jax reads the variable when its backends start.
 if not os.path.exists("/proc/driver/nvidia/version"):
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
 
 
 def __getattr__(name: str) -> Any:
-    """Public names are loaded when they are asked for: every run of pytest imports this package (memplan.testing)."""
+    """Load a public name on its first use, since every run of pytest imports this package."""
     if name in _MODULES:
         return importlib.import_module(_MODULES[name])
     if name in _HOMES:

@@ -1,4 +1,4 @@
-"""`memplan.jit`, and functions that answer questions by planning often."""
+"""`memplan.jit`, and functions that plan a step several times to answer a question."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from typing import Any, TypedDict, Unpack
 
 from memplan import pipeline
 from memplan.hardware.topology import Topology
-from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.report.comparison import Comparison
@@ -18,19 +17,30 @@ from memplan.report.curve import Curve
 from memplan.report.diagnosis import Diagnosis
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
+from memplan.request import UNLIMITED, Request
 from memplan.stages import PlannedJit, notify
-from memplan.studies.compare import compare as compare_ways
+from memplan.studies.compare import compare as compare_methods
 from memplan.studies.curve import curve as curve_of
 from memplan.studies.doctor import doctor as doctor_of
 from memplan.studies.largest import Make
 from memplan.studies.largest import frontier as frontier_of
 from memplan.units import Size, parse_bytes
 
-__all__ = ["compare", "curve", "doctor", "frontier", "jit", "largest", "parse_bytes", "progress", "report"]
+__all__ = [
+    "compare",
+    "curve",
+    "doctor",
+    "frontier",
+    "jit",
+    "largest",
+    "parse_bytes",
+    "progress",
+    "report",
+]
 
 
 class PlanOptions(TypedDict, total=False):
-    """Keyword arguments of every function that plans; `jit` says what they mean."""
+    """Options of every function that plans; `jit` documents them."""
 
     host_budget: Size
     device: str | None
@@ -42,14 +52,14 @@ class PlanOptions(TypedDict, total=False):
 
 
 class RequestOptions(PlanOptions, total=False):
-    """Those that name arguments by their position, too."""
+    """Also options that name arguments by position."""
 
     host_state: int | Sequence[int]
     donate_argnums: int | Sequence[int] | None
 
 
 class StepOptions(PlanOptions, total=False):
-    """Options of a step that is planned to be run, here and through a library."""
+    """Also options of a step that will run, from `jit` or the jit of a library."""
 
     plan: Plan | None
     verify: str | None
@@ -58,7 +68,7 @@ class StepOptions(PlanOptions, total=False):
 
 
 class JitOptions(RequestOptions, StepOptions, total=False):
-    """Options of `jit`; these are `jax.jit`'s own."""
+    """Options of `jit`: also those of `jax.jit`."""
 
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Sequence[str] | None
@@ -69,7 +79,7 @@ class JitOptions(RequestOptions, StepOptions, total=False):
 
 @contextlib.contextmanager
 def progress(callback: pipeline.Notify) -> Iterator[None]:
-    """Send the stages of planning to `callback(stage, fraction or None)` inside the block."""
+    """Call `callback(stage, fraction or None)` for each stage of planning inside the block."""
     token = notify.set(callback)
     try:
         yield
@@ -77,46 +87,59 @@ def progress(callback: pipeline.Notify) -> Iterator[None]:
         notify.reset(token)
 
 
-def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **options: Unpack[JitOptions]) -> Any:
+def jit(
+    step: Callable[..., Any] | None = None,
+    *,
+    budget: Size = None,
+    **options: Unpack[JitOptions],
+) -> Any:
     """`jax.jit` with a device-memory budget.
 
     Args:
-      step: the function; left out where this is used as a decorator with arguments.
-      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all of it.
-      host_budget: host bytes for offloaded values, likewise; a share or None refers to the host's memory (for a
-        described GPU: twice its own). Not used where the device is the CPU.
-      device: what to plan for, by name (`memplan devices`); None is the local backend. A plan belongs to the device
-        that it was made for: a call here plans for the local backend, within as many bytes.
-      planner: an object with a `name` and a `plan` (`memplan.planning.registry.Planner`); None is memplan's own.
+      step: the function; omit it to use `jit` as a decorator with arguments.
+      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all.
+      host_budget: host bytes for offloaded values, in the same forms; a share or None refers to the
+        host's memory (for a described GPU: to twice its own memory). Ignored on a CPU.
+      device: the device to plan for, by name (`memplan devices`); None is the local backend. A plan
+        belongs to one device: a call on this machine plans again for the local backend, within
+        the same number of bytes.
+      planner: an object with a `name` and a `plan` (`memplan.planning.registry.Planner`); None is
+        memplan's own planner.
       plan: a saved plan to follow instead of planning.
-      verify: `"compile"` (the default) lets the compiler measure the plan; `"numbers"` also compares the outputs with
-        the unmodified step's; None takes the first plan, whatever the compiler says that it takes.
-      host_state: positions of arguments whose large leaves (from 1 MiB) live in host memory, between and during steps.
-        They are streamed in where they are read; what takes the buffers of donated ones is streamed out. Pass what
-        `Planned.place` returns.
-      split: `"auto"` (the default) runs slab by slab a step that does not fit otherwise: in loops over blocks of rows
-        along one axis, such as the depth of a volume or the tokens of a batch, that the large arrays of a step have in
-        common. Such a step has other kernels, and its last digits may differ. False: every step stays whole.
-      topology: hosts and devices of a step that runs on several, such as `"2x4"` for two hosts of four: a shape, a
-        name (`memplan topology`) with or without a shape (`"ddl@2x4"`), a file, or a `Topology`. By default a described
-        GPU has up to eight of its kind on a host; on this machine, jax's processes are the hosts.
-      between_hosts: `"bfloat16"` sends sums of float32 between hosts in that type, half as many bytes; each host's part
-        is rounded once on its way there and once on its way back. None sends them as they are.
-      pin: where values are that `jax.ad_checkpoint.checkpoint_name` has given a name, from the kernel that makes them
-        until the backward pass reads them, by name: `"device"` (never copied, never made again), `"host"` (copied there
-        and back, whether or not the budget asks for it; on a CPU as `"device"`) or `"recompute"` (made again from what
-        is there). All other values are the planner's. A value that XLA computes inside of the kernels that read it is
-        nowhere, and the report says so.
-      options: the others are those of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
+      verify: `"compile"` (the default) lets the compiler measure the plan; `"numbers"` also
+        compares the outputs with those of the unmodified step; None takes the first plan, whether
+        or not the compiled step fits.
+      host_state: positions of arguments whose large leaves (from 1 MiB) stay in host memory, during
+        and between steps. Each is copied to the device where the step reads it; an output that
+        takes a donated leaf's buffer is copied back. Pass what `Planned.place` returns.
+      split: `"auto"` (the default) runs a step in slabs if it does not fit otherwise: in loops over
+        blocks of rows along an axis that its large arrays have in common, such as the depth of a
+        volume or the tokens of a batch. Such a step has other kernels, and the last digits of its
+        results may differ. False: the step is never split.
+      topology: hosts and devices of a step that runs on several, such as `"2x4"` for two hosts of
+        four: a shape, a name (`memplan topology`) with or without a shape (`"ddl@2x4"`), a file, or
+        a `Topology`. By default, a described GPU has up to eight of its kind on a host; on this
+        machine, jax's processes are the hosts.
+      between_hosts: `"bfloat16"` or `"float16"` sends sums of float32 between hosts in that type,
+        with half as many bytes; each host's part is rounded once when it is sent and once when it
+        is returned. None sends them unchanged.
+      pin: where to keep the values that `jax.ad_checkpoint.checkpoint_name` names, from the kernel
+        that computes them until the backward pass reads them. A mapping from names to `"device"`
+        (never copied, never recomputed), `"host"` (copied there and back, even if the budget does
+        not need it; on a CPU the same as `"device"`) or `"recompute"` (computed again from other
+        values). The planner decides about all other values. A value that XLA computes inside the
+        kernels that read it is never stored, and the report says so.
+      options: the options of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
         `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 
     Returns:
       A callable like `jax.jit`'s, with `plan(*args, **kwargs)` and `report`.
 
     Raises:
-      BudgetError, UnknownDeviceError: at once, where the request makes no sense.
-      InfeasibleBudgetError: when called or planned, where no plan fits.
-      MemplanError, UnsupportedProgramError: likewise, where `pin` names what is not there, or cannot be kept.
+      BudgetError, UnknownDeviceError: at once, if the request is invalid.
+      InfeasibleBudgetError: when the step is called or planned, if no plan fits.
+      MemplanError, UnsupportedProgramError: likewise, if `pin` names no value of the step, or if it
+        cannot be followed.
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -125,40 +148,57 @@ def jit(step: Callable[..., Any] | None = None, *, budget: Size = None, **option
 
 
 def report(
-    step: Callable[..., Any], args: Sequence[Any], *, budget: Size = None, **options: Unpack[JitOptions]
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    budget: Size = None,
+    **options: Unpack[JitOptions],
 ) -> Report:
-    """The report of a step as it is, whatever it takes, or planned within a budget. Nothing is run.
+    """The report of a step, planned within a budget or compiled without one. Runs nothing.
 
     Args:
-      step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s.
-      budget: as for `jit`; None: the step as it is, but for what `host_state` and `pin` ask. Its `budget_bytes` are the
-        device's memory then, and its status `does not fit` where that is too little.
-      options: as for `jit`, but by default the first of several arguments is donated, the state that a step replaces.
+      step: a plain function.
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      budget: as for `jit`. None compiles the step unplanned, except for `host_state` and `pin`; the
+        report's `budget_bytes` is then the device's memory, and its status is `does not fit` if
+        the step takes more.
+      options: as for `jit`, but by default the first of several arguments is donated: the state
+        that the step replaces.
     """
     if not options.keys() & {"donate_argnums", "donate_argnames"}:
         options["donate_argnums"] = (0,) if len(args) > 1 else ()
-    most = pipeline.UNLIMITED if budget is None else budget
-    request, given = _request("memplan.api.report", JitOptions, most, options)
-    found = PlannedJit(step, request, given).plan(*args).report
+    limit = UNLIMITED if budget is None else budget
+    request, jit_options = _request("memplan.api.report", JitOptions, limit, options)
+    planned = PlannedJit(step, request, jit_options).plan(*args)
     if budget is not None:
-        return found
-    memory = request.target.device.memory_bytes
-    fits = found.compiled_peak_bytes is not None and found.compiled_peak_bytes <= memory
-    return replace(found, budget_bytes=memory, status=found.status if fits else "does not fit")
+        return planned.report
+    memory_bytes = request.target.device.memory_bytes
+    peak_bytes = planned.report.compiled_peak_bytes
+    fits = peak_bytes is not None and peak_bytes <= memory_bytes
+    status = planned.report.status if fits else "does not fit"
+    return replace(planned.report, budget_bytes=memory_bytes, status=status)
 
 
 def compare(
-    step: Callable[..., Any], args: Sequence[Any], *, budget: Size = None, **options: Unpack[RequestOptions]
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    budget: Size = None,
+    **options: Unpack[RequestOptions],
 ) -> Comparison:
-    """Compile a step plain, under `jax.checkpoint` policies, with XLA's rematerialization and offload, and planned.
+    """Compile a step by memplan and by the methods of jax and XLA. Runs nothing.
+
+    These are the plain step, policies of `jax.checkpoint`, and XLA's rematerialization and offload.
 
     Args:
-      step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      budget, options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`.
-        Planner, state on the host and slabs are memplan's alone: the other ways do without.
+      step: a plain function.
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      budget: as for `jit`.
+      options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
+        `jit`. Only memplan uses `planner`, `host_state` and `split`.
     """
-    request, given = _request("memplan.api.compare", RequestOptions, budget, options)
-    return compare_ways(step, args, given, request, notify.get())
+    request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
+    return compare_methods(step, args, jit_options, request, notify.get())
 
 
 def curve(
@@ -168,43 +208,63 @@ def curve(
     points: int | Sequence[float] = 8,
     **options: Unpack[RequestOptions],
 ) -> Curve:
-    """Step time against memory: the step planned for several budgets, XLA's rematerialization, `jax.checkpoint`.
+    """Step time against memory, by memplan and by the methods of jax and XLA. Runs nothing.
+
+    memplan plans for several budgets.
 
     Args:
-      step: a plain function; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      points: budgets: how many, evenly between the floor and what the plain step takes, or as shares of the latter.
+      step: a plain function.
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      points: the budgets: shares of the plain step's bytes, or a number of budgets, evenly spaced
+        between the floor and the plain step's bytes.
       options: as for `compare`.
     """
-    request, given = _request("memplan.api.curve", RequestOptions, None, options)
-    return curve_of(step, args, given, request, points, notify.get())
+    request, jit_options = _request("memplan.api.curve", RequestOptions, None, options)
+    return curve_of(step, args, jit_options, request, points, notify.get())
 
 
 def doctor(
-    step: Callable[..., Any], args: Sequence[Any], *, budget: Size = None, **options: Unpack[RequestOptions]
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    *,
+    budget: Size = None,
+    **options: Unpack[RequestOptions],
 ) -> Diagnosis:
-    """What to do first about a step's memory, cheapest first; what costs time only if it does not fit, a plan last.
+    """Changes that save a step's memory, the cheapest first. Runs nothing.
 
-    Each finding has the device bytes that it saves and the seconds that it adds: the changed step is compiled for the
-    same device, or arrays are counted in the compiled step.
+    Each finding has the device bytes that the change saves and the seconds that it adds. Either the
+    changed step is compiled for the same device, or arrays of the compiled step are counted.
+    Changes that cost time are listed only if the step does not fit, a plan last.
 
     Args:
-      step: a plain function, or one of `jax.jit`; args: arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-      budget, options: as for `compare`; without `donate_argnums`, the step donates what its own `jax.jit` says.
+      step: a plain function, or one of `jax.jit`.
+      args: arrays or `jax.ShapeDtypeStruct`s.
+      budget, options: as for `compare`, but `donate_argnums` defaults to that of the step's own
+        `jax.jit`.
     """
-    request, given = _request("memplan.api.doctor", RequestOptions, budget, options)
-    return doctor_of(step, args, given, request, notify.get())
+    request, jit_options = _request("memplan.api.doctor", RequestOptions, budget, options)
+    return doctor_of(step, args, jit_options, request, notify.get())
 
 
 def largest(
-    make: Make, *, low: int, high: int, step: int = 1, budget: Size = None, **options: Unpack[RequestOptions]
+    make: Make,
+    *,
+    low: int,
+    high: int,
+    step: int = 1,
+    budget: Size = None,
+    **options: Unpack[RequestOptions],
 ) -> int:
-    """The biggest size whose step fits, out of low, low + step, ... up to high. `frontier` tells more.
+    """The largest size whose step fits. Runs nothing; `frontier` returns more.
 
     Args:
-      make: size -> (step, args), the step a plain function, args arrays or `jax.ShapeDtypeStruct`s. Nothing is run.
-        The memory that the step needs is taken to rise with the size.
-      budget, options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for `jit`, but
-        `donate_argnums` is by default the first of several arguments, the state that a step replaces.
+      make: size -> (step, args): a plain function, and arrays or `jax.ShapeDtypeStruct`s. The
+        step's memory must rise with the size.
+      low, high, step: the sizes are low, low + step, ... up to high.
+      budget: as for `jit`.
+      options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
+        `jit`, but by default the first of several arguments is donated: the state that the step
+        replaces.
 
     Raises:
       InfeasibleBudgetError: not even `low` fits.
@@ -223,40 +283,62 @@ def frontier(
     budget: Size = None,
     **options: Unpack[RequestOptions],
 ) -> Frontier:
-    """`largest` with everything that was found on the way: bytes, the first size refused and why, what was tried.
+    """The largest size whose step fits, with all sizes tried and their bytes. Runs nothing.
 
     Args:
-      name: of the size. The others: as for `largest`.
+      name: the name of the size.
+      make, low, high, step, budget, options: as for `largest`.
     """
-    request, given = _request("memplan.api.frontier", RequestOptions, budget, options)
-    donated = _positions(given["donate_argnums"]) if given else None
+    request, jit_options = _request("memplan.api.frontier", RequestOptions, budget, options)
+    donated = _positions(jit_options["donate_argnums"]) if jit_options else None
     return frontier_of(make, name, low, high, step, donated, request, notify.get())
 
 
 def refuse_no_function(function: str, step: Any) -> None:
     """Raise TypeError for a step that cannot be called."""
     if not callable(step):
-        raise TypeError(f"{step!r:.80} is no function that {function} could plan. Options have names: budget=...")
-
-
-def refuse_unknown(function: str, known: type, options: Mapping[str, Any]) -> None:
-    """Raise TypeError for an option that is not one of `known`."""
-    if unknown := sorted(set(options) - set(known.__annotations__)):
         raise TypeError(
-            f"{function} has no argument {', '.join(unknown)}; its options are budget, "
-            f"{', '.join(known.__annotations__)}."
+            f"{step!r:.80} is no function that {function} could plan. Options have names: "
+            "budget=..."
         )
 
 
-def _request(function: str, known: type, budget: Size, options: Mapping[str, Any]) -> tuple[Request, dict[str, Any]]:
-    """The request, and the options that are `jax.jit`'s; raises like `refuse_unknown` and `Request`."""
-    refuse_unknown(function, known, options)
-    asked = {field.name for field in fields(Request)}
-    ours = {name: value for name, value in options.items() if name in asked}
-    ours["host_state"] = _positions(options.get("host_state", ()))
-    given = {name: value for name, value in options.items() if name not in asked and value is not None}
-    return Request(budget, **ours), given
+def refuse_unknown(function: str, allowed: type, options: Mapping[str, Any]) -> None:
+    """Raise TypeError for an option that the TypedDict `allowed` does not have."""
+    unknown = sorted(set(options) - set(allowed.__annotations__))
+    if unknown:
+        raise TypeError(
+            f"{function} has no argument {', '.join(unknown)}; its options are budget, "
+            f"{', '.join(allowed.__annotations__)}."
+        )
+
+
+def _request(
+    function: str,
+    allowed: type,
+    budget: Size,
+    options: Mapping[str, Any],
+) -> tuple[Request, dict[str, Any]]:
+    """The request, and the options of `jax.jit`.
+
+    Raises:
+      TypeError: an option is not allowed.
+      BudgetError, UnknownDeviceError, MemplanError: the request is invalid.
+    """
+    refuse_unknown(function, allowed, options)
+    request_names = {field.name for field in fields(Request)}
+    request_options: dict[str, Any] = {}
+    jit_options: dict[str, Any] = {}
+    for name, value in options.items():
+        if name in request_names:
+            request_options[name] = value
+        elif value is not None:
+            jit_options[name] = value
+    request_options["host_state"] = _positions(options.get("host_state", ()))
+    return Request(budget, **request_options), jit_options
 
 
 def _positions(argnums: Any) -> tuple[Any, ...]:
-    return (argnums,) if isinstance(argnums, str) or not isinstance(argnums, Sequence) else tuple(argnums)
+    """The positions in an option such as `host_state`: an int, or a sequence of them."""
+    is_sequence = isinstance(argnums, Sequence) and not isinstance(argnums, str)
+    return tuple(argnums) if is_sequence else (argnums,)

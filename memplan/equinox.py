@@ -34,20 +34,23 @@ def filter_jit(
     budget: Size = None,
     **options: Unpack[StepOptions],
 ) -> Any:
-    """`equinox.filter_jit` with a device-memory budget: arrays are traced, all else is static by equality.
+    """`equinox.filter_jit` with a device-memory budget.
+
+    Arrays are traced. Everything else is static, and compared by equality.
 
     Args:
-      fun: a function, method or module; left out where this is used as a decorator with arguments.
+      fun: a function, method or module; omit it to use `filter_jit` as a decorator with arguments.
       donate: as for `equinox.filter_jit`.
-      budget, options: `host_budget`, `device`, `planner`, `plan`, `verify`, `split`, `topology`, `between_hosts`,
-        `pin`, `keep_unused` and `compiler_options`, as for `memplan.jit`.
+      budget: as for `memplan.jit`.
+      options: `host_budget`, `device`, `planner`, `plan`, `verify`, `split`, `topology`,
+        `between_hosts`, `pin`, `keep_unused` and `compiler_options`, as for `memplan.jit`.
 
     Returns:
       A callable like `equinox.filter_jit`'s, with `plan(*args, **kwargs)`, `lower` and `report`.
 
     Raises:
-      BudgetError, UnknownDeviceError: at once, where the request makes no sense.
-      InfeasibleBudgetError: when called or planned, where no plan fits.
+      BudgetError, UnknownDeviceError: at once, if the request is invalid.
+      InfeasibleBudgetError: when the function is called or planned, if no plan fits.
     """
     if fun is None:
         return functools.partial(filter_jit, donate=donate, budget=budget, **options)
@@ -59,26 +62,30 @@ def filter_jit(
 
 
 class FilterJit(LibraryJit):
-    """What `equinox.filter_jit` returns, with memplan inside."""
+    """The result of `equinox.filter_jit`, whose inner `jax.jit` is memplan's."""
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
-        """Plan for these arguments, with arrays or `jax.ShapeDtypeStruct`s in them; runs nothing."""
+        """Plan for arguments with arrays or `jax.ShapeDtypeStruct`s as leaves; runs nothing."""
         return super().plan(*jax.tree.map(_as_array, args), **jax.tree.map(_as_array, kwargs))
 
 
 def _as_array(leaf: Any) -> Any:
-    """A shape as an array that takes no memory, since to Equinox a shape is static.
+    """Convert a shape to an array that takes no memory; return other leaves unchanged.
+
+    Equinox would treat a shape as static.
 
     Raises:
-      UnsupportedProgramError: it is divided over devices.
+      UnsupportedProgramError: the shape is divided over devices.
     """
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf
     if leaf.sharding is not None and leaf.sharding.num_devices > 1:
         raise UnsupportedProgramError(
-            "memplan.equinox.filter_jit plans for shapes on one device. Pass arrays on the mesh, or use memplan.jit "
-            "with equinox.partition."
+            "memplan.equinox.filter_jit plans for shapes on one device. Pass arrays on the mesh, "
+            "or "
+            "use memplan.jit with equinox.partition."
         )
     if compat.is_key(leaf):
-        return jax.numpy.broadcast_to(jax.random.key(0, impl=compat.key_impl_of(leaf.dtype)), leaf.shape)
+        key = jax.random.key(0, impl=compat.key_impl_of(leaf.dtype))
+        return jax.numpy.broadcast_to(key, leaf.shape)
     return np.broadcast_to(np.zeros((), leaf.dtype), leaf.shape)

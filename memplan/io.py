@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, and dataclasses as JSON has them: written, and read by their annotations."""
+"""Atomic writes of files, and JSON documents of dataclasses."""
 
 import contextlib
 import dataclasses
@@ -20,35 +20,43 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# Refuse a larger document. The report of a step of 100,000 buffers takes about 100 MB.
 MOST_BYTES = 2**28
-"""Of a document that is read; the report of a step of 100,000 buffers takes about 100 MB."""
-_MOST_ENTRIES = 2**24
-_MOST_INTEGER = 2**63
+_MAX_ENTRIES = 2**24  # of a document: commas and opening brackets
+_INTEGER_LIMIT = 2**63  # integers of a document are smaller, so they fit in 64 bits
 
-_DESCRIPTIONS = {str: "text", int: "a whole number", float: "a number", bool: "true or false", frozenset: "a list"}
+_DESCRIPTIONS = {
+    str: "text",
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    frozenset: "a list",
+}
 
 
 class _Strict(NamedTuple):
-    """Rules of `decode` for objects besides their types."""
+    """Rules of `decode` about entries that are missing or unknown."""
 
-    complete: bool
-    exact: bool
+    complete: bool  # entries with a default must be there
+    exact: bool  # unknown entries are refused
 
 
 def write_atomic(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write text as UTF-8, or bytes; an existing file is replaced in one step, a pipe or terminal is written to.
+    """Write a file in one step, so that no reader sees a part of it. Text is written as UTF-8.
+
+    A pipe or a terminal is written to directly.
 
     Raises:
-      OSError: the folder is missing or may not be written to; nothing is left behind.
+      OSError: the folder is missing or not writable; no file is left behind.
     """
     target = Path(os.path.realpath(path))
-    written = content.encode() if isinstance(content, str) else content
+    data = content.encode() if isinstance(content, str) else content
     if target.exists() and not target.is_file():
-        target.write_bytes(written)
+        target.write_bytes(data)
         return
     temporary = target.with_name(f".{target.name}.{os.getpid()}.{threading.get_ident()}.part")
     try:
-        temporary.write_bytes(written)
+        temporary.write_bytes(data)
         temporary.replace(target)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
@@ -67,40 +75,52 @@ def read_text(path: str | os.PathLike[str]) -> str:
         return text_of(file.read(MOST_BYTES + 1))
 
 
-def text_of(written: bytes) -> str:
-    """The text that these bytes are in UTF-8; raises ValueError where they are none, or more than `MOST_BYTES`."""
-    if len(written) > MOST_BYTES:
-        raise ValueError(f"it has more than {MOST_BYTES >> 20} MiB, which no document of memplan has")
-    return written.decode()
+def text_of(data: bytes) -> str:
+    """Decode a document from UTF-8.
+
+    Raises:
+      ValueError: it is not UTF-8, or has more than `MOST_BYTES`.
+    """
+    if len(data) > MOST_BYTES:
+        raise ValueError(
+            f"it has more than {MOST_BYTES >> 20} MiB, which no document of memplan has"
+        )
+    return data.decode()
 
 
 def parse(text: str) -> Any:
-    """What a JSON document says; a stranger's is safe to read.
+    """Parse a JSON document. This is safe for documents from other people.
 
     Raises:
-      ValueError: not JSON, cut short, too large or too deep; or an object has two entries of one name.
+      ValueError: it is not JSON, truncated, too large or nested too deeply, or an object has two
+        entries with the same name.
     """
-    if len(text) > MOST_BYTES or sum(map(text.count, ",[{")) > _MOST_ENTRIES:
+    if len(text) > MOST_BYTES or sum(map(text.count, ",[{")) > _MAX_ENTRIES:
         raise ValueError("it has more entries than any document of memplan")
     try:
-        found = json.loads(text, object_pairs_hook=_object)
-        if "\\ud" in text.lower():  # half of a character, which no file can be written with
-            json.dumps(found, ensure_ascii=False).encode()
+        document = json.loads(text, object_pairs_hook=_object)
+        if "\\ud" in text.lower():  # maybe half of a surrogate pair, which UTF-8 cannot encode
+            json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
-    return found
+    return document
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        twice = next(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-        raise ValueError(f"it has two entries {twice!r:.40}")
-    return found
+    """A JSON object; raises ValueError if two entries have the same name."""
+    entries = dict(pairs)
+    if len(entries) < len(pairs):
+        counts = Counter(name for name, _ in pairs)
+        duplicate = next(name for name, count in counts.items() if count > 1)
+        raise ValueError(f"it has two entries {duplicate!r:.40}")
+    return entries
 
 
 def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
-    """The JSON object of a file, without its entry `format`, which says how it is written.
+    """Read the JSON object of a file, without its entry `format`.
+
+    Args:
+      form: the version of the format, which the entry `format` must have.
 
     Raises:
       OSError: there is no such file.
@@ -110,20 +130,26 @@ def read_json(path: str | os.PathLike[str], form: int) -> dict[str, Any]:
 
 
 def parse_json(text: str, form: int) -> dict[str, Any]:
-    """The same of the text of such a file; raises the ValueError."""
+    """Parse the text of such a file; raises ValueError like `read_json`."""
     document = parse(text)
     if not isinstance(document, dict) or "format" not in document:
         raise ValueError("it has no entry 'format'")
-    if (found := document.pop("format")) != form or type(found) is not int:
-        raise ValueError(f"its format is {found!r:.40}, but this version of memplan reads {form}")
+    actual = document.pop("format")
+    if actual != form or type(actual) is not int:
+        raise ValueError(f"its format is {actual!r:.40}, but this version of memplan reads {form}")
     return document
 
 
 def encode(record: Any, where: str = "") -> Any:
-    """The dataclass as dicts, lists (of sets sorted ones) and scalars (of enumerations); numpy's integers as Python's.
+    """Convert a dataclass to dicts, lists and scalars that JSON can represent.
+
+    Sets become sorted lists, enumerations their values, and numpy's integers Python's.
+
+    Args:
+      where: path of the record in the document, for errors.
 
     Raises:
-      ValueError: a number is infinite or not a number; names the entry.
+      ValueError: a number is infinite or NaN; names the entry.
     """
     if record is None or isinstance(record, (str, int)):
         return record
@@ -140,26 +166,34 @@ def encode(record: Any, where: str = "") -> Any:
         return [encode(entry, f"{where}[{number}]") for number, entry in enumerate(record)]
     if isinstance(record, float) and not math.isfinite(record):
         raise ValueError(
-            f"{where.lstrip('.')} is {record}, which JSON cannot represent. Use None for an unknown figure."
+            f"{where.lstrip('.')} is {record}, which JSON cannot represent. Use None for an "
+            "unknown figure."
         )
     return int(record) if isinstance(record, numbers.Integral) else record
 
 
-def decode[Record](kind: type[Record], document: Any, *, complete: bool = False, exact: bool = False) -> Record:
-    """The dataclass that `encode` was given.
+def decode[Record](
+    kind: type[Record],
+    document: Any,
+    *,
+    complete: bool = False,
+    exact: bool = False,
+) -> Record:
+    """Convert what `encode` returned back to the dataclass.
 
     Args:
-      complete: entries with a default must be there too.
-      exact: entries that are not known are refused; they are passed over otherwise.
+      complete: entries with a default must be there, too.
+      exact: refuse unknown entries; they are ignored otherwise.
 
     Raises:
-      ValueError: an entry is missing, of another type, not finite or refused by its dataclass; names the entry.
+      ValueError: an entry is missing, has another type, is not finite, or is refused by its
+        dataclass; names the entry.
     """
     return _decode(kind, document, "", _Strict(complete, exact))
 
 
 def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
-    """The path and value of each scalar in a document."""
+    """Yield the path and the value of each scalar in a document."""
     if isinstance(value, dict):
         for name, entry in value.items():
             yield from scalars(entry, _join(where, name))
@@ -171,58 +205,85 @@ def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
-    """`value` as the annotation `kind` says: a dataclass, tuple, set, mapping, literal or scalar, or one or None."""
+    """Convert `value` to the annotation `kind`.
+
+    It is a dataclass, tuple, frozenset, mapping, enumeration, literal or scalar, or one of these
+    or None.
+    """
     kind, optional, origin, inner = _annotation(kind)
-    if kind is int is type(value) and abs(value) >= _MOST_INTEGER:
+    if kind is int is type(value) and abs(value) >= _INTEGER_LIMIT:
         raise ValueError(f"its {where!r} is a number of more than 64 bits")
     if (value is None and optional) or (type(value) is kind and kind is not float):
         return value
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
-        return _record(typing.cast(type, kind), value, where, strict)
-    if origin is tuple and isinstance(value, list) and (inner[-1] is ... or len(inner) == len(value)):
+        return _dataclass(typing.cast(type, kind), value, where, strict)
+    if (
+        origin is tuple
+        and isinstance(value, list)
+        and (inner[-1] is ... or len(inner) == len(value))
+    ):
         kinds = inner if inner[-1] is not ... else itertools.repeat(inner[0])
         pairs = enumerate(zip(kinds, value, strict=False))
-        return tuple(_decode(one, entry, f"{where}[{number}]", strict) for number, (one, entry) in pairs)
+        return tuple(
+            _decode(item_kind, item, f"{where}[{number}]", strict)
+            for number, (item_kind, item) in pairs
+        )
     if origin is frozenset and isinstance(value, list):
-        return frozenset(_decode(inner[0], entry, f"{where}[{number}]", strict) for number, entry in enumerate(value))
+        items = enumerate(value)
+        return frozenset(
+            _decode(inner[0], item, f"{where}[{number}]", strict) for number, item in items
+        )
     if origin is Mapping and isinstance(value, dict):
-        return {name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in value.items()}
+        entries = value.items()
+        return {
+            name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in entries
+        }
     if origin is typing.Literal and value in inner:
         return value
     if origin is Enum and value in inner:
         return typing.cast(Any, kind)(value)
     number: Any = value
-    if kind is float and type(value) in (float, int) and abs(number) <= sys.float_info.max:  # nan is not
+    # NaN fails this comparison.
+    if kind is float and type(value) in (float, int) and abs(number) <= sys.float_info.max:
         return float(number)
     raise ValueError(f"its {where!r} is {value!r:.40}, not {_description(kind, origin, inner)}")
 
 
-def _record(kind: type, document: dict[str, Any], where: str, strict: _Strict) -> Any:
+def _dataclass(kind: type, document: dict[str, Any], where: str, strict: _Strict) -> Any:
+    """Convert an object to the dataclass `kind`."""
     entries: dict[str, Any] = {}
     for field, hint in _fields(kind):
         if field.name in document:
-            entries[field.name] = _decode(hint, document[field.name], _join(where, field.name), strict)
+            entries[field.name] = _decode(
+                hint, document[field.name], _join(where, field.name), strict
+            )
         elif strict.complete or field.default is field.default_factory is dataclasses.MISSING:
             raise ValueError(f"it has no entry {_join(where, field.name)!r}")
-    if strict.exact and (unknown := set(document) - {field.name for field, _ in _fields(kind)}):
-        raise ValueError(f"it has an unknown entry {_join(where, min(unknown))!r:.80}")
+    if strict.exact:
+        unknown = set(document) - {field.name for field, _ in _fields(kind)}
+        if unknown:
+            raise ValueError(f"it has an unknown entry {_join(where, min(unknown))!r:.80}")
     return kind(**entries)
 
 
 @functools.cache
 def _fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
-    """With their annotations."""
+    """The fields of a dataclass, with their annotations."""
     hints = typing.get_type_hints(kind)
     return tuple((field, hints[field.name]) for field in dataclasses.fields(kind))
 
 
 @functools.cache
 def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...]]:
-    """The annotation without None, if it may be None, its origin and arguments; of an enumeration, its values."""
-    kind, *others = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    """The annotation without None, whether None is allowed, its origin and its arguments.
+
+    The arguments of an enumeration are its values.
+    """
+    kind, *alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    optional = types.NoneType in alternatives
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind, types.NoneType in others, Enum, tuple(member.value for member in kind)
-    return kind, types.NoneType in others, typing.get_origin(kind), typing.get_args(kind)
+        return kind, optional, Enum, tuple(member.value for member in kind)
+    return kind, optional, typing.get_origin(kind), typing.get_args(kind)
 
 
 def _join(where: str, name: str) -> str:
@@ -230,6 +291,7 @@ def _join(where: str, name: str) -> str:
 
 
 def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
+    """An annotation in words, for errors."""
     if origin in (typing.Literal, Enum):
         return f"one of {', '.join(map(str, inner))}"
     if origin is tuple:
@@ -238,12 +300,12 @@ def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
 
 
 def versions(*packages: str) -> tuple[tuple[str, str], ...]:
-    """((name, version), ...) of Python and of these packages: what a document says of its making."""
+    """((name, version), ...) of Python and of these packages, as documents record them."""
     return (("python", platform.python_version()), *((name, version_of(name)) for name in packages))
 
 
 def version_of(package: str) -> str:
-    """The installed version; `0+source` if it is not installed."""
+    """The installed version of a package; `0+source` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

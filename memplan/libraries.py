@@ -1,4 +1,4 @@
-"""`memplan.jit` in the place of `jax.jit` inside a library: what `memplan.equinox`, `nnx` and `keras` share."""
+"""Replaces `jax.jit` inside a library by `memplan.jit`, for `equinox`, `nnx` and `keras`."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from memplan.units import Size
 
 
 def planned_instead(jitted: Any, budget: Size, options: Mapping[str, Any]) -> PlannedJit:
-    """What a library gave to `jax.jit`, and the options that it gave, given to `memplan.jit`.
+    """Plan the function that a library passed to `jax.jit`, with the library's options.
 
     Args:
-      jitted: what `jax.jit` returned.
+      jitted: the result of `jax.jit`.
+      budget, options: as for `memplan.jit`.
     """
-    return api.jit(jitted.__wrapped__, budget=budget, **{**compat.jit_options_of(jitted), **options})
+    return api.jit(
+        jitted.__wrapped__, budget=budget, **{**compat.jit_options_of(jitted), **options}
+    )
 
 
 class LibraryJit:
-    """What a library's own jit returns, with memplan inside: all that it does, and `plan` and `report`."""
+    """The result of a library's own jit, with `memplan.jit` inside; it can plan and report."""
 
     def __init__(self, fun: Callable[..., Any], jitted: Any, planned: PlannedJit):
         functools.update_wrapper(self, fun, updated=())
@@ -32,23 +35,23 @@ class LibraryJit:
         self._planned = planned
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A decorated method takes its instance as the first argument."""
+        """Bind a decorated method to its instance."""
         return self if instance is None else types.MethodType(self, instance)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         return self._jitted(*args, **kwargs)
 
     def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
-        """Plan for these arguments, with arrays or `jax.ShapeDtypeStruct`s in them; runs nothing."""
+        """Plan for arguments with arrays or `jax.ShapeDtypeStruct`s as leaves; runs nothing."""
         return _PlannedInside(self._jitted.lower(*args, **kwargs))
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Planned:
-        """`plan`, by the name that the library has for this stage."""
+        """The same as `plan`, by the library's name for this stage."""
         return self.plan(*args, **kwargs)
 
     @property
     def report(self) -> Report:
-        """Of the plan so far; if there are several, for several shapes, of the one with the largest arguments.
+        """The report of the plan. Of several, for several shapes, the one with most input bytes.
 
         Raises:
           MemplanError: nothing was planned yet.
@@ -57,16 +60,17 @@ class LibraryJit:
 
 
 class _PlannedInside(Planned):
-    """What a library lowered; compiled, it takes the library's arguments."""
+    """A step that a library lowered; once compiled, it takes the library's arguments."""
 
     def __init__(self, lowered: Any):
-        inside: Planned = lowered.lowered
-        super().__init__(inside._found, inside._request)
-        self._inside, self._library = inside, lowered
+        planned: Planned = lowered.lowered
+        super().__init__(planned._outcome, planned._request)
+        self._planned = planned
+        self._lowered_by_library = lowered
 
     @property
     def report(self) -> Report:
-        return self._inside.report
+        return self._planned.report
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Any:
-        return self._library.compile(compiler_options)
+        return self._lowered_by_library.compile(compiler_options)

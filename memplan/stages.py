@@ -1,15 +1,17 @@
-"""Stages of a planned step, like `jax.stages`: `PlannedJit` traces, plans, compiles and runs it."""
+"""The stages of a planned step, like `jax.stages`."""
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 import os
 import threading
 import types
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,36 +20,63 @@ from memplan import pipeline
 from memplan.compilation.compiler import shapes_of
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
-from memplan.pipeline import Request
 from memplan.planning.plan import Plan
 from memplan.program import compat
-from memplan.program.jit_arguments import NnxWrites, dynamic_arguments, explain, static_arguments, type_of
+from memplan.program.jit_arguments import (
+    NnxWrites,
+    dynamic_arguments,
+    explain,
+    static_arguments,
+    type_of,
+)
 from memplan.program.lowerable import lowerable
 from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.model import Report
+from memplan.request import Request, limits_of
 from memplan.results.execute import Runner, numbers_gate
+from memplan.results.forms import write_forms
 from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
 
-notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar("notify", default=lambda stage, share: None)
+_dumps = itertools.count(1)  # folders of `MEMPLAN_DUMP` that this process has written
 
+notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar(
+    "notify",
+    default=lambda stage, share: None,
+)
 
 compat.hide_frames(os.path.dirname(__file__))
 
 
-def _checked(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step, which does not lose what it writes into modules."""
+def _with_checked_writes(step: Callable[..., Any]) -> Callable[..., Any]:
+    """The step; it raises an error if what it writes into modules would be lost."""
 
     @functools.wraps(step)
-    def checked(*args: Any, **kwargs: Any) -> Any:
-        written = NnxWrites((args, kwargs))
+    def checked_step(*args: Any, **kwargs: Any) -> Any:
+        writes = NnxWrites((args, kwargs))
         results = step(*args, **kwargs)
-        written.check(results)
+        writes.check(results)
         return results
 
-    return checked
+    return checked_step
+
+
+def _on_local_backend(outcome: Outcome, request: Request) -> Outcome:
+    """The outcome; if it was compiled for an absent GPU, one for the local backend."""
+    if not outcome.target.described:
+        return outcome
+    step = outcome.program.traced
+    local_request = request.local(outcome.limits.device_bytes)
+    local = pipeline.best(step.step, step.args, step.kwargs, step.options, local_request)
+    if not local.fits:
+        raise MemplanError(
+            f"the step fits its budget on {outcome.target.device.name}, but not on this machine's "
+            f"{local.target.device.name}, which has other kernels. Run it there, or raise the "
+            "budget."
+        )
+    return local
 
 
 class PlannedJit:
@@ -55,18 +84,22 @@ class PlannedJit:
 
     def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
         functools.update_wrapper(self, step, updated=())
-        self._step = _checked(step)
+        self._step = _with_checked_writes(step)
         self._request = request
         self._options = options
-        if not isinstance(given := options.get("compiler_options") or {}, Mapping):
-            raise TypeError(f"compiler_options is {given!r:.80}; it is a mapping from XLA's options to their values.")
+        compiler_options = options.get("compiler_options") or {}
+        if not isinstance(compiler_options, Mapping):
+            raise TypeError(
+                f"compiler_options is {compiler_options!r:.80}; it is a mapping from XLA's options "
+                "to their values."
+            )
         self._jitted: Any = jax.jit(self._step, **options)
         self._planned: dict[Any, Planned] = {}
         self._compiled: dict[Any, Compiled] = {}
-        self._planning = threading.RLock()  # threads that call at once plan once
+        self._planning = threading.RLock()  # concurrent calls plan once
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
-        """A decorated method takes its instance as the first argument, as with `jax.jit`."""
+        """Bind a decorated method to its instance, as `jax.jit` does."""
         return self if instance is None else types.MethodType(self, instance)
 
     def plan(self, *args: Any, **kwargs: Any) -> Planned:
@@ -74,11 +107,11 @@ class PlannedJit:
         key = self._key(self._dynamic(args, kwargs), args, kwargs)
         with self._planning:
             if key not in self._planned:
-                self._planned[key] = self._made(args, kwargs)
+                self._planned[key] = self._plan(args, kwargs)
             return self._planned[key]
 
     def lower(self, *args: Any, **kwargs: Any) -> Planned:
-        """`plan`, by the name that `jax.jit` has for this stage."""
+        """The same as `plan`, by the name of this stage in `jax.jit`."""
         return self.plan(*args, **kwargs)
 
     def trace(self, *args: Any, **kwargs: Any) -> Traced:
@@ -90,41 +123,60 @@ class PlannedJit:
         return self._jitted.eval_shape(*args, **kwargs)
 
     def clear_cache(self) -> None:
-        """Forget all traces and plans, so that the next call makes them again."""
+        """Forget all traces and plans; the next call traces and plans again."""
         with self._planning:
             self._planned.clear()
             self._compiled.clear()
-            vars(self).pop("_here", None)
+            vars(self).pop("_local", None)
             self._jitted.clear_cache()
 
     @property
     def report(self) -> Report:
-        """Of the plan so far; if there are several, for several shapes, of the one with the largest arguments.
+        """The report of the plan. Of several, for several shapes, the one with most input bytes.
 
         Raises:
           MemplanError: nothing was planned yet.
         """
-        plans = self._planned or self._here._planned
+        plans = self._planned or self._local._planned
         if not plans:
-            raise MemplanError("there is no report, since nothing was planned yet. Call the step, or plan it, first.")
-        return max(plans.values(), key=lambda one: sum(one._found.program.input_nbytes)).report
+            raise MemplanError(
+                "there is no report, since nothing was planned yet. Call the step, or plan it, "
+                "first."
+            )
+        return max(
+            plans.values(), key=lambda planned: sum(planned._outcome.program.input_nbytes)
+        ).report
 
-    def _made(self, args: Any, kwargs: Any) -> Planned:
-        shapes = jax.tree.map(as_traced, (args, kwargs)) if self._request.holds_state else (args, kwargs)
+    def _plan(self, args: Any, kwargs: Any) -> Planned:
+        """Plan for arguments that were not planned for before."""
+        request = self._request
+        shapes, named_shapes = args, kwargs
+        if request.holds_state:
+            shapes, named_shapes = jax.tree.map(as_traced, (args, kwargs))
         try:
-            found = pipeline.run(self._step, shapes[0], shapes[1], self._options, self._request, notify.get())
+            outcome = pipeline.run(
+                self._step, shapes, named_shapes, self._options, request, notify.get()
+            )
         except TypeError as error:
             explain(error, self._dynamic(args, kwargs))
             raise
-        if self._request.verify == "numbers" and isinstance(found, Outcome):
-            gate = numbers_gate(pipeline.local(found, self._request), args, kwargs)
+        if isinstance(outcome, Restored):
+            return Planned(outcome, request)
+        if request.verify == "numbers":
+            gate = numbers_gate(_on_local_backend(outcome, request), args, kwargs)
             if not gate.passes:
                 raise WrongProgramError(
-                    f"the results of the planned step differ from those of the step ({gate}). Please report it."
+                    f"the results of the planned step differ from those of the step ({gate}). "
+                    "Please report it."
                 )
-        if isinstance(found, Outcome) and (text := gather_warning(found)):
-            warnings.warn(text, stacklevel=2, skip_file_prefixes=(os.path.dirname(__file__),))
-        return Planned(found, self._request)
+        warning = gather_warning(outcome)
+        if warning:
+            package = os.path.dirname(__file__)
+            warnings.warn(warning, stacklevel=2, skip_file_prefixes=(package,))
+        folder = os.environ.get("MEMPLAN_DUMP")
+        if folder:
+            write_forms(outcome, Path(folder) / f"{next(_dumps)}-{outcome.program.name}")
+        return Planned(outcome, request)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if compat.is_tracing():
@@ -133,7 +185,7 @@ class PlannedJit:
         key = self._key(dynamic, args, kwargs)
         if key not in self._compiled:
             with self._planning:
-                self._compiled[key] = self._here.plan(*args, **kwargs).compile()
+                self._compiled[key] = self._local.plan(*args, **kwargs).compile()
         try:
             return self._compiled[key](*dynamic[0], **dynamic[1])
         except TypeError as error:
@@ -141,52 +193,55 @@ class PlannedJit:
             raise
 
     def _dynamic(self, args: Any, kwargs: Any) -> Any:
+        """(args, kwargs) without static arguments."""
         return dynamic_arguments(self._step, args, kwargs, self._options)
 
     def _key(self, dynamic: Any, args: Any, kwargs: Any) -> Any:
+        """The key of a plan: trees, types and static arguments."""
         leaves, tree = jax.tree_util.tree_flatten(dynamic)
         types_of = tuple(type_of(leaf, self._request.holds_state) for leaf in leaves)
         return tree, types_of, static_arguments(self._step, args, kwargs, self._options)
 
     @functools.cached_property
-    def _here(self) -> PlannedJit:
-        """This step, planned for the local backend within the same bytes if it was planned for an absent device."""
+    def _local(self) -> PlannedJit:
+        """This step for the local backend; within the same bytes, if it is for an absent device."""
         target = self._request.target
         if not target.described:
             return self
-        local = self._request.local(pipeline.limits_of(self._request, target).device_bytes)
-        return PlannedJit(self._step, local, self._options)
+        local_request = self._request.local(limits_of(self._request, target).device_bytes)
+        return PlannedJit(self._step, local_request, self._options)
 
     def _inline(self, args: Any, kwargs: Any) -> Any:
-        """Inside another trace: the step becomes part of it, unplanned."""
+        """Call the step unplanned, inside another trace."""
         transform = compat.transform_of(jax.tree_util.tree_leaves((args, kwargs)))
         if transform is not None:
             raise UnsupportedProgramError(
-                f"{transform} cannot transform a step planned by memplan.jit: the order of its kernels would be lost. "
-                f"Decorate the outermost step instead, the one that calls {transform}."
+                f"{transform} cannot transform a step planned by memplan.jit: the order of its "
+                "kernels would be lost. Decorate the outermost step instead, the one that calls "
+                f"{transform}."
             )
         warnings.warn(
-            "a step planned by memplan.jit was called inside another jax.jit, scan or similar, which inlines it "
-            "without a plan. Decorate the outermost step instead.",
+            "a step planned by memplan.jit was called inside another jax.jit, scan or similar, "
+            "which inlines it without a plan. Decorate the outermost step instead.",
             stacklevel=3,
         )
         return self._step(*args, **kwargs)
 
 
 class Stage:
-    """What every stage tells of the step's arguments and results, as the stages of `jax.jit` do."""
+    """The properties that all stages share, as in `jax.stages`."""
 
     def __init__(self, stage: jax.stages.Traced):
         self._stage = stage
 
     @property
     def args_info(self) -> Any:
-        """Shape, type and donation of each leaf of (args, kwargs), without the static ones."""
+        """Shape, type and donation of each dynamic leaf of (args, kwargs)."""
         return self._stage.args_info
 
     @property
     def in_tree(self) -> Any:
-        """The structure of (args, kwargs), without the static ones."""
+        """The tree of (args, kwargs), without static arguments."""
         return compat.in_tree_of(self._stage)
 
     @property
@@ -196,7 +251,7 @@ class Stage:
 
     @property
     def out_tree(self) -> Any:
-        """The structure of the results."""
+        """The tree of the results."""
         return self._stage.out_tree
 
     @property
@@ -211,13 +266,13 @@ class Traced(Stage):
     def __init__(self, jitted: PlannedJit, stage: jax.stages.Traced, args: Any, kwargs: Any):
         super().__init__(stage)
         self._jitted = jitted
-        # Of arrays only the shapes, so that a trace does not keep them alive; but numbers are compared on arrays.
-        runs = jitted._request.verify == "numbers"
-        self._arguments = (args, kwargs) if runs else shapes_of(args, kwargs)
+        # Only verify="numbers" needs arrays; otherwise a trace keeps shapes, not arrays, alive.
+        needs_arrays = jitted._request.verify == "numbers"
+        self._arguments = (args, kwargs) if needs_arrays else shapes_of(args, kwargs)
 
     @property
     def jaxpr(self) -> Any:
-        """The step's equations."""
+        """The equations of the step."""
         return self._stage.jaxpr
 
     @property
@@ -226,17 +281,20 @@ class Traced(Stage):
 
     @property
     def effects(self) -> Any:
-        """The step's side effects, such as calls of Python."""
+        """The side effects of the step, such as calls of Python functions."""
         return self._stage.effects
 
     def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Planned:
-        """Plan it; runs nothing.
+        """Plan the step; runs nothing.
 
         Args:
-          lowering_platforms: None; `memplan.jit(device=...)` says what is planned for.
+          lowering_platforms: must be None; `memplan.jit(device=...)` names the device.
         """
         if lowering_platforms is not None:
-            raise MemplanError(f"{lowering_platforms=}: memplan plans for one device; memplan.jit(device=) names it.")
+            raise MemplanError(
+                f"{lowering_platforms=}: memplan plans for one device; memplan.jit(device=) names "
+                "it."
+            )
         args, kwargs = self._arguments
         return self._jitted.plan(*args, **kwargs)
 
@@ -244,112 +302,151 @@ class Traced(Stage):
 class Planned(Stage):
     """A step planned for its arguments' shapes, like `jax.stages.Lowered`."""
 
-    def __init__(self, found: Outcome | Restored, request: Request):
-        super().__init__(found.program.traced.stage)
-        self._found, self._request = found, request
+    def __init__(self, outcome: Outcome | Restored, request: Request):
+        super().__init__(outcome.program.traced.stage)
+        self._outcome = outcome
+        self._request = request
         self._runner: Runner | None = None
         self._compiling = threading.Lock()
 
     @functools.cached_property
-    def _report(self) -> Report:
-        return Report.from_json(self._found.report) if isinstance(self._found, Restored) else report_of(self._found)
+    def _compiled_report(self) -> Report:
+        """The report before any run."""
+        if isinstance(self._outcome, Restored):
+            return Report.from_json(self._outcome.report)
+        return report_of(self._outcome)
 
     @property
     def report(self) -> Report:
-        """The plan, its prediction and the compiler's figures; after a run also the observed peak."""
-        observed = self._runner.observed_bytes if self._runner is not None else None
-        return replace(self._report, observed_peak_bytes=observed)
+        """The plan, its predictions and the compiler's figures; after a run, the observed peak."""
+        observed_bytes = self._runner.observed_bytes if self._runner is not None else None
+        return replace(self._compiled_report, observed_peak_bytes=observed_bytes)
 
     @property
     def plan(self) -> Plan | None:
-        """The plan, to be saved; None where the step runs unmodified."""
-        return self._found.plan
+        """The plan, which can be saved; None if the step runs unmodified."""
+        return self._outcome.plan
+
+    def dump(self, folder: str | os.PathLike[str]) -> Sequence[Path]:
+        """Write each form of the step to a readable file, in the order in which they arise.
+
+        The forms are the equations, the transforms, XLA's module, its kernels with seconds and
+        buffers, the bytes that are live, the decisions, the written module and the verdict. With
+        the environment variable `MEMPLAN_DUMP`, every plan is written to a folder of its own in
+        that one.
+
+        Args:
+          folder: where the files go; it is made if it is missing.
+
+        Returns:
+          The files.
+
+        Raises:
+          MemplanError: the plan came from jax's compilation cache, which has no modules.
+        """
+        if isinstance(self._outcome, Restored):
+            raise MemplanError(
+                "this plan came from jax's compilation cache, which keeps the plan and its report, "
+                "not the modules "
+                "that were planned. Set jax_enable_compilation_cache to False, and plan again."
+            )
+        return write_forms(self._outcome, folder)
 
     def as_text(self, dialect: str | None = None, *, debug_info: bool = False) -> str:
-        """What the compiler gets, before it optimizes and memplan plans; `Compiled.as_text` has the planned kernels.
+        """The module that the compiler receives; `Compiled.as_text` prints the planned one.
 
         Args:
           dialect: "stablehlo" (the default) or "hlo".
-          debug_info: with the lines of the step.
+          debug_info: print the source lines of the step, too.
         """
         return self._lowered.as_text(dialect, debug_info=debug_info)
 
     def cost_analysis(self) -> Any:
-        """XLA's estimate for what `as_text` shows, such as its FLOPs; None for a device that is not here."""
-        return None if self._found.target.described else self._lowered.cost_analysis()
+        """XLA's cost estimate of the module that `as_text` prints; None for an absent device."""
+        return None if self._outcome.target.described else self._lowered.cost_analysis()
 
     @property
     def _lowered(self) -> jax.stages.Lowered:
-        target = self._found.target
-        return target.lower(lowerable(self._found.program, target.is_gpu))
+        target = self._outcome.target
+        return target.lower(lowerable(self._outcome.program, target.backend))
 
     def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
-        """Make it run on the local backend: what was planned for another device is planned again for this one.
+        """The step, ready to run on the local backend.
+
+        A step that was planned for another device is planned again for this one.
 
         Args:
-          compiler_options: of XLA, beside those of `memplan.jit`. Other kernels come of them, so the step is planned
-            again.
+          compiler_options: options of XLA, added to those of `memplan.jit`. They change the
+            kernels, so the step is planned again.
         """
         if compiler_options:
-            step = self._found.program.traced
-            options = {**(step.options.get("compiler_options") or {}), **compiler_options}
-            again = PlannedJit(step.step, self._request, {**step.options, "compiler_options": options})
-            return again.plan(*step.args, **step.kwargs).compile()
+            step = self._outcome.program.traced
+            all_options = {**(step.options.get("compiler_options") or {}), **compiler_options}
+            options = {**step.options, "compiler_options": all_options}
+            jitted = PlannedJit(step.step, self._request, options)
+            return jitted.plan(*step.args, **step.kwargs).compile()
         with self._compiling:
             if self._runner is None:
-                found = self._found
-                self._runner = Runner(found if isinstance(found, Restored) else pipeline.local(found, self._request))
+                outcome = self._outcome
+                if isinstance(outcome, Outcome):
+                    outcome = _on_local_backend(outcome, self._request)
+                self._runner = Runner(outcome)
         return Compiled(self, self._runner)
 
     def place(self, argument: Any, position: int = 0) -> Any:
-        """The argument at this position where the plan wants it: leaves in host memory or on the local device.
+        """Move an argument's leaves to host memory or to the local device, as the plan expects.
 
         Args:
-          argument: arrays, of the structure that was planned for.
+          argument: arrays, with the tree that was planned for.
+          position: of the argument.
         """
-        return place_argument(self._found.program, argument, position)
+        return place_argument(self._outcome.program, argument, position)
 
     def __repr__(self) -> str:
-        return f"<memplan.Planned {self._found.program.name}: {status_of(self._found)}>"
+        return f"<memplan.Planned {self._outcome.program.name}: {status_of(self._outcome)}>"
 
 
 class Compiled(Stage):
-    """A planned step that runs, like `jax.stages.Compiled`: call it with the dynamic arguments."""
+    """A planned step that runs, like `jax.stages.Compiled`.
 
-    def __init__(self, planned: Planned, run: Runner):
-        super().__init__(run.program.traced.stage)
+    Call it with the dynamic arguments.
+    """
+
+    def __init__(self, planned: Planned, runner: Runner):
+        super().__init__(runner.program.traced.stage)
         self._planned = planned
-        self._run = run
+        self._runner = runner
 
     @property
     def report(self) -> Report:
         return self._planned.report
 
     def as_text(self) -> str:
-        """Scheduled HLO, as the compiler prints it."""
-        return self._run.executable.text
+        """The scheduled HLO module, as the compiler prints it."""
+        return self._runner.executable.text
 
     def memory_analysis(self) -> Any:
-        """The compiler's bytes of arguments, results, temporaries and code, as `jax.stages.Compiled` gives them."""
-        return self._run.executable.compiled.memory_analysis()
+        """Bytes of arguments, results, temporaries and code, like `jax.stages.Compiled`."""
+        return self._runner.executable.compiled.memory_analysis()
 
     def cost_analysis(self) -> Any:
-        """XLA's estimate for the planned kernels, such as their FLOPs, with what is recomputed."""
-        return self._run.executable.compiled.cost_analysis()
+        """XLA's cost estimate of the planned kernels, recomputation included."""
+        return self._runner.executable.compiled.cost_analysis()
 
     @property
     def input_shardings(self) -> Any:
-        """The sharding of each leaf of (args, kwargs); None where the step does not read it."""
-        return self.in_tree.unflatten(_leaves(self._run.executable.compiled.input_shardings))
+        """The sharding of each leaf of (args, kwargs); None if the step does not read it."""
+        return self.in_tree.unflatten(_leaves(self._runner.executable.compiled.input_shardings))
 
     @property
     def output_shardings(self) -> Any:
         """The sharding of each leaf of the results."""
-        return self.out_tree.unflatten(_leaves(self._run.executable.compiled.output_shardings))
+        return self.out_tree.unflatten(_leaves(self._runner.executable.compiled.output_shardings))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(*args, **kwargs)
+        return self._runner(*args, **kwargs)
 
 
 def _leaves(shardings: Any) -> list[Any]:
-    return jax.tree_util.tree_leaves(shardings, is_leaf=lambda one: one is None)
+    """The leaves of a tree of shardings, None included."""
+    return jax.tree_util.tree_leaves(shardings, is_leaf=lambda sharding: sharding is None)

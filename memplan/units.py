@@ -1,4 +1,4 @@
-"""Bytes, seconds and FLOPs as people write and read them."""
+"""Parses sizes in bytes, and formats bytes, seconds and FLOPs."""
 
 import re
 from collections.abc import Sequence
@@ -8,7 +8,9 @@ from memplan.errors import BudgetError
 
 _UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
           "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40}  # fmt: skip
-_SIZE = re.compile(r"^\s*(?P<number>\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*(?P<unit>[a-zA-Z]*|%)\s*$")
+_SIZE = re.compile(
+    r"^\s*(?P<number>\d{1,30}(?:\.\d{0,30})?|\.\d{1,30})\s*(?P<unit>[a-zA-Z]*|%)\s*$"
+)
 
 _SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 _FLOPS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kFLOP", 1e3))
@@ -16,20 +18,28 @@ _FLOPS = (("PFLOP", 1e15), ("TFLOP", 1e12), ("GFLOP", 1e9), ("MFLOP", 1e6), ("kF
 UNKNOWN = "not known"
 
 Size = int | str | None
-"""Sizes that `parse_bytes` accepts."""
+"""A size that `parse_bytes` accepts."""
 
 
 def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
     """Bytes of `16 * 2**30`, `"16GiB"`, `"80%"` (of `whole`) or None (all of `whole`).
 
+    Args:
+      what: the name of the size in errors.
+
     Raises:
       BudgetError: not a size, negative, or more than 100 %.
     """
-    help_text = f'write the {what} as bytes (17179869184), with a unit ("16GiB", "500 MB"), as a share ("80%"), or None'
+    help_text = (
+        f'write the {what} as bytes (17179869184), with a unit ("16GiB", "500 MB"), as a share '
+        '("80%"), or None'
+    )
     if size is None:
         return whole
     if isinstance(size, bool) or not isinstance(size, (int, str)):
-        raise BudgetError(f"{size!r} is not a {what}: it is a {type(size).__name__}. Please {help_text}.")
+        raise BudgetError(
+            f"{size!r} is not a {what}: it is a {type(size).__name__}. Please {help_text}."
+        )
     if isinstance(size, int):
         if size < 0:
             raise BudgetError(f"the {what} is negative ({size} bytes). Please {help_text}.")
@@ -43,39 +53,43 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
             raise BudgetError(f"the {what} of {size} is more than 100 %. Please {help_text}.")
         return int(whole * number / 100)
     if unit not in _UNITS:
-        raise BudgetError(f"{match['unit']!r} in the {what} {size!r} is not a unit. Please {help_text}.")
+        raise BudgetError(
+            f"{match['unit']!r} in the {what} {size!r} is not a unit. Please {help_text}."
+        )
     return int(number * _UNITS[unit])
 
 
 def show_bytes(nbytes: int) -> str:
-    """In messages, as a budget can be written: `5583.1 MiB`, `15.8 GiB`."""
+    """Format bytes for messages, in the form of a budget: `5583.1 MiB`, `15.8 GiB`."""
     return _binary(nbytes, gib_from=10, gib_digits=1)
 
 
 def format_bytes(nbytes: int | None) -> str:
-    """In tables: `1.50 GiB`, `1.5 KiB`, `5 B`."""
+    """Format bytes for tables: `1.50 GiB`, `1.5 KiB`, `5 B`."""
     return UNKNOWN if nbytes is None else _binary(nbytes, gib_from=1, gib_digits=2)
 
 
 def format_seconds(seconds: float | None) -> str:
-    """Three digits: 0.0123 -> `12.3 ms`."""
+    """Format seconds with three digits: 0.0123 -> `12.3 ms`."""
     return UNKNOWN if seconds is None else _scaled(seconds, _SECONDS, "s")
 
 
 def format_flops(flops: float | None) -> str:
-    """Floating-point operations with three digits: 2e12 -> `2.00 TFLOP`."""
+    """Format floating-point operations with three digits: 2e12 -> `2.00 TFLOP`."""
     return UNKNOWN if flops is None else _scaled(flops, _FLOPS, "FLOP")
 
 
 def _binary(nbytes: int, gib_from: int, gib_digits: int) -> str:
-    for unit, least, digits in (("GiB", gib_from, gib_digits), ("MiB", 1, 1), ("KiB", 1, 1)):
+    """Format bytes in the largest binary unit that fits; GiB only from `gib_from` GiB."""
+    for unit, minimum, digits in (("GiB", gib_from, gib_digits), ("MiB", 1, 1), ("KiB", 1, 1)):
         scale = _UNITS[unit.lower()]
-        if abs(nbytes) >= least * scale:
+        if abs(nbytes) >= minimum * scale:
             return f"{nbytes / scale:.{digits}f} {unit}"
     return f"{nbytes} B"
 
 
 def _scaled(value: float, units: Sequence[tuple[str, float]], base: str) -> str:
+    """Format a value in the largest of these units that fits, or else in the base unit."""
     for unit, scale in units:
         if abs(value) >= scale:
             return f"{value / scale:#.3g} {unit}".replace(". ", " ")

@@ -53,7 +53,9 @@ class AlexNet(nn.Module):
         `SMALLEST`.
         """
         if min(image.shape[1:3]) < SMALLEST:
-            raise ValueError(f"AlexNet needs images of {SMALLEST} pixels a side or more; got {image.shape[1:3]}.")
+            raise ValueError(
+                f"AlexNet needs images of {SMALLEST} pixels a side or more; got {image.shape[1:3]}."
+            )
         pool = partial(nn.max_pool, window_shape=(3, 3), strides=(2, 2))
         x = pool(self._conv("conv_1", image.astype(self.config.dtype), 64, 11, stride=4, padding=2))
         x = pool(self._conv("conv_2", x, 192, 5))
@@ -68,9 +70,17 @@ class AlexNet(nn.Module):
         return logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
 
     def _conv(
-        self, name: str, x: jax.Array, channels: int, side: int, stride: int = 1, padding: int | None = None
+        self,
+        name: str,
+        x: jax.Array,
+        channels: int,
+        side: int,
+        stride: int = 1,
+        padding: int | None = None,
     ) -> jax.Array:
         """Convolution and ReLU, by default padded to the same size."""
         padding = side // 2 if padding is None else padding
         sides, strides, channels = (side, side), (stride, stride), self.config.channels(channels)
-        return nn.relu(nn.Conv(channels, sides, strides, padding, dtype=self.config.dtype, name=name)(x))
+        return nn.relu(
+            nn.Conv(channels, sides, strides, padding, dtype=self.config.dtype, name=name)(x)
+        )

@@ -40,7 +40,9 @@ class DeepLabConfig:
     def backbone(self) -> ResNetConfig:
         """The ResNet, used without its head."""
         dtype, stride = self.dtype, self.output_stride
-        return ResNetConfig(self.depth, self.filters, dtype=dtype, output_stride=stride, remat=self.remat)
+        return ResNetConfig(
+            self.depth, self.filters, dtype=dtype, output_stride=stride, remat=self.remat
+        )
 
 
 def upsample_bilinear(x: jax.Array, size: Sequence[int]) -> jax.Array:
@@ -60,7 +62,14 @@ class ConvNorm(nn.Module):
     def __call__(self, x: jax.Array, train: bool) -> jax.Array:
         """(batch, h, w, any) -> (batch, h, w, channels)."""
         sides, dtype = (self.side, self.side), self.config.dtype
-        x = nn.Conv(self.channels, sides, kernel_dilation=self.rate, use_bias=False, dtype=dtype, name="conv")(x)
+        x = nn.Conv(
+            self.channels,
+            sides,
+            kernel_dilation=self.rate,
+            use_bias=False,
+            dtype=dtype,
+            name="conv",
+        )(x)
         return nn.relu(batch_norm(self.config.backbone, train, "norm")(x))
 
 
@@ -75,7 +84,10 @@ class AtrousPyramid(nn.Module):
         config, width = self.config, self.config.width
         mean = ConvNorm(config, width, name="pool")(x.mean((1, 2), keepdims=True), train)
         branches = [ConvNorm(config, width, name="point")(x, train)]
-        branches += [ConvNorm(config, width, 3, rate, name=f"atrous_{rate}")(x, train) for rate in config.rates]
+        branches += [
+            ConvNorm(config, width, 3, rate, name=f"atrous_{rate}")(x, train)
+            for rate in config.rates
+        ]
         branches += [jnp.broadcast_to(mean, branches[0].shape)]
         return ConvNorm(config, width, name="mix")(jnp.concatenate(branches, -1), train)
 

@@ -54,7 +54,9 @@ class GoogLeNetConfig:
     remat: bool = False
 
     def __post_init__(self) -> None:
-        blocks = {(stage, block) for stage, row in enumerate(self.stages) for block in range(len(row))}
+        blocks = {
+            (stage, block) for stage, row in enumerate(self.stages) for block in range(len(row))
+        }
         if self.aux and not blocks.issuperset(AUXILIARY):
             raise ValueError(
                 "Auxiliary classifiers sit behind blocks 4a and 4d, which `stages` lacks; leave `aux` off."
@@ -96,7 +98,9 @@ class Inception(nn.Module):
         pooled = nn.max_pool(x, (3, 3), (1, 1), "SAME")
         branches = (
             conv(point, 1, name="one")(x, train),
-            conv(three, 3, name="three")(conv(reduce_three, 1, name="reduce_three")(x, train), train),
+            conv(three, 3, name="three")(
+                conv(reduce_three, 1, name="reduce_three")(x, train), train
+            ),
             conv(five, 5, name="five")(conv(reduce_five, 1, name="reduce_five")(x, train), train),
             conv(project, 1, name="project")(pooled, train),
         )
@@ -113,7 +117,9 @@ class Auxiliary(nn.Module):
         """(batch, h, w, any) -> logits (batch, classes), float32."""
         config = self.config
         x = Conv(config, 128, 1, name="reduce")(adaptive_average(x, (4, 4)), train)
-        x = nn.Dense(config.channels(1024), dtype=config.dtype, name="hidden")(x.reshape(x.shape[0], -1))
+        x = nn.Dense(config.channels(1024), dtype=config.dtype, name="hidden")(
+            x.reshape(x.shape[0], -1)
+        )
         x = nn.Dropout(config.dropout, deterministic=not train)(nn.relu(x))
         return classify(config, x)
 
@@ -147,6 +153,8 @@ class GoogLeNet(nn.Module):
             for number, block in enumerate(blocks):
                 x = inception(config, block, name=f"stage_{stage}_block_{number}")(x, train)
                 if config.aux and (stage, number) in AUXILIARY:
-                    auxiliary.append(Auxiliary(config, name=f"auxiliary_{len(auxiliary)}")(x, train))
+                    auxiliary.append(
+                        Auxiliary(config, name=f"auxiliary_{len(auxiliary)}")(x, train)
+                    )
         logits = classify(config, x.mean((1, 2)))
         return (logits, *auxiliary) if config.aux and train else logits

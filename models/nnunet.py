@@ -38,7 +38,9 @@ def planned_strides(size: Sequence[int], edge: int = 4) -> Strides:
         if not any(halved) or (sum(halved) == 1 and max(size) < 3 * edge):
             return tuple(strides)
         strides.append(tuple(1 + half for half in halved))
-        size = tuple(math.ceil(extent / step) for extent, step in zip(size, strides[-1], strict=True))
+        size = tuple(
+            math.ceil(extent / step) for extent, step in zip(size, strides[-1], strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,11 @@ class NNUNetConfig:
     dtype: Any = jnp.float32
 
     def __post_init__(self) -> None:
-        if len(self.strides) < 2 or self.rank not in CAPS or len({len(stage) for stage in self.strides}) > 1:
+        if (
+            len(self.strides) < 2
+            or self.rank not in CAPS
+            or len({len(stage) for stage in self.strides}) > 1
+        ):
             raise ValueError(
                 f"Need two stages or more, each with a stride per axis of 2 or 3 axes; got {self.strides}."
             )
@@ -98,7 +104,9 @@ class ConvPair(nn.Module):
         """(batch, *spatial, any) -> (batch, *spatial / strides, filters)."""
         sides, init = (3,) * self.config.rank, nn.initializers.he_normal()
         for strides in (self.strides, 1):
-            conv = nn.Conv(self.filters, sides, strides, padding=1, kernel_init=init, dtype=self.config.dtype)
+            conv = nn.Conv(
+                self.filters, sides, strides, padding=1, kernel_init=init, dtype=self.config.dtype
+            )
             x = nn.leaky_relu(InstanceNorm()(conv(x)), SLOPE)
         return x
 
@@ -123,9 +131,13 @@ class NNUNet(nn.Module):
         outputs = []
         for stage in reversed(range(len(skips) - 1)):
             width, window = config.widths[stage], tuple(config.strides[stage + 1])
-            x = nn.ConvTranspose(width, window, window, dtype=config.dtype, name=f"widen_{stage}")(x)
+            x = nn.ConvTranspose(width, window, window, dtype=config.dtype, name=f"widen_{stage}")(
+                x
+            )
             x = ConvPair(config, width, name=f"up_{stage}")(jnp.concatenate([x, skips[stage]], -1))
-            logits = nn.Conv(config.classes, (1,) * config.rank, dtype=config.dtype, name=f"head_{stage}")(x)
+            logits = nn.Conv(
+                config.classes, (1,) * config.rank, dtype=config.dtype, name=f"head_{stage}"
+            )(x)
             outputs.insert(0, logits.astype(jnp.promote_types(logits.dtype, jnp.float32)))
         return tuple(outputs)
 

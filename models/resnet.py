@@ -15,7 +15,13 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-BLOCKS = {14: (1, 1, 1, 1), 26: (2, 2, 2, 2), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
+BLOCKS = {
+    14: (1, 1, 1, 1),
+    26: (2, 2, 2, 2),
+    50: (3, 4, 6, 3),
+    101: (3, 4, 23, 3),
+    152: (3, 8, 36, 3),
+}
 """Depth -> blocks per stage; 14 and 26 are common small variants."""
 
 EXPANSION = 4
@@ -44,7 +50,9 @@ class ResNetConfig:
 
     def __post_init__(self) -> None:
         if self.output_stride not in (4, 8, 16, 32):
-            raise ValueError(f"A ResNet has an output stride of 4, 8, 16 or 32, not {self.output_stride}.")
+            raise ValueError(
+                f"A ResNet has an output stride of 4, 8, 16 or 32, not {self.output_stride}."
+            )
 
     @property
     def blocks(self) -> tuple[int, ...]:
@@ -79,7 +87,9 @@ class Bottleneck(nn.Module):
         y = nn.relu(norm("norm_reduce")(conv(self.filters, (1, 1), name="reduce")(x)))
         y = conv(self.filters, (3, 3), strides, kernel_dilation=self.dilation, name="spatial")(y)
         y = nn.relu(norm("norm_spatial")(y))
-        y = norm("norm_expand", scale_init=nn.initializers.zeros)(conv(wide, (1, 1), name="expand")(y))
+        y = norm("norm_expand", scale_init=nn.initializers.zeros)(
+            conv(wide, (1, 1), name="expand")(y)
+        )
         if x.shape != y.shape:
             x = norm("norm_shortcut")(conv(wide, (1, 1), strides, name="shortcut")(x))
         return nn.relu(x + y)
@@ -87,7 +97,9 @@ class Bottleneck(nn.Module):
 
 def batch_norm(config: ResNetConfig, train: bool, name: str, **options: Any) -> nn.BatchNorm:
     """Batch norm with float32 statistics: of the batch in training, running ones in evaluation."""
-    return nn.BatchNorm(not train, momentum=0.9, epsilon=1e-5, dtype=config.dtype, name=name, **options)
+    return nn.BatchNorm(
+        not train, momentum=0.9, epsilon=1e-5, dtype=config.dtype, name=name, **options
+    )
 
 
 def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[jax.Array]:
@@ -106,7 +118,9 @@ def stage_outputs(config: ResNetConfig, image: jax.Array, train: bool) -> list[j
         filters, dilation = config.filters * 2**stage, config.dilation(stage)
         for block in range(blocks):
             stride = 1 if block else config.stride(stage)
-            x = bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(x, train)
+            x = bottleneck(config, filters, stride, dilation, name=f"stage_{stage}_block_{block}")(
+                x, train
+            )
         outputs.append(x)
     return outputs
 

@@ -49,7 +49,9 @@ def make_step(loss: Loss, optimizer: optax.GradientTransformation) -> Step:
     return step
 
 
-def make_random_step(loss_of: Callable[[jax.Array], Loss], optimizer: optax.GradientTransformation, seed: int) -> Step:
+def make_random_step(
+    loss_of: Callable[[jax.Array], Loss], optimizer: optax.GradientTransformation, seed: int
+) -> Step:
     """As `make_step`, for a loss that needs a random key, for example for dropout.
 
     The key is derived from `seed` and `state.step`, so each step has its own, and recomputing a
@@ -78,7 +80,9 @@ def training_loss(model: Any, measure: Measure, key: jax.Array | None = None) ->
 
     def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
         variables = {"params": params, "batch_stats": batch_stats}
-        outputs, changed = model.apply(variables, batch["image"], train=True, mutable=["batch_stats"], **options)
+        outputs, changed = model.apply(
+            variables, batch["image"], train=True, mutable=["batch_stats"], **options
+        )
         return measure(outputs, batch["label"]), changed.get("batch_stats", batch_stats)
 
     return loss
@@ -122,7 +126,9 @@ def build(
         batch = sample(data)
         variables = model.init(weights, batch[inputs])
         params, batch_stats = variables["params"], variables.get("batch_stats", {})
-        return TrainState(jnp.zeros((), jnp.int32), params, batch_stats, optimizer.init(params)), batch
+        return TrainState(
+            jnp.zeros((), jnp.int32), params, batch_stats, optimizer.init(params)
+        ), batch
 
     key = jax.random.key(seed)
     return step, _compile_quickly(arguments)(key) if concrete else jax.eval_shape(arguments, key)

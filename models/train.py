@@ -256,7 +256,9 @@ def decoder_step(
         text = jax.random.randint(key, (batch, tokens + 1), 0, config.vocab)
         return {"tokens": text[:, :-1], "targets": text[:, 1:]}
 
-    return build(model, make_step(loss, optimizer), optimizer, sample, concrete, seed, inputs="tokens")
+    return build(
+        model, make_step(loss, optimizer), optimizer, sample, concrete, seed, inputs="tokens"
+    )
 
 
 def _unet_step(
@@ -299,7 +301,9 @@ def _nnunet_sgd() -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(12.0), optax.add_decayed_weights(3e-5), descend)
 
 
-def _dropout_step(model: Any, measure: Measure, optimizer: optax.GradientTransformation, seed: int) -> Step:
+def _dropout_step(
+    model: Any, measure: Measure, optimizer: optax.GradientTransformation, seed: int
+) -> Step:
     return make_random_step(partial(training_loss, model, measure), optimizer, seed)
 
 

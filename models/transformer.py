@@ -16,7 +16,9 @@ CHECKPOINTS = {
     "nothing": jax.checkpoint_policies.nothing_saveable,
     "dots": jax.checkpoint_policies.dots_saveable,
     "dots_without_batch": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-    "dots_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims("device", "pinned_host"),
+    "dots_offloaded": jax.checkpoint_policies.offload_dot_with_no_batch_dims(
+        "device", "pinned_host"
+    ),
 }
 """Name -> policy of `jax.checkpoint` for what a layer keeps for its backward pass."""
 
@@ -45,9 +47,13 @@ class DecoderConfig:
 
     def __post_init__(self) -> None:
         if self.width % self.heads:
-            raise ValueError(f"Width {self.width} cannot be split among {self.heads} heads; choose a divisor of it.")
+            raise ValueError(
+                f"Width {self.width} cannot be split among {self.heads} heads; choose a divisor of it."
+            )
         if self.checkpoint and self.checkpoint not in CHECKPOINTS:
-            raise ValueError(f"`checkpoint` is one of {', '.join(CHECKPOINTS)}; not {self.checkpoint!r}.")
+            raise ValueError(
+                f"`checkpoint` is one of {', '.join(CHECKPOINTS)}; not {self.checkpoint!r}."
+            )
 
 
 class Attention(nn.Module):
@@ -66,9 +72,13 @@ class Attention(nn.Module):
         )
         scores = jnp.einsum("bqhd,bkhd->bhqk", query, key).astype(_wide(config.dtype)) * size**-0.5
         causal = jnp.arange(tokens)[:, None] >= jnp.arange(tokens)
-        weights = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min)).astype(config.dtype)
+        weights = jax.nn.softmax(jnp.where(causal, scores, jnp.finfo(scores.dtype).min)).astype(
+            config.dtype
+        )
         mixed = jnp.einsum("bhqk,bkhd->bqhd", weights, value)
-        return nn.DenseGeneral(config.width, axis=(-2, -1), dtype=config.dtype, name="output")(mixed)
+        return nn.DenseGeneral(config.width, axis=(-2, -1), dtype=config.dtype, name="output")(
+            mixed
+        )
 
 
 class Layer(nn.Module):
@@ -80,7 +90,9 @@ class Layer(nn.Module):
     def __call__(self, x: jax.Array) -> jax.Array:
         """(batch, tokens, width) -> same."""
         config = self.config
-        x = x + Attention(config, name="attention")(nn.LayerNorm(dtype=config.dtype, name="norm_attention")(x))
+        x = x + Attention(config, name="attention")(
+            nn.LayerNorm(dtype=config.dtype, name="norm_attention")(x)
+        )
         y = nn.LayerNorm(dtype=config.dtype, name="norm_mlp")(x)
         y = nn.gelu(nn.Dense(config.mlp_ratio * config.width, dtype=config.dtype, name="mlp_in")(y))
         return x + nn.Dense(config.width, dtype=config.dtype, name="mlp_out")(y)
@@ -100,7 +112,9 @@ class Decoder(nn.Module):
                 f"{length} tokens exceed the context of {config.context}; shorten them or raise `context`."
             )
         narrow = nn.initializers.normal(0.02)
-        embed = nn.Embed(config.vocab, config.width, embedding_init=narrow, dtype=config.dtype, name="embed")
+        embed = nn.Embed(
+            config.vocab, config.width, embedding_init=narrow, dtype=config.dtype, name="embed"
+        )
         positions = self.param("positions", narrow, (config.context, config.width))
         x = embed(tokens) + positions[:length].astype(config.dtype)
         x = nn.LayerNorm(dtype=config.dtype, name="norm_out")(self._layers(x))
@@ -113,7 +127,9 @@ class Decoder(nn.Module):
     def _layers(self, x: jax.Array) -> jax.Array:
         layer = Layer
         if self.config.checkpoint:
-            layer = nn.remat(Layer, prevent_cse=not self.config.scan, policy=CHECKPOINTS[self.config.checkpoint])
+            layer = nn.remat(
+                Layer, prevent_cse=not self.config.scan, policy=CHECKPOINTS[self.config.checkpoint]
+            )
         if not self.config.scan:
             for index in range(self.config.layers):
                 x = layer(self.config, name=f"layer_{index}")(x)
@@ -133,7 +149,10 @@ def stack_layers(params: dict[str, Any]) -> dict[str, Any]:
     Stacks "layer_0", "layer_1", ... along a new axis of "layers". Takes and returns the collection
     "params". The logits stay the same up to rounding.
     """
-    layers = [params[f"layer_{index}"] for index in range(sum(name.startswith("layer_") for name in params))]
+    layers = [
+        params[f"layer_{index}"]
+        for index in range(sum(name.startswith("layer_") for name in params))
+    ]
     unstacked = {name: value for name, value in params.items() if not name.startswith("layer_")}
     return unstacked | {"layers": jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
 

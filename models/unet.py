@@ -75,7 +75,9 @@ def upsample_nearest(x: jax.Array) -> jax.Array:
     """
     batch, *spatial, channels = x.shape
     thin = x.reshape(batch, *(extent for side in spatial for extent in (side, 1)), channels)
-    wide = jnp.broadcast_to(thin, (batch, *(extent for side in spatial for extent in (side, 2)), channels))
+    wide = jnp.broadcast_to(
+        thin, (batch, *(extent for side in spatial for extent in (side, 2)), channels)
+    )
     return wide.reshape(batch, *(2 * side for side in spatial), channels)
 
 
@@ -92,7 +94,9 @@ class ConvBlock(nn.Module):
         norm = self.config.norm
         for _ in range(2):
             # No bias before a norm, which would subtract it with the mean.
-            x = nn.Conv(self.filters, (3,) * self.rank, use_bias=norm is None, dtype=self.config.dtype)(x)
+            x = nn.Conv(
+                self.filters, (3,) * self.rank, use_bias=norm is None, dtype=self.config.dtype
+            )(x)
             x = nn.relu(self._normalize(x))
         return x
 
@@ -139,8 +143,12 @@ class UNet(nn.Module):
             case "transpose":
                 window = (2,) * self.rank
                 width = self.config.filters * 2**level
-                return nn.ConvTranspose(width, window, window, dtype=self.config.dtype, name=f"widen_{level}")(x)
-        raise ValueError(f"Unknown upsampling {self.config.upsampling!r}; use 'nearest' or 'transpose'.")
+                return nn.ConvTranspose(
+                    width, window, window, dtype=self.config.dtype, name=f"widen_{level}"
+                )(x)
+        raise ValueError(
+            f"Unknown upsampling {self.config.upsampling!r}; use 'nearest' or 'transpose'."
+        )
 
     def _check(self, image: jax.Array) -> None:
         if image.ndim != self.rank + 2 or image.shape[-1] != self.config.in_channels:

@@ -1,7 +1,5 @@
 """Every door refuses what makes no sense with one error that says what it is and what to write instead."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace

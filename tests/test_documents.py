@@ -1,7 +1,5 @@
 """Whatever a document holds, its loader gives the object, which can be shown and saved, or an error of memplan's."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

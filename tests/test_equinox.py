@@ -1,7 +1,5 @@
 """`memplan.equinox.filter_jit` does what `equinox.filter_jit` does, to the bit, within a budget."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import equinox as eqx

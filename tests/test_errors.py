@@ -1,7 +1,5 @@
 """Errors: the last line of each names the section of the guides that explains its class."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

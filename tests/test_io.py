@@ -1,7 +1,5 @@
 """A file is there whole, or as it was; what is read is what was written, and what is wrong with it has its place."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Mapping
@@ -126,7 +124,7 @@ def test_large_documents_are_refused_before_they_are_read(tmp_path: Path, monkey
     path = tmp_path / "document.json"
     path.write_text('{"format": 1}')
     assert io.read_json(path, 1) == {}
-    monkeypatch.setattr(io, "_MOST_ENTRIES", 3)
+    monkeypatch.setattr(io, "_MAX_ENTRIES", 3)
     assert io.parse("[1, 2, 3]") == [1, 2, 3]
     with pytest.raises(ValueError, match="more entries"):
         io.parse("[1, 2, 3, 4]")

@@ -1,7 +1,5 @@
 """`memplan.keras.plan`: Keras trains the same model, to the bit, within a budget, and nothing else changes."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`memplan.nnx.jit` does what `flax.nnx.jit` does, to the bit and in place, within a budget."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 
@@ -127,7 +125,7 @@ def test_stages_change_nothing_and_their_end_runs(mode: str) -> None:
     planned = step.plan(*modules)
     assert isinstance(planned, Planned) and planned.plan is not None and planned.report.compiled_peak_bytes <= LIMIT
     assert (
-        step.eval_shape(*modules).shape == () and step.trace(*modules).lower().lowered is step.lower(*modules)._inside
+        step.eval_shape(*modules).shape == () and step.trace(*modules).lower().lowered is step.lower(*modules)._planned
     )
     assert all(map(np.array_equal, arrays(*modules[:3]), arrays(*start()[:3])))
     compiled = planned.compile()

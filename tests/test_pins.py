@@ -1,7 +1,5 @@
 """`pin`: values with a name are where the user says, in every form of a step, and what cannot be is told."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -69,7 +67,7 @@ def training(layer: Layer, scan: bool = False) -> Built:
 
 def fate(planned: Planned, name: str) -> Counter[tuple[str, bool, bool]]:
     """Of the buffers with a pin: where they should be, whether they are copied, and whether they are made again."""
-    found = planned._found
+    found = planned._outcome
     assert isinstance(found, Outcome)
     problem, schedule = found.planned.base.problem, found.planned.schedule
     ran = Counter(one.number for one in schedule if one.kind is Kind.RUN)
@@ -137,7 +135,6 @@ def test_here_the_same_bits_and_a_plan_that_is_followed(tmp_path: Path) -> None:
     planned = memplan.jit(step, pin={"h": "recompute"}).plan(*args)
     assert planned.report.recomputations_found and fate(planned, "h")["recompute", False, True] >= LAYERS - 2
     assert all(map(np.array_equal, wanted, jax.tree.leaves(planned.compile()(*args))))
-    assert planned.plan is not None
     planned.plan.save(tmp_path / "plan.json")
     followed = memplan.jit(step, plan=memplan.Plan.load(tmp_path / "plan.json")).plan(*args)
     assert followed.report.pins == planned.report.pins

@@ -1,7 +1,5 @@
 """From a step to what runs: one compilation, the bytes that were predicted, the bits of the plain step."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -16,15 +14,17 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 
 import memplan
 from memplan import MemplanError, parallel, pipeline
-from memplan.compilation import callback
 from memplan.errors import BudgetError
 from memplan.hardware import catalog
-from memplan.pipeline import Outcome, Request
+from memplan.pipeline import Outcome
 from memplan.planning.search import planner
+from memplan.program import candidates
 from memplan.program.trace import Program
+from memplan.request import Request, limits_of
 from memplan.xla import target
 from memplan.xla.local import Pools
-from memplan.xla.module import UnreadableModuleError
+from memplan.xla.module import Module
+from memplan.xla.schema import UnreadableModuleError
 from memplan.xla.target import Target
 from tests.xla.steps import dense, scanned
 from tests.xla.test_target import needs_compiler
@@ -64,7 +64,7 @@ class TestOnce:
     def test_planning_and_calling_compile_once(self, compiled: list[Any]) -> None:
         step, args = dense(64, 6)
         whole = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
-        assert whole is not None and len(compiled) == 1
+        assert len(compiled) == 1
         fit = memplan.jit(step, budget=int(0.8 * whole), donate_argnums=0)
         fit.plan(*args)
         state, _ = fit(*args)
@@ -84,7 +84,7 @@ class TestOnce:
         def same(program: Program, *_: Any, **__: Any) -> Any:
             return replace(program, rewritten=program.jaxpr)
 
-        monkeypatch.setattr(pipeline, "fewer_residuals", same)
+        monkeypatch.setattr(candidates, "fewer_residuals", same)
         step, args = dense(16, 2)
         found = pipeline.best(step, args, {}, DONATE, Request(1))
         assert found.unmodified is found.planned.plain
@@ -194,13 +194,13 @@ class TestPlans:
         plain = planned(step, args, 1.0, device="a100")
         budget = int(0.8 * plain.device_bytes)
         first = memplan.jit(step, device="a100", donate_argnums=0, budget=budget).plan(*args)
-        assert first.plan is not None and any("triton" in which for _, which in first.plan.kernels)
+        assert any("triton" in which for _, which in first.plan.kernels)
         library = {"compiler_options": {"xla_gpu_enable_triton_gemm": False}, "donate_argnums": 0}
         again = memplan.jit(step, device="a100", budget=budget, plan=first.plan, **library)
         with pytest.warns(UserWarning, match=r"different kernels.*triton.*planned again"):
             second = again.plan(*args)
         assert second.report.status == "fits"
-        assert second.plan is not None and second.plan.fingerprint != first.plan.fingerprint
+        assert second.plan.fingerprint != first.plan.fingerprint
         other = memplan.jit(lambda state, x: step(state, x + 1), device="a100", plan=first.plan, **library)
         with pytest.raises(memplan.PlanMismatchError):
             other.plan(*args)
@@ -251,7 +251,6 @@ class TestPlans:
         args = state, Picky(jnp.float32(2.0)), x
         fit = memplan.jit(scaled, donate_argnums=0, device=device)
         whole = fit.plan(*args).report.baseline_peak_bytes
-        assert whole is not None
         share = 0.8 if device is None else 0.98  # the library's scratch memory is most of it
         fit = memplan.jit(scaled, donate_argnums=0, device=device, budget=int(share * whole))
         assert fit.plan(*args).report.status == "fits"
@@ -280,19 +279,19 @@ class TestPinnedPool:
 
     @pytest.fixture(autouse=True)
     def pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(pipeline, "host_memory_bytes", lambda: 1000 << 30)
-        monkeypatch.setattr(pipeline, "pools", Pools)
+        monkeypatch.setattr("memplan.request.host_memory_bytes", lambda: 1000 << 30)
+        monkeypatch.setattr("memplan.request.pools", Pools)
 
     def test_by_default_it_is_what_the_pool_gives(self) -> None:
-        assert pipeline.limits_of(Request(), self.HERE).host_bytes == 64 << 30
+        assert limits_of(Request(), self.HERE).host_bytes == 64 << 30
 
     @pytest.mark.parametrize(("budget", "line"), [("70GiB", 70), ("100%", 800), ((64 << 30) + 1, 65)])
     def test_more_is_refused_with_the_line_that_raises_it(self, budget: Any, line: int) -> None:
         with pytest.raises(BudgetError, match=f"export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={line}\n"):
-            pipeline.limits_of(Request(host_budget=budget), self.HERE)
+            limits_of(Request(host_budget=budget), self.HERE)
 
     def test_as_much_is_not(self) -> None:
-        assert pipeline.limits_of(Request(host_budget="64GiB"), self.HERE).host_bytes == 64 << 30
+        assert limits_of(Request(host_budget="64GiB"), self.HERE).host_bytes == 64 << 30
 
     @pytest.mark.parametrize("host_bytes", [0, 5 << 30])
     def test_an_allocator_without_memory_spaces_is_refused_where_there_are_copies(
@@ -303,7 +302,7 @@ class TestPinnedPool:
             host_bytes: int
             seconds: float = 0.0
 
-        monkeypatch.setattr(pipeline, "target_of", lambda device: self.HERE)
+        monkeypatch.setattr("memplan.request.target_of", lambda device: self.HERE)
         monkeypatch.setattr(pipeline.Attempts, "run", lambda *_: Found(host_bytes))
         monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "vmm")
         if not host_bytes:
@@ -314,7 +313,7 @@ class TestPinnedPool:
 
     def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
         there = replace(self.HERE, described=True)
-        assert pipeline.limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30
+        assert limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30
 
 
 class TestErrors:
@@ -328,10 +327,10 @@ class TestErrors:
             planned(step, args, 0.8)
 
     def test_a_module_that_cannot_be_read_names_the_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def unreadable(text: str) -> Any:
+        def unreadable(proto: bytes, scheduled: bool) -> Any:
             raise UnreadableModuleError("A new kind of line.")
 
-        monkeypatch.setattr(callback, "read_module", unreadable)
+        monkeypatch.setattr(Module, "read", unreadable)
         with pytest.raises(MemplanError, match=r"jaxlib 0\.1.*A new kind of line"):
             memplan.jit(lambda x: x + 1)(jnp.ones(3))
 
@@ -378,7 +377,6 @@ def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
     weights = jax.random.normal(jax.random.key(0), (3, 2, 16, 16)) / 8
     args = weights, jax.random.normal(jax.random.key(1), (128, 16))
     plain = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    assert plain is not None
     budget = plain * share // 100
     works = budget
     try:

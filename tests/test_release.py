@@ -1,7 +1,5 @@
 """What is released: a wheel with the package and its demo alone, and a source distribution with all that is tracked."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """With jax's persistent cache on, a second start of a program compiles nothing, and nothing is taken for another."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -75,7 +73,7 @@ def test_loops_that_were_rewritten_are_found_again(called: list[str]) -> None:
     whole = memplan.jit(step).plan(*args).report.compiled_peak_bytes
     called.clear()
     first = start(0.35 * whole / NBYTES, step, args)
-    assert first.plan is not None and any(first.plan.loops)
+    assert any(first.plan.loops)
     compiled = len(called)
     second = start(0.35 * whole / NBYTES, step, args)
     assert len(called) == compiled and second.plan == first.plan and same(first, second, args)

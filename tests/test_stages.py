@@ -1,7 +1,5 @@
 """Every stage of `memplan.jit` says what the stage of `jax.jit` says of the same step."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

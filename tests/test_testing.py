@@ -1,7 +1,5 @@
 """The pytest plugin: what it costs those who don't use it, what it measures, and how its snapshots fail."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

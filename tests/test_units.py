@@ -1,7 +1,5 @@
 """Sizes as people write them, the ones they mistype, and figures as they read them."""
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any
 

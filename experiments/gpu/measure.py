@@ -38,18 +38,19 @@ from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
 from memplan import pipeline
 from memplan.hardware import measured
-from memplan.pipeline import Request
 from memplan.program import compat
 from memplan.report.model import Report
+from memplan.request import Request
 from memplan.results.execute import numbers_gate
 from memplan.results.report import report_of
-from memplan.stages import Planned
+from memplan.stages import Compiled, Planned
 from memplan.studies.baselines import policies
 from memplan.studies.calibrate import measure, measured_device, rates_of
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.replay import replay
+from tests.hlo import read_module
 
 Run = Callable[..., Any]
 
@@ -167,7 +168,7 @@ def planned(row: Row, folder: Path, found: Figures) -> None:
         if row.plain:
             _beside_plain(row, start, plan, step_s, found)
             found.tell()
-    _look_inside(events, read_module(run.as_text()), report, step_s, folder, found)
+    _look_inside(events, _module(run), report, step_s, folder, found)
 
 
 def checkpoint(row: Row, folder: Path, found: Figures) -> None:
@@ -175,7 +176,7 @@ def checkpoint(row: Row, folder: Path, found: Figures) -> None:
     start = Start.of(row.model)
     for name, policy in itertools.islice(policies().items(), 2):
         compiled = start.checkpointed(policy)
-        nbytes, predicted_s = device_bytes(compiled), replay(compiled.as_text(), local_device()).step_s
+        nbytes, predicted_s = device_bytes(compiled), replay(_module(compiled), local_device()).step_s
         plan = start.planned(row, nbytes)
         run = plan.compile()
         with card_alone():
@@ -275,9 +276,9 @@ def step_kernels(row: Row, folder: Path, found: Figures) -> None:
             current[0] = state, current[0][1]
             return metrics
 
-        result = kernel_times.record(row.name, compiled._run.executable.compiled if plan else compiled, run, folder)
+        result = kernel_times.record(row.name, compiled._runner.executable.compiled if plan else compiled, run, folder)
     known_s = sum(seconds for op, (seconds, *_) in result["seconds"].items() if op)
-    predicted = replay(read_module(compiled.as_text()), local_device())
+    predicted = replay(_module(compiled), local_device())
     found.pairs["step_s"] = result["clock_s"], predicted.step_s
     found.pairs["kernels_s"] = result["busy_s"], predicted.compute_s
     found.facts |= {"known by instruction_s": known_s, "launches": result["launches"]}
@@ -320,6 +321,12 @@ def _timed(run: Run, state: Any, batch: Any, minimum: int = 6, enough_s: float =
     return seconds
 
 
+def _module(compiled: Any) -> Module:
+    """The scheduled module of what jax or memplan compiled."""
+    of_jax = compiled._runner.executable.compiled if isinstance(compiled, Compiled) else compiled
+    return Module.read(compat.module_of(of_jax))
+
+
 def _median(seconds: Sequence[float]) -> float:
     """Median of all steps but the first, which pins memory and loads kernels."""
     return statistics.median(seconds[1:])
@@ -353,7 +360,7 @@ def _look_inside(
     for event in kernels(events):
         spent[event.op] += event.span[1] - event.span[0]
     known = {name: seconds for name, seconds in spent.items() if name in entry and name in result.seconds}
-    kinds = {name: entry[name].attribute("custom_call_target").strip('"') or entry[name].opcode for name in known}
+    kinds = {name: entry[name].target or entry[name].opcode for name in known}
     for kind in sorted(set(kinds.values())):
         names = [name for name in known if kinds[name] == kind]
         sums = (sum(seconds[name] for name in names) for seconds in (known, result.seconds))
@@ -375,7 +382,7 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, found: F
     except jax.errors.JaxRuntimeError as error:
         found.facts["the plain step"] = f"fails: {str(error)[:300]}"
         return
-    chosen = (read_module(run.as_text()).chosen_kernels for run in (start.plain, plan.compile()))
+    chosen = (_module(run).chosen_kernels for run in (start.plain, plan.compile()))
     found.facts["kernels that XLA chose otherwise than in the plain step"] = _unlike(*chosen)
     found.facts |= {"seeds": list(range(row.seeds)), "leaves": sum(len(run[-1]) for run in ours)}
     for name, references, candidates in (

@@ -17,8 +17,8 @@ from memplan.cli.output import exit_on_error, print_line, progress
 
 app = typer.Typer(
     help="jax.jit with a device-memory budget.",
-    epilog="Exit codes: 0 fits, 1 the step or memplan failed, or the step grew, 2 usage, 3 infeasible. Of doctor: 0 "
-    "nothing to gain, 1 findings.",
+    epilog="Exit codes: 0 fits, 1 the step or memplan failed, or the step grew, 2 usage, "
+    "3 infeasible. Of doctor: 0 nothing to gain, 1 findings.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -35,10 +35,14 @@ def options(
 
 
 def demo(
-    size: Annotated[int | None, typer.Option(min=1, help="Voxels along each side of a volume.")] = None,
+    size: Annotated[
+        int | None, typer.Option(min=1, help="Voxels along each side of a volume.")
+    ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Training steps.")] = None,
     budget: Budget = None,
-    data: Annotated[Path | None, typer.Option(help="A data set in the Medical Segmentation Decathlon layout.")] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="A data set in the Medical Segmentation Decathlon layout.")
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for the files of the demo.")] = None,
     debug: Debug = False,
 ) -> None:
@@ -54,7 +58,9 @@ def demo(
 _PLANNING = steps.inspect, steps.doctor, steps.check, steps.compare, steps.curve, steps.largest
 for command in (*_PLANNING, machines.devices, machines.calibrate, demo):
     app.command()(command)
-app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(machines.launch)
+app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
+    machines.launch
+)
 app.command()(machines.topology)
 
 

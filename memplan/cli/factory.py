@@ -1,4 +1,6 @@
-"""`MODULE:FACTORY(size=64)` on the command line: the user's step, and the demo, found by name at run time."""
+"""`MODULE:FACTORY(size=64)` on the command line: the user's step, and the demo, found by name at
+run time.
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,8 @@ def parse(text: str) -> Reference:
 
 
 def load(reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """Import the module, with the current directory importable, call the factory and return `(step, args)`.
+    """Import the module, with the current directory importable, call the factory and return `(step,
+    args)`.
 
     Raises:
       FactoryError: no such module or factory, an error of its own, or another result than `(step,
@@ -81,7 +84,9 @@ def load(reference: Reference) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     try:
         result = factory(**reference.arguments)
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"The factory {reference} failed with {type(error).__name__}: {error}") from error
+        raise FactoryError(
+            f"The factory {reference} failed with {type(error).__name__}: {error}"
+        ) from error
     return _step_and_args(result, reference)
 
 
@@ -116,7 +121,9 @@ def _module(reference: Reference) -> ModuleType:
             f"The module {reference.module!r} imports {error.name!r}, which is not installed."
         ) from error
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"Importing {reference.module!r} failed with {type(error).__name__}: {error}") from error
+        raise FactoryError(
+            f"Importing {reference.module!r} failed with {type(error).__name__}: {error}"
+        ) from error
 
 
 def _literal(keyword: ast.keyword, text: str) -> tuple[str, Any]:
@@ -144,7 +151,10 @@ def _step_and_args(
     result: Any,
     reference: Reference,
 ) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    advice = "It must return (step, args): the function to plan and the tuple of its arguments, such as (state, batch)."
+    advice = (
+        "It must return (step, args): the function to plan and the tuple of its arguments, such as "
+        "(state, batch)."
+    )
     if not isinstance(result, tuple):
         raise FactoryError(f"{reference} returned a {type(result).__name__}. {advice}")
     if len(result) != 2:

@@ -36,10 +36,14 @@ def calibrate(
     json: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine's device and its link to the host. Takes half a minute; the machine should be idle."""
+    """Measure this machine's device and its link to the host. Takes half a minute; the machine
+    should be idle.
+    """
     with exit_on_error(debug):
         if out is not None and not measured.is_path(str(out)):
-            raise typer.BadParameter(f"{out} would not be known as a file: let it end in .json.", param_hint="--out")
+            raise typer.BadParameter(
+                f"{out} would not be known as a file: let it end in .json.", param_hint="--out"
+            )
         if out is not None and out == json:
             raise typer.BadParameter(f"{out} cannot hold both --out and --json.")
         check_writable(json)
@@ -60,10 +64,14 @@ def launch(
     ],
     processes: Annotated[
         int,
-        typer.Option("-n", "--processes", min=1, help="Number of processes to start on this machine."),
+        typer.Option(
+            "-n", "--processes", min=1, help="Number of processes to start on this machine."
+        ),
     ],
     devices: Annotated[int | None, typer.Option(min=1, help="CPU devices of each process.")] = None,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of rank 0. Default: a free one.")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of rank 0. Default: a free one.")
+    ] = None,
     timeout: Annotated[
         int,
         typer.Option(min=1, help="Seconds for which processes wait for one another at the start."),
@@ -73,12 +81,17 @@ def launch(
         float,
         typer.Option(
             min=0,
-            help="Seconds for the other processes to end after a failure; SIGTERM after half of them.",
+            help=(
+                "Seconds for the other processes to end after a failure; SIGTERM after half of "
+                "them."
+            ),
         ),
     ] = 5.0,
     debug: Debug = False,
 ) -> None:
-    """Start the processes of a run on this machine. Exit code: of the first process that failed (128 + signal)."""
+    """Start the processes of a run on this machine. Exit code: of the first process that failed
+    (128 + signal).
+    """
     with exit_on_error(debug):
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, lambda number, _: sys.exit(128 + number))
@@ -87,7 +100,9 @@ def launch(
 
 
 def topology(
-    measure: Annotated[bool, typer.Option("--measure", help="Measure the links between the local devices.")] = False,
+    measure: Annotated[
+        bool, typer.Option("--measure", help="Measure the links between the local devices.")
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the measured topology to this file, for topology=PATH.json."),
@@ -96,7 +111,9 @@ def topology(
     html: Html = None,
     debug: Debug = False,
 ) -> None:
-    """List the known topologies, or measure the local links (under memplan launch: between processes)."""
+    """List the known topologies, or measure the local links (under memplan launch: between
+    processes).
+    """
     with exit_on_error(debug):
         if out is not None and not measure:
             raise typer.BadParameter("--out needs --measure.", param_hint="--out")

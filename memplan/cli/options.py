@@ -16,7 +16,10 @@ FactoryArgument = Annotated[
     str,
     typer.Argument(
         metavar="MODULE:FACTORY",
-        help="A function that returns (step, args); with literal arguments: 'models.train:unet3d_step(size=64)'.",
+        help=(
+            "A function that returns (step, args); with literal arguments: "
+            "'models.train:unet3d_step(size=64)'."
+        ),
     ),
 ]
 Budget = Annotated[
@@ -25,9 +28,13 @@ Budget = Annotated[
 ]
 Json = Annotated[
     Path | None,
-    typer.Option("--json", help="Write JSON to this file, or with '-' to standard output instead of tables."),
+    typer.Option(
+        "--json", help="Write JSON to this file, or with '-' to standard output instead of tables."
+    ),
 ]
-Html = Annotated[Path | None, typer.Option("--html", help="Write one self-contained page to this file.")]
+Html = Annotated[
+    Path | None, typer.Option("--html", help="Write one self-contained page to this file.")
+]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 
 
@@ -35,10 +42,14 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 class StepCommandOptions:
     """Options of every command that plans a step."""
 
-    host_budget: Annotated[str | None, typer.Option(help="Host memory for offloaded values, in the same form.")] = None
+    host_budget: Annotated[
+        str | None, typer.Option(help="Host memory for offloaded values, in the same form.")
+    ] = None
     device: Annotated[
         str | None,
-        typer.Option(help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json."),
+        typer.Option(
+            help="Plan for this device: a name (see `memplan devices`) or a measured PATH.json."
+        ),
     ] = None
     split: Annotated[
         bool,
@@ -51,17 +62,21 @@ class StepCommandOptions:
         str | None,
         typer.Option(
             metavar="0,1|none",
-            help="Arguments whose buffers the step may overwrite. Default: the first of several, as in "
-            "step(state, batch); for doctor, those that a step of jax.jit donates.",
+            help="Arguments whose buffers the step may overwrite. Default: the first of several, "
+            "as in step(state, batch); for doctor, those that a step of jax.jit donates.",
         ),
     ] = None
     host_state: Annotated[
         list[str] | None,
-        typer.Option(metavar="0,1", help="Arguments whose large arrays live in host memory; may be repeated."),
+        typer.Option(
+            metavar="0,1", help="Arguments whose large arrays live in host memory; may be repeated."
+        ),
     ] = None
     pin: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME=device|host|recompute", help="Where named values are; may be repeated."),
+        typer.Option(
+            metavar="NAME=device|host|recompute", help="Where named values are; may be repeated."
+        ),
     ] = None
     json: Json = None
     html: Html = None
@@ -80,7 +95,11 @@ class StepCommandOptions:
         if self.donate is None:
             donated = (0,) if len(args) > 1 else ()
         else:
-            donated = () if self.donate == "none" else _positions(self.donate, args, "--donate", "0, 0,1 or none")
+            donated = (
+                ()
+                if self.donate == "none"
+                else _positions(self.donate, args, "--donate", "0, 0,1 or none")
+            )
         on_host = ",".join(self.host_state or ())
         return {
             "host_budget": self.host_budget,
@@ -101,7 +120,9 @@ def _pin(text: str) -> tuple[str, str]:
 
 def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> tuple[int, ...]:
     positions = text.split(",")
-    if not all(position.strip().isdecimal() and int(position) < len(args) for position in positions):
+    if not all(
+        position.strip().isdecimal() and int(position) < len(args) for position in positions
+    ):
         raise typer.BadParameter(
             f"{text!r} does not name positions of the {len(args)} arguments. Write {examples}.",
             param_hint=option,
@@ -125,11 +146,13 @@ def step_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
-        options = StepCommandOptions(**{option.name: arguments.pop(option.name) for option in shared})
+        options = StepCommandOptions(
+            **{option.name: arguments.pop(option.name) for option in shared}
+        )
         with exit_on_error(options.debug):
             check_writable(options.json, options.html)
             command(**arguments, options=options)
 
-    wrapper.__signature__ = inspect.Signature(parameters)  # pyright: ignore[reportAttributeAccessIssue]
+    setattr(wrapper, "__signature__", inspect.Signature(parameters))  # noqa: B010  typer reads it
     wrapper.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return wrapper

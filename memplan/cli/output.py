@@ -106,7 +106,9 @@ def check_extra(
     if path in (STDOUT, *used):
         raise typer.BadParameter("give it a file name of its own.", param_hint=option)
     if importlib.util.find_spec(package) is None:
-        raise typer.BadParameter(f"it needs {package}: pip install 'memplan[{extra}]'.", param_hint=option)
+        raise typer.BadParameter(
+            f"it needs {package}: pip install 'memplan[{extra}]'.", param_hint=option
+        )
     check_writable(path)
 
 

@@ -34,7 +34,9 @@ def inspect(
     options: StepCommandOptions,
     verify: Annotated[
         str,
-        typer.Option(help="compile, numbers (also run both steps and compare their results), or none."),
+        typer.Option(
+            help="compile, numbers (also run both steps and compare their results), or none."
+        ),
     ] = ("compile"),
     trace: Annotated[
         Path | None,
@@ -45,11 +47,15 @@ def inspect(
         typer.Option(help="Draw memory over the step to this file; needs the extra plots."),
     ] = None,
 ) -> None:
-    """Plan and compile one step and report its memory and time. Runs nothing unless --verify numbers."""
+    """Plan and compile one step and report its memory and time. Runs nothing unless --verify
+    numbers.
+    """
     check_extra(trace, "--trace", "perfetto", "trace", options.json, options.html)
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html, trace)
     if verify not in ("compile", "numbers", "none"):
-        raise typer.BadParameter(f"{verify!r} is not one of compile, numbers, none.", param_hint="--verify")
+        raise typer.BadParameter(
+            f"{verify!r} is not one of compile, numbers, none.", param_hint="--verify"
+        )
     with progress() as stage:
         function, args = _load(step, stage)
         has_options = bool(budget) or verify != "compile" or options.asks_for_a_plan
@@ -69,7 +75,8 @@ def inspect(
 
 @step_command
 def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepCommandOptions) -> None:
-    """What to do first about the memory of one step, cheapest first, before any plan: bytes, seconds, lines.
+    """What to do first about the memory of one step, cheapest first, before any plan: bytes,
+    seconds, lines.
 
     Exit code 0 if there is nothing to gain, 1 if there are findings.
     """
@@ -88,21 +95,29 @@ def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepCommand
 def check(
     step: FactoryArgument,
     *,
-    against: Annotated[Path, typer.Option(help="The saved report, of --save or of `memplan inspect --json`.")],
+    against: Annotated[
+        Path, typer.Option(help="The saved report, of --save or of `memplan inspect --json`.")
+    ],
     bytes_percent: Annotated[
         float, typer.Option("--bytes", help="Percent by which the compiled bytes may rise.")
     ] = Tolerance.bytes,
     ms_percent: Annotated[
         float, typer.Option("--ms", help="Percent by which the predicted time may rise.")
     ] = Tolerance.ms,
-    saves: Annotated[bool, typer.Option("--save", help="Write the new report to --against, whatever rose.")] = False,
+    saves: Annotated[
+        bool, typer.Option("--save", help="Write the new report to --against, whatever rose.")
+    ] = False,
     budget: Annotated[
         str | None,
-        typer.Option(help="Plan the step within this: bytes, '16GiB' or '80%'. Default: the step as it is."),
+        typer.Option(
+            help="Plan the step within this: bytes, '16GiB' or '80%'. Default: the step as it is."
+        ),
     ] = None,
     options: StepCommandOptions,
 ) -> None:
-    """Compare a step with its saved report. Exit code 1 if its memory or time rose; shows which buffers grew."""
+    """Compare a step with its saved report. Exit code 1 if its memory or time rose; shows which
+    buffers grew.
+    """
     tolerance = Tolerance(bytes_percent, ms_percent)
     if against in (options.json, options.html):
         raise typer.BadParameter("give it a file name of its own.", param_hint="--against")
@@ -125,13 +140,17 @@ def check(
         print_result(difference, options.json, options.html)
         rises = " and ".join(tolerance.exceeded_by(difference))
         if rises:
-            print_error(f"{new.step} on {new.device}: {rises}. To accept it, run again with --save.")
+            print_error(
+                f"{new.step} on {new.device}: {rises}. To accept it, run again with --save."
+            )
             raise typer.Exit(FAILED)
 
 
 @step_command
 def compare(step: FactoryArgument, *, budget: Budget = None, options: StepCommandOptions) -> None:
-    """Compile one step in several ways, with memplan and without, and show which fit. Exit code 3 if none does."""
+    """Compile one step in several ways, with memplan and without, and show which fit. Exit code 3
+    if none does.
+    """
     with progress() as stage:
         function, args = _plain_step(step, stage)
         comparison = api.compare(function, args, budget=budget, **options.of(args))
@@ -144,13 +163,17 @@ def compare(step: FactoryArgument, *, budget: Budget = None, options: StepComman
 def curve(
     step: FactoryArgument,
     *,
-    points: Annotated[int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")] = 8,
+    points: Annotated[
+        int, typer.Option(min=1, help="Budgets, from the floor up to the plain step.")
+    ] = 8,
     share: Annotated[
         list[float] | None,
         typer.Option(help="A budget, as a share of the plain step's peak; may be repeated."),
     ] = None,
     options: StepCommandOptions,
-    png: Annotated[Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")] = None,
+    png: Annotated[
+        Path | None, typer.Option(help="Draw the curve into this file; needs the extra plots.")
+    ] = None,
 ) -> None:
     """Step time against memory: plans for several budgets, and jax and XLA without a plan."""
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
@@ -233,11 +256,15 @@ def _saved(path: Path) -> Report:
     try:
         return Report.load_json(path)
     except ReportError as error:
-        raise ReportError(f"{error.message} --save writes a report where there is no file.") from error
+        raise ReportError(
+            f"{error.message} --save writes a report where there is no file."
+        ) from error
 
 
 def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
     function, args = _load(step, stage)
     if hasattr(function, "plan"):
-        raise typer.BadParameter("compare, curve and doctor need the plain step: return it without memplan.jit.")
+        raise typer.BadParameter(
+            "compare, curve and doctor need the plain step: return it without memplan.jit."
+        )
     return function, args

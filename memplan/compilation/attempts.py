@@ -1,10 +1,11 @@
 """The order in which the programs of a step are compiled, and the choice of an outcome.
 
 memplan compiles one program after another until one fits: the step itself, the step with loops that
-read their stacks by index, with as few residuals fewer as needed, and with parts in slabs. A program
-that copies is compiled by XLA's latency-hiding scheduler first, then by the serial one, which uses
-less memory. Where a compilation exceeds its prediction, the program is compiled again with a budget
-that is lower by the excess. A plan that fits but is slow is compared with the other programs.
+read their stacks by index, with as few residuals fewer as needed, and with parts in slabs. A
+program that copies is compiled by XLA's latency-hiding scheduler first, then by the serial one,
+which uses less memory. Where a compilation exceeds its prediction, the program is compiled again
+with a budget that is lower by the excess. A plan that fits but is slow is compared with the other
+programs.
 """
 
 import math
@@ -80,7 +81,8 @@ class Attempts:
     # (program, bytes, may use the host) -> the fastest program whose loops keep that many bytes
     # fewer, or else the one whose loops keep the fewest; None if no choice keeps fewer
     fewer_residuals: Callable[[Program, int, bool], Program | None]
-    # (program, factor) -> programs in slabs, the fastest first, none estimated to take more than factor times as long
+    # (program, factor) -> programs in slabs, the fastest first, none estimated to take more than
+    # factor times as long
     in_slabs: Callable[[Program, float], Iterator[SlabCandidate]]
     notify: Notify
     follow: Plan | None = None  # a saved plan to follow; no other program is compiled
@@ -89,7 +91,9 @@ class Attempts:
     history: _History = field(default_factory=_History)  # what `run` has compiled
 
     def run(self, program: Program) -> Outcome:
-        """The first outcome that fits, a faster one if that is slow, or the smallest if none fits."""
+        """The first outcome that fits, a faster one if that is slow, or the smallest if none
+        fits.
+        """
         best = self._compile_schedules(program)
         if self.follow is None:
             if _needs_better(best) and (indexed := self.indexed_stacks(program)) is not None:
@@ -204,7 +208,9 @@ class Attempts:
             best = _better(best, serial)
         return best
 
-    def _compile_within_limits(self, program: Program, profile: Profile | None, hides_latency: bool) -> Outcome:
+    def _compile_within_limits(
+        self, program: Program, profile: Profile | None, hides_latency: bool
+    ) -> Outcome:
         """Compile by one of XLA's schedulers, again with more headroom if a prediction was too low.
 
         It stops when the outcome fits, is predicted not to fit, or has used all tries.
@@ -221,7 +227,9 @@ class Attempts:
             outcome = self._compile(program, profile, hides_latency, headroom)
         return outcome
 
-    def _compile(self, program: Program, profile: Profile | None, hides_latency: bool, headroom: Headroom) -> Outcome:
+    def _compile(
+        self, program: Program, profile: Profile | None, hides_latency: bool, headroom: Headroom
+    ) -> Outcome:
         outcome = self.compiler.compile(program, profile, hides_latency, headroom)
         self.history.add(outcome)
         return outcome

@@ -23,9 +23,9 @@ from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
 from memplan.xla.host_copies import copy_slices
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.rewrites.early_copies import copy_early
-from memplan.xla.write import as_it_stands, write
+from memplan.xla.write import write
 
 # Order kernels for these shares of the free memory, and keep the first order whose packing fits.
 # On an FSDP decoder at 80, 60, 45 and 30 % of its bytes the share was 0.9, 0.95, 1 and 0.95.
@@ -72,7 +72,7 @@ class PlannedModule:
 
 @dataclass
 class Callback:
-    """XLA calls it with the text of a scheduled module; `planned` is its result."""
+    """XLA calls it with a scheduled module; `planned` is its result."""
 
     device: Device  # the device that the module is compiled for
     limits: Limits  # of the whole step
@@ -95,9 +95,8 @@ class Callback:
         assert self._planned is not None, "the module was not compiled"
         return self._planned
 
-    def __call__(self, text: str) -> str | None:
+    def __call__(self, scheduled: Module) -> Module | None:
         with _without_cyclic_gc():
-            scheduled = read_module(text)
             early = copy_early(scheduled) if self.overlap_loop_copies else scheduled
             module = copy_slices(early, self.device)
             plain = ScheduledModule(module, self.device, self.machine, self.pins)
@@ -114,7 +113,7 @@ class Callback:
             if module is scheduled:
                 return rewritten
             judge(scheduled, module)
-            return rewritten or as_it_stands(module)
+            return rewritten or module
 
     def _kernel_orders(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
         """The fastest order that fits unplanned, else the orders to plan (`_orders_to_plan`).
@@ -162,14 +161,13 @@ class Callback:
                 return min(scheduled, overlapped, key=_seconds_then_bytes)
         return scheduled
 
-    def _rewrite(self, orders: Sequence[ScheduledModule], budget: int) -> str:
-        """Plan the module, judge the planned module, and return its text."""
+    def _rewrite(self, orders: Sequence[ScheduledModule], budget: int) -> Module:
+        """Plan the module, judge the planned module, and return it."""
         started = time.perf_counter()
         saved = self._pack_saved(self.follow, orders[0], budget) if self.follow else None
         candidate = self._write(saved, budget) if saved else self._plan_orders(orders, budget)
         planning_s = time.perf_counter() - started
         packed = candidate.packed
-        text = as_it_stands(candidate.module.module)
         judge(packed.plain.module, candidate.module.module)
         self._planned = PlannedModule(
             packed.plain,
@@ -182,13 +180,13 @@ class Callback:
             predicted_host_bytes=packed.packing.host_nbytes,
             planning_s=planning_s,
         )
-        return text
+        return candidate.module.module
 
     def _write(self, packed: _PackedPlan, budget: int) -> _Candidate:
         """Write the plan's module, then overlap its collectives if it still fits."""
         base = packed.base
-        text = write(base.module, base.problem, packed.schedule)
-        written = ScheduledModule(read_module(text, base.module), self.device, self.machine)
+        module = write(base.module, base.problem, packed.schedule)
+        written = ScheduledModule(module, self.device, self.machine)
         overlap_budget = min(budget, packed.plan.budget_bytes or budget)
         overlapped = self._overlap_collectives(written, overlap_budget)
         if overlapped is written:
@@ -215,7 +213,8 @@ class Callback:
         if packed is not None and packed.device_bytes > budget:
             packed = None
         warnings.warn(
-            f"XLA compiled this step to different kernels than when its plan was made ({_changed(plan, module)}); "
+            "XLA compiled this step to different kernels than when its plan was made "
+            f"({_changed(plan, module)}); "
             f"{'the plan is used anyway' if packed else 'the step is planned again'}.",
             stacklevel=2,
         )
@@ -275,7 +274,9 @@ class _Candidate:
 
 
 def _best(candidates: Sequence[_Candidate], budget: int) -> _Candidate:
-    return min(candidates, key=lambda candidate: _rank(candidate.module, candidate.device_bytes, budget))
+    return min(
+        candidates, key=lambda candidate: _rank(candidate.module, candidate.device_bytes, budget)
+    )
 
 
 def _seconds_then_bytes(module: ScheduledModule) -> tuple[float, int]:
@@ -296,7 +297,9 @@ def _pack(plan: Plan, plain: ScheduledModule, is_saved: bool = False) -> _Packed
     base = plain.rewrite(plan.rewritten_for_nbytes, plan.extra_outputs)
     schedule = plan.schedule(base.problem)
     if is_saved and (reason := fault(base.problem, schedule)):
-        raise PlanMismatchError(f"the plan does not compute this program: {reason}. It was edited; plan again.")
+        raise PlanMismatchError(
+            f"the plan does not compute this program: {reason}. It was edited; plan again."
+        )
     return _PackedPlan(plain, plan, base, schedule, pack(base.problem, schedule))
 
 

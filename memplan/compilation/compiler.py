@@ -21,10 +21,9 @@ from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite
-from memplan.xla.module import read_module
+from memplan.xla.module import Module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
-from memplan.xla.write import as_it_stands
 
 Notify = Callable[[str, float | None], None]
 Profile = Mapping[str, float]
@@ -57,7 +56,8 @@ class Compiler:
 
         Args:
           profile: see `profile`.
-          hides_latency: XLA's scheduler starts copies long before their readers, and uses more memory.
+          hides_latency: XLA's scheduler starts copies long before their readers, and uses more
+            memory.
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
 
         Raises:
@@ -68,17 +68,25 @@ class Compiler:
         callback = self._callback(program, headroom)
         name = f"{self.key}_{next(self.numbers)}" if self.key else ""
         executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
-        if not callback.was_called:  # jax has the executable of an earlier start, whose plan is lost
+        if (
+            not callback.was_called
+        ):  # jax has the executable of an earlier start, whose plan is lost
             executable, gathers = self._compile(program, callback, profile, hides_latency)
             name = ""
         return self._outcome(program, executable, callback, hides_latency, gathers, name)
 
     def restore(self, program: Program, kept: Kept) -> Outcome | Restored:
-        """The executable of an earlier start; if jax has dropped it, compiled again by the saved plan."""
+        """The executable of an earlier start; if jax has dropped it, compiled again by the saved
+        plan.
+        """
         callback = self._callback(program, Headroom())
-        executable, gathers = self._compile(program, callback, None, kept.hides_latency, name=kept.name)
+        executable, gathers = self._compile(
+            program, callback, None, kept.hides_latency, name=kept.name
+        )
         if callback.was_called:
-            return self._outcome(program, executable, callback, kept.hides_latency, gathers, kept.name)
+            return self._outcome(
+                program, executable, callback, kept.hides_latency, gathers, kept.name
+            )
         return Restored(program, self.target, executable, self.follow, kept.report)
 
     def _callback(self, program: Program, headroom: Headroom) -> Callback:
@@ -90,7 +98,7 @@ class Compiler:
             self.planner,
             self.follow,
             self.agree,
-            overlap_loop_copies=bool(program.in_slabs) and self.target.is_gpu,
+            overlap_loop_copies=bool(program.in_slabs) and self.target.backend.has_own_memory,
             program=program.original.digest if self.follow else "",
             pins=program.pins,
         )
@@ -127,13 +135,13 @@ class Compiler:
         message. A profile needs instruction names as they are after fusion, and XLA has no
         callback between fusion and scheduling, so the step is compiled separately for its profile.
         """
-        if program.machine is None or not self.target.is_gpu:
+        if program.machine is None or not self.target.backend.overlaps_collectives:
             return None
         self.notify("compiling for the seconds of its collectives", None)
         replays: list[Replay] = []
 
-        def read(text: str) -> None:
-            replays.append(replay(text, self.target.device, program.machine))
+        def read(module: Module) -> None:
+            replays.append(replay(module, self.target.device, program.machine))
 
         self._compile(program, read, None, hides_latency=False, runs=False)
         return replays[0].seconds if replays[0].collectives else {}
@@ -148,11 +156,14 @@ class Compiler:
         name: str = "",
     ) -> tuple[Executable, tuple[Gather, ...]]:
         """The program compiled, and its unexpected gathers; see `Target.compile`."""
-        flags = HIDES_LATENCY if self.target.is_gpu and (hides_latency or program.in_slabs) else {}
+        overlaps = self.target.backend.overlaps_collectives and (hides_latency or program.in_slabs)
+        flags = HIDES_LATENCY if overlaps else {}
         if program.machine is None:
             return compile_program(program, self.target, flags, profile, rewrite, name=name), ()
         expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
-        shaping = Shaping(program.machine, self.target.is_gpu, self.between_hosts, expected_sizes, runs)
+        shaping = Shaping(
+            program.machine, self.target.backend, self.between_hosts, expected_sizes, runs
+        )
         executable = _compile_shaped(program, self.target, shaping, flags, profile, rewrite)
         return executable, shaping.gathers
 
@@ -166,8 +177,8 @@ def compile_unplanned(outcome: Outcome) -> Executable:
     program, target = outcome.program.original, outcome.target
     if program.machine is None:
         return compile_program(program, target)
-    shaping = Shaping(program.machine, target.is_gpu, outcome.between_hosts)
-    return _compile_shaped(program, target, shaping, {}, None, lambda text: None)
+    shaping = Shaping(program.machine, target.backend, outcome.between_hosts)
+    return _compile_shaped(program, target, shaping, {}, None, lambda module: None)
 
 
 def _compile_shaped(
@@ -179,13 +190,8 @@ def _compile_shaped(
     rewrite: Rewrite,
 ) -> Executable:
     """Compile a program for several devices; shape its collectives before calling `rewrite`."""
-
-    def with_lines(text: str) -> str | None:
-        original = shaping.with_lines(text)
-        return rewrite(original) or (None if original is text else as_it_stands(read_module(original)))
-
-    flags = {**collective_flags(shaping.machine, shaping.on_gpu), **flags}
-    return compile_program(program, target, flags, profile, with_lines, shaping)
+    flags = {**collective_flags(shaping.machine, shaping.backend), **flags}
+    return compile_program(program, target, flags, profile, rewrite, shaping)
 
 
 def compile_program(
@@ -197,8 +203,10 @@ def compile_program(
     shape: Rewrite | None = None,
     name: str = "",
 ) -> Executable:
-    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See `Target.compile`."""
-    return target.compile(lowerable(program, target.is_gpu), flags, profile, rewrite, shape, name)
+    """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See
+    `Target.compile`.
+    """
+    return target.compile(lowerable(program, target.backend), flags, profile, rewrite, shape, name)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

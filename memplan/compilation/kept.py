@@ -1,9 +1,9 @@
 """Plans and reports in jax's persistent cache, so that a job's next start compiles nothing.
 
 jax stores the executable under a key of its module, its options and the machine. The module's name
-contains a digest of everything else that the plan depends on. memplan stores a second entry with the
-plan and the report. If jax has dropped the executable, or never stored it because it compiled too
-quickly, memplan compiles again by the stored plan.
+contains a digest of everything else that the plan depends on. memplan stores a second entry with
+the plan and the report. If jax has dropped the executable, or never stored it because it compiled
+too quickly, memplan compiles again by the stored plan.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Kept:
 def digest(*facts: object) -> str:
     """A digest of these facts, memplan's code, and the versions of jax and jaxlib."""
     versions = [io.version_of(name) for name in ("jax", "jaxlib")]
-    return hashlib.sha256(json.dumps([_code(), *versions, *map(str, facts)]).encode()).hexdigest()[:32]
+    return hashlib.sha256(json.dumps([_code(), *versions, *map(str, facts)]).encode()).hexdigest()[
+        :32
+    ]
 
 
 @functools.cache
@@ -55,7 +57,8 @@ def find(key: str) -> Kept | None:
         return io.decode(Kept, io.parse_json(io.text_of(content), _FORMAT), complete=True)
     except ValueError as error:
         warnings.warn(
-            f"the entry {_name(key)} of jax's compilation cache is damaged ({error}); the step is planned again. "
+            f"the entry {_name(key)} of jax's compilation cache is damaged ({error}); the step is "
+            "planned again. "
             "Delete the entry to have it kept again.",
             stacklevel=2,
         )

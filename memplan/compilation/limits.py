@@ -37,5 +37,7 @@ class Headroom:
 
 
 def rank(fits: bool, seconds: float, nbytes: int) -> tuple[bool, float]:
-    """The key by which `min` chooses: the fastest candidate that fits; if none fits, the smallest."""
+    """The key by which `min` chooses: the fastest candidate that fits; if none fits, the
+    smallest.
+    """
     return not fits, seconds if fits else nbytes

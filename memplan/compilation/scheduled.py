@@ -68,7 +68,11 @@ class Plans:
         extra = self._extra_outputs(plain.rewrite(budget_nbytes, whole=True), budget_nbytes)
         candidates = [self._plan(budget_nbytes, budget_nbytes, extra)] if extra else []
         slow_s = _EXTRA_OUTPUTS_RATIO * plain.replay.step_s
-        if not candidates or not candidates[0].solution.fits or candidates[0].solution.seconds > slow_s:
+        if (
+            not candidates
+            or not candidates[0].solution.fits
+            or candidates[0].solution.seconds > slow_s
+        ):
             candidates.append(self._plan(budget_nbytes, budget_nbytes))
         best = min(candidates, key=lambda candidate: candidate.rank(candidate.solution.fits))
         if best.solution.fits:
@@ -78,9 +82,13 @@ class Plans:
         candidates = [self._plan(0, 0)]
         if candidates[0].solution.nbytes <= budget_nbytes:
             candidates.append(self._plan(0, budget_nbytes))
-        return min(candidates, key=lambda plan: plan.rank(plan.solution.nbytes <= budget_nbytes)).plan
+        return min(
+            candidates, key=lambda plan: plan.rank(plan.solution.nbytes <= budget_nbytes)
+        ).plan
 
-    def _plan(self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()) -> _PlanCandidate:
+    def _plan(
+        self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()
+    ) -> _PlanCandidate:
         """A plan within a budget for temporaries, for the module rewritten for `rewrite_nbytes`."""
         device = self.plain.device
         fingerprint = self.plain.module.fingerprint
@@ -102,7 +110,7 @@ class Plans:
 
     def _extra_outputs(self, base: ScheduledModule, budget_nbytes: int) -> Sequence[str]:
         """Values that a first plan recomputes if recomputation costs as much as an extra output."""
-        if base.device.target is None:
+        if not base.device.backend.merges_fusions:
             return ()
         problem = base.timed_problem
         shares = output_costs(base.module, problem, budget_nbytes, live_nbytes(problem).tolist())
@@ -142,18 +150,22 @@ class ScheduledModule:
     overlapped: tuple[int, bool] | None = None  # the limit that its order is for: `Plan.overlapped`
 
     def overlap(self, limit_nbytes: int, feeds_links: bool = False) -> ScheduledModule:
-        """Overlap collectives with more kernels (`Overlap.order`); the module itself if none moves."""
+        """Overlap collectives with more kernels (`Overlap.order`); the module itself if none
+        moves.
+        """
         order = tuple(self._overlap.order(limit_nbytes, feeds_links))
         if list(order) == sorted(order):
             return self
         if order not in self._reordered:
             module = self._overlap.module(order)
-            self._reordered[order] = replace(self, module=module, overlapped=(limit_nbytes, feeds_links))
+            self._reordered[order] = replace(
+                self, module=module, overlapped=(limit_nbytes, feeds_links)
+            )
         return self._reordered[order]
 
     @functools.cached_property
     def _overlap(self) -> Overlap:
-        return Overlap(self.module, self.device.target is not None, self.replay)
+        return Overlap(self.module, self.device.backend, self.replay)
 
     @functools.cached_property
     def _reordered(self) -> dict[tuple[int, ...], ScheduledModule]:
@@ -185,15 +197,19 @@ class ScheduledModule:
     @functools.cached_property
     def problem(self) -> Problem:
         """The problem without seconds: enough to follow a plan."""
-        problem = problem_of(self.module, self.device.target is not None)
+        problem = problem_of(self.module, self.device.backend)
         return with_pins(problem, self.module, self.pins) if self.pins else problem
 
     @functools.cached_property
     def timed_problem(self) -> Problem:
         """The problem with the seconds of the replay and the waits for collectives."""
-        return self.problem.with_seconds({**self.replay.seconds, **self.replay.blocks, **self.waits})
+        return self.problem.with_seconds(
+            {**self.replay.seconds, **self.replay.blocks, **self.waits}
+        )
 
-    def rewrite(self, budget_nbytes: int | None, values: Sequence[str] = (), whole: bool = False) -> ScheduledModule:
+    def rewrite(
+        self, budget_nbytes: int | None, values: Sequence[str] = (), whole: bool = False
+    ) -> ScheduledModule:
         """The module rewritten for this many bytes of temporaries; the module itself for None.
 
         On a GPU, it makes collectives synchronous that hold much memory while they run, inlines
@@ -206,11 +222,13 @@ class ScheduledModule:
             (`xla.rewrites.extra_outputs`).
           whole: do not split fusions.
         """
-        if budget_nbytes is None or self.device.target is None:
+        if budget_nbytes is None or not self.device.backend.merges_fusions:
             return self
         key = budget_nbytes, tuple(values), whole
         if key not in self._rewrites:
-            self._rewrites[key] = self._fuse(budget_nbytes, values) if whole else self._split(budget_nbytes, values)
+            self._rewrites[key] = (
+                self._fuse(budget_nbytes, values) if whole else self._split(budget_nbytes, values)
+            )
         return self._rewrites[key]
 
     @functools.cached_property
@@ -261,10 +279,14 @@ class ScheduledModule:
         table.
         """
         module = self.module
-        arguments = sum(buffer.nbytes for buffer in self.problem.buffers if buffer.role is Role.ARGUMENT)
+        arguments = sum(
+            buffer.nbytes for buffer in self.problem.buffers if buffer.role is Role.ARGUMENT
+        )
         arrays = module.entry.root.result
         outputs = sum(
-            array.nbytes for number, array in enumerate(arrays) if number not in module.aliases and not array.on_host
+            array.nbytes
+            for number, array in enumerate(arrays)
+            if number not in module.aliases and not array.on_host
         )
         table = POINTER_BYTES * len(arrays) if isinstance(module.entry.root.shape, tuple) else 0
         return arguments + outputs + table + self.constant_bytes

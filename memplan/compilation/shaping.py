@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from memplan.hardware.backend import Backend
 from memplan.hardware.machine import Machine
 from memplan.verify.same_collectives import judge_shaped
 from memplan.xla.collectives.shape import shape
 from memplan.xla.collectives.unexpected import Gather, unexpected_gathers
-from memplan.xla.frames import put_into_names, tables_of, take_out_of_names
-from memplan.xla.module import read_module
+from memplan.xla.module import Module
 
 # Run collectives at the same time as kernels, up to eight at once; XLA's default is one.
 _OVERLAPPED = {
@@ -31,39 +31,31 @@ _SEPARATE = {
 _CPU_COMBINER = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}
 
 
-def collective_flags(machine: Machine, on_gpu: bool) -> Mapping[str, Any]:
+def collective_flags(machine: Machine, backend: Backend) -> Mapping[str, Any]:
     """Compiler options that keep collectives as written; on one host, XLA:GPU combines them."""
-    if not on_gpu:
+    if not backend.overlaps_collectives:
         return _CPU_COMBINER
     return _OVERLAPPED if machine.is_one_host else {**_OVERLAPPED, **_SEPARATE}
 
 
 @dataclass
 class Shaping:
-    """XLA calls it with the text of a partitioned module."""
+    """XLA calls it with a partitioned module."""
 
     machine: Machine
-    on_gpu: bool
+    backend: Backend
     between_hosts: str | None  # element type of sums between hosts, if not their own
     # per-device element counts of the arrays whose sharding the program states
     expected_sizes: frozenset[int] = frozenset()
     runs: bool = True  # False if it is compiled for its schedule alone; then it is not judged
     # gathers that the user does not expect
     gathers: tuple[Gather, ...] = field(default=(), init=False)
-    # tables of source lines, if the module was changed
-    _tables: str | None = field(default=None, init=False)
 
-    def __call__(self, text: str) -> str | None:
-        plain = read_module(text, scheduled=False)
+    def __call__(self, plain: Module) -> Module | None:
         self.gathers = unexpected_gathers(plain, self.expected_sizes)
-        shaped = shape(plain, self.machine, self.on_gpu, self.between_hosts)
+        shaped = shape(plain, self.machine, self.backend, self.between_hosts)
         if shaped is plain:
             return None
         if self.runs:
             judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
-        self._tables = tables_of(plain)
-        return put_into_names(shaped)
-
-    def with_lines(self, scheduled: str) -> str:
-        """The scheduled module's text with the source lines from before the change."""
-        return scheduled if self._tables is None else take_out_of_names(scheduled, self._tables)
+        return shaped

@@ -41,7 +41,8 @@ def _pcie(generation: int, gigatransfers: float) -> HostLink:
         bandwidth=_LINK_EFFICIENCY * encoded,
         latency_s=_COPY_LATENCY_S,
         source=(
-            f"PCI Express Base Specification {generation}.0: {gigatransfers:g} GT/s x 16 lanes, 128b/130b, "
+            f"PCI Express Base Specification {generation}.0: {gigatransfers:g} GT/s x 16 lanes, "
+            "128b/130b, "
             f"{encoded / 1e9:.1f} GB/s per direction; taken at {_LINK_EFFICIENCY}. Latency assumed."
         ),
     )
@@ -61,10 +62,13 @@ _LINKS = (
         latency_s=_COPY_LATENCY_S,
         source=(
             "NVIDIA Grace Hopper Superchip Architecture In-Depth: 450 GB/s per direction "
-            "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/). "
-            "Measured 375 GB/s to the device and 297 GB/s back (https://4nownews.com/2024/07/27/not-so-simple-and-"
-            "not-so-fast-scientists-studied-the-features-of-memory-and-nvlink-c2c-in-nvidia-grace-hopper); the "
-            "slower is taken, since what is offloaded goes both ways. Latency assumed."
+            "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-"
+            "in-depth/). "
+            "Measured 375 GB/s to the device and 297 GB/s back "
+            "(https://4nownews.com/2024/07/27/not-so-simple-and-"
+            "not-so-fast-scientists-studied-the-features-of-memory-and-nvlink-c2c-in-nvidia-"
+            "grace-hopper); the slower is taken, since what is offloaded goes both ways. "
+            "Latency assumed."
         ),
     ),
     HostLink(
@@ -72,9 +76,12 @@ _LINKS = (
         bandwidth=_LINK_EFFICIENCY * 75e9,
         latency_s=_COPY_LATENCY_S,
         source=(
-            "IBM Power System AC922 with four GPUs: three NVLink 2.0 bricks of 25 GB/s to each, 75 GB/s per "
-            f"direction (with six GPUs, as in Summit, two bricks: 50 GB/s); taken at {_LINK_EFFICIENCY}. "
-            "Latency assumed. https://www.olcf.ornl.gov/for-users/system-user-guides/summit/nvidia-v100-gpus/"
+            "IBM Power System AC922 with four GPUs: three NVLink 2.0 bricks of 25 GB/s to each, 75 "
+            "GB/s per "
+            "direction (with six GPUs, as in Summit, two bricks: 50 GB/s); taken at "
+            f"{_LINK_EFFICIENCY}. "
+            "Latency assumed. "
+            "https://www.olcf.ornl.gov/for-users/system-user-guides/summit/nvidia-v100-gpus/"
         ),
     ),
     HostLink(
@@ -82,7 +89,8 @@ _LINKS = (
         bandwidth=_DDR4_CHANNEL / 2,
         latency_s=1e-6,
         source=(
-            "One DDR4-3200 channel, 25.6 GB/s (JEDEC JESD79-4), read and written by the same copy: half of it. "
+            "One DDR4-3200 channel, 25.6 GB/s (JEDEC JESD79-4), read and written by the same copy: "
+            "half of it. "
             "Latency assumed: waking a thread."
         ),
     ),
@@ -96,12 +104,19 @@ _P100 = Device(
     memory_bytes=17_066_885_120,
     memory_bandwidth=732.16e9,
     # Twice as fast in float16, but only when it accumulates in float16, which XLA does not ask for.
-    flops={"float64": 5.3e12, "float32": 10.6e12, "bfloat16": 10.6e12, "float16": 10.6e12, "int8": 10.6e12},
+    flops={
+        "float64": 5.3e12,
+        "float32": 10.6e12,
+        "bfloat16": 10.6e12,
+        "float16": 10.6e12,
+        "int8": 10.6e12,
+    },
     vector_flops=10.6e12,
     link=LINKS["pcie3x16"],
     sources=(
         "NVIDIA Tesla P100 whitepaper "
-        "(https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-whitepaper.pdf)",
+        "(https://images.nvidia.com/content/pdf/tesla/whitepaper/"
+        "pascal-architecture-whitepaper.pdf)",
         f"XLA's target description p100 ({_XLA_SPECS})",
     ),
     target=GpuTarget(
@@ -120,12 +135,19 @@ _V100 = Device(
     description="NVIDIA Tesla V100 SXM2, 16 GB HBM2",
     memory_bytes=16_935_682_048,
     memory_bandwidth=898.048e9,
-    flops={"float64": 7.8e12, "float32": 15.7e12, "bfloat16": 15.7e12, "float16": 125e12, "int8": 15.7e12},
+    flops={
+        "float64": 7.8e12,
+        "float32": 15.7e12,
+        "bfloat16": 15.7e12,
+        "float16": 125e12,
+        "int8": 15.7e12,
+    },
     vector_flops=15.7e12,
     link=LINKS["pcie3x16"],
     sources=(
         "NVIDIA Tesla V100 GPU Architecture whitepaper "
-        "(https://images.nvidia.com/content/volta-architecture/pdf/volta-architecture-whitepaper.pdf)",
+        "(https://images.nvidia.com/content/volta-architecture/pdf/"
+        "volta-architecture-whitepaper.pdf)",
         f"XLA's target description v100 ({_XLA_SPECS})",
     ),
     target=GpuTarget(
@@ -144,7 +166,13 @@ _A100 = Device(
     description="NVIDIA A100 SXM4, 80 GB HBM2e",
     memory_bytes=84_987_740_160,
     memory_bandwidth=2.039e12,
-    flops={"float64": 19.5e12, "float32": 156e12, "bfloat16": 312e12, "float16": 312e12, "int8": 624e12},
+    flops={
+        "float64": 19.5e12,
+        "float32": 156e12,
+        "bfloat16": 312e12,
+        "float16": 312e12,
+        "int8": 624e12,
+    },
     vector_flops=19.5e12,
     link=LINKS["pcie4x16"],
     sources=(
@@ -173,7 +201,13 @@ _HOPPER = GpuTarget(
 )
 
 # The datasheets print these with sparsity, which doubles them.
-_HOPPER_FLOPS = {"float64": 67e12, "float32": 494.5e12, "bfloat16": 989.5e12, "float16": 989.5e12, "int8": 1979e12}
+_HOPPER_FLOPS = {
+    "float64": 67e12,
+    "float32": 494.5e12,
+    "bfloat16": 989.5e12,
+    "float16": 989.5e12,
+    "int8": 1979e12,
+}
 
 _H100 = Device(
     name="h100",
@@ -207,7 +241,10 @@ _H200 = Device(
 
 _GH200 = Device(
     name="gh200",
-    description="NVIDIA GH200 Grace Hopper Superchip, the model with 96 GB HBM3 (not the one with 144 GB HBM3e)",
+    description=(
+        "NVIDIA GH200 Grace Hopper Superchip, the model with 96 GB HBM3 "
+        "(not the one with 144 GB HBM3e)"
+    ),
     memory_bytes=96_000_000_000,
     memory_bandwidth=4.0e12,
     flops=_HOPPER_FLOPS,
@@ -215,7 +252,8 @@ _GH200 = Device(
     link=LINKS["nvlink-c2c"],
     sources=(
         "NVIDIA GH200 Grace Hopper Superchip datasheet "
-        "(https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/); its 96 GB taken as 96e9 bytes",
+        "(https://www.nvidia.com/en-us/data-center/grace-hopper-superchip/); its 96 GB taken as "
+        "96e9 bytes",
         "NVIDIA Grace Hopper Superchip Architecture In-Depth "
         "(https://developer.nvidia.com/blog/nvidia-grace-hopper-superchip-architecture-in-depth/)",
         f"XLA's target description h100_sxm, the same chip ({_XLA_SPECS})",
@@ -228,12 +266,20 @@ _B200 = Device(
     description="NVIDIA B200 SXM6, 180 GB HBM3e (192 GB on the package)",
     memory_bytes=191_514_411_008,
     memory_bandwidth=7.67232e12,
-    # float64 and the vector rate are XLA's units and clock; the launch papers print a rounder 40 and 80.
-    flops={"float64": 37.2e12, "float32": 1100e12, "bfloat16": 2250e12, "float16": 2250e12, "int8": 4500e12},
+    # float64 and the vector rate are XLA's units and clock; the launch papers print a rounder 40
+    # and 80.
+    flops={
+        "float64": 37.2e12,
+        "float32": 1100e12,
+        "bfloat16": 2250e12,
+        "float16": 2250e12,
+        "int8": 4500e12,
+    },
     vector_flops=74.5e12,
     link=LINKS["pcie5x16"],
     sources=(
-        "NVIDIA HGX platform, HGX B200 column, divided by eight (https://www.nvidia.com/en-us/data-center/hgx/)",
+        "NVIDIA HGX platform, HGX B200 column, divided by eight "
+        "(https://www.nvidia.com/en-us/data-center/hgx/)",
         f"XLA's target description b200 ({_XLA_SPECS})",
     ),
     target=GpuTarget(
@@ -253,13 +299,20 @@ _RTX4090 = Device(
     memory_bytes=24_563 * 2**20,
     memory_bandwidth=1.008e12,
     # float16 at the rate with float32 accumulation, half of that with float16 accumulation.
-    flops={"float64": 1.29e12, "float32": 82.6e12, "bfloat16": 165.2e12, "float16": 165.2e12, "int8": 660.6e12},
+    flops={
+        "float64": 1.29e12,
+        "float32": 82.6e12,
+        "bfloat16": 165.2e12,
+        "float16": 165.2e12,
+        "int8": 660.6e12,
+    },
     vector_flops=82.6e12,
     link=LINKS["pcie4x16"],
     sources=(
         "NVIDIA Ada GPU Architecture whitepaper, appendix A "
         "(https://images.nvidia.com/aem-dam/Solutions/geforce/ada/nvidia-ada-gpu-architecture.pdf)",
-        "NVIDIA CUDA C++ Programming Guide, technical specifications of compute capability 8.9: shared memory "
+        "NVIDIA CUDA C++ Programming Guide, technical specifications of compute capability 8.9: "
+        "shared memory "
         "(https://docs.nvidia.com/cuda/cuda-c-programming-guide/)",
         "PyTorch's device properties of a real card: 24563 MiB, 128 multiprocessors, 72 MiB L2",
     ),
@@ -333,7 +386,9 @@ def local_cpu(cores: int, memory_bytes: int) -> Device:
       ValueError: one of them is not positive.
     """
     if cores < 1 or memory_bytes < 1:
-        raise ValueError(f"a CPU has at least one core and one byte of memory, not {cores} and {memory_bytes}")
+        raise ValueError(
+            f"a CPU has at least one core and one byte of memory, not {cores} and {memory_bytes}"
+        )
     vector_flops = 2.0 * _CPU_FLOAT32_LANES * _CPU_CLOCK_HZ * cores
     # narrow types are widened to float32
     narrow = dict.fromkeys(("float32", "bfloat16", "float16", "int8"), vector_flops)
@@ -346,11 +401,15 @@ def local_cpu(cores: int, memory_bytes: int) -> Device:
         vector_flops=vector_flops,
         link=LINKS["local-memory"],
         sources=(
-            "Assumed: 2.0 GHz sustained and one 256-bit multiply-add a cycle per logical core, half of what AMD's "
-            "Software Optimization Guide for Family 17h Models 30h and Greater (56305) and Intel's 64 and IA-32 "
+            "Assumed: 2.0 GHz sustained and one 256-bit multiply-add a cycle per logical core, "
+            "half of what AMD's "
+            "Software Optimization Guide for Family 17h Models 30h and Greater (56305) and Intel's "
+            "64 and IA-32 "
             "Architectures Optimization Reference Manual (248966) give a whole core",
-            "JEDEC JESD79-4: 25.6 GB/s per channel of DDR4-3200; one channel per eight cores as in AMD EPYC 7763 "
-            "(https://www.amd.com/en/products/processors/server/epyc/7003-series.html), at least one",
+            "JEDEC JESD79-4: 25.6 GB/s per channel of DDR4-3200; one channel per eight cores as in "
+            "AMD EPYC 7763 "
+            "(https://www.amd.com/en/products/processors/server/epyc/7003-series.html), at least "
+            "one",
         ),
         target=None,
     )

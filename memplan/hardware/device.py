@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
+from memplan.hardware.backend import CPU, GPU, Backend
+
 # Narrow floats are widened before the product. A complex product consists of float products, which
 # the caller counts.
 _COMPUTED_IN: Mapping[str, str] = MappingProxyType(
@@ -68,6 +70,16 @@ class Device:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
+
+    @property
+    def backend(self) -> Backend:
+        """What XLA does for it."""
+        return CPU if self.target is None else GPU
+
+    @property
+    def compute_capability(self) -> tuple[int, int]:
+        """CUDA's (major, minor); (0, 0) of a CPU."""
+        return (0, 0) if self.target is None else self.target.compute_capability
 
     def times(self, parts: int) -> Device:
         """This many devices that work as one."""

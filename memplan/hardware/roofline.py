@@ -20,7 +20,7 @@ def has_triton(device: Device) -> bool:
 
     It does from Ampere on.
     """
-    return device.target is not None and device.target.compute_capability >= _TRITON
+    return device.compute_capability >= _TRITON
 
 
 def copy_seconds(nbytes: float, device: Device) -> float:

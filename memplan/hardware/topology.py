@@ -45,12 +45,19 @@ class Axis:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not self.name.strip():
-            raise TopologyError(f"{self.name!r} is not the name of an axis. Give it text, such as 'host' or 'device'.")
+            raise TopologyError(
+                f"{self.name!r} is not the name of an axis. Give it text, such as 'host' or "
+                "'device'."
+            )
         if not _is_number(self.size, whole=True) or self.size < 1:
-            raise TopologyError(f"the axis {self.name!r} has size {self.size!r}. A size is a whole number, at least 1.")
+            raise TopologyError(
+                f"the axis {self.name!r} has size {self.size!r}. A size is a whole number, at "
+                "least 1."
+            )
         if not _is_number(self.latency_s) or self.latency_s < 0:
             raise TopologyError(
-                f"the axis {self.name!r} has a latency of {self.latency_s!r}. A latency is in seconds, 0 or more."
+                f"the axis {self.name!r} has a latency of {self.latency_s!r}. A latency is in "
+                "seconds, 0 or more."
             )
         if not _is_number(self.bandwidth) or self.bandwidth <= 0:
             raise TopologyError(
@@ -58,7 +65,9 @@ class Axis:
                 "A bandwidth is in bytes per second, above 0 and finite."
             )
         if not isinstance(self.shared, bool):
-            raise TopologyError(f"'shared' of the axis {self.name!r} is {self.shared!r}. It is True or False.")
+            raise TopologyError(
+                f"'shared' of the axis {self.name!r} is {self.shared!r}. It is True or False."
+            )
 
 
 def _is_number(value: object, whole: bool = False) -> bool:
@@ -81,11 +90,15 @@ class Topology:
 
     def __post_init__(self) -> None:
         if not self.axes:
-            raise TopologyError(f"the topology {self.name!r} has no axes. Give it one per level, outermost first.")
+            raise TopologyError(
+                f"the topology {self.name!r} has no axes. Give it one per level, outermost first."
+            )
         names = [axis.name for axis in self.axes]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise TopologyError(f"the topology {self.name!r} has several axes {twice[0]!r}. Give each its own name.")
+            raise TopologyError(
+                f"the topology {self.name!r} has several axes {twice[0]!r}. Give each its own name."
+            )
 
     @property
     def devices(self) -> int:
@@ -109,7 +122,8 @@ class Topology:
         names = list(self.sizes)
         if name not in names:
             raise TopologyError(
-                f"the topology {self.name!r} has no axis {name!r}.{_hint(name, names)} Its axes: {', '.join(names)}."
+                f"the topology {self.name!r} has no axis {name!r}.{_hint(name, names)} Its axes: "
+                f"{', '.join(names)}."
             )
         return names.index(name)
 
@@ -167,13 +181,16 @@ _LINK_EFFICIENCY = 0.8
 _NVLINK_LATENCY_S = 3.4e-6
 _NETWORK_LATENCY_S = 14e-6
 _LATENCIES = (
-    "Latencies assumed, as NCCL's tuner assumes them for one step of a ring with its protocol Simple "
+    "Latencies assumed, as NCCL's tuner assumes them for one step of a ring with its protocol "
+    "Simple "
     "(https://github.com/NVIDIA/nccl, src/graph/tuning.cc)"
 )
 
 
 def _nvlink(size: int, bricks: int, brick: float) -> Axis:
-    """Devices of a host, each with `bricks` to its neighbour or switch, of `brick` bytes/s per direction."""
+    """Devices of a host, each with `bricks` to its neighbour or switch, of `brick` bytes/s per
+    direction.
+    """
     return Axis("device", size, _NVLINK_LATENCY_S, _LINK_EFFICIENCY * bricks * brick, shared=False)
 
 
@@ -184,15 +201,22 @@ def _network(size: int, gigabits: float) -> Axis:
 
 _DDL = Topology(
     name="ddl",
-    description="IBM Power System S822LC hosts with four NVIDIA Tesla P100, NVLink 1.0, InfiniBand EDR",
+    description=(
+        "IBM Power System S822LC hosts with four NVIDIA Tesla P100, NVLink 1.0, InfiniBand EDR"
+    ),
     axes=(_network(64, 100), _nvlink(4, 2, 20e9)),
     sources=(
-        "Cho et al., PowerAI DDL (https://arxiv.org/abs/1708.02188): 64 S822LC hosts, 256 P100, 100 Gb/s InfiniBand",
-        "InfiniBand Architecture Specification, EDR 4x: 100 Gb/s, 12.5 GB/s per direction; one link for a whole host, "
+        "Cho et al., PowerAI DDL (https://arxiv.org/abs/1708.02188): 64 S822LC hosts, 256 P100, "
+        "100 Gb/s InfiniBand",
+        "InfiniBand Architecture Specification, EDR 4x: 100 Gb/s, 12.5 GB/s per direction; one "
+        "link for a whole host, "
         f"taken at {_LINK_EFFICIENCY}",
-        "NVIDIA Tesla P100 whitepaper (https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-"
-        "whitepaper.pdf): four NVLink 1.0 bricks of 20 GB/s per direction. In an S822LC two go to the other GPU of the "
-        "socket and two to the processor, so a ring of four has 40 GB/s at every step; between the sockets it crosses "
+        "NVIDIA Tesla P100 whitepaper "
+        "(https://images.nvidia.com/content/pdf/tesla/whitepaper/pascal-architecture-"
+        "whitepaper.pdf): four NVLink 1.0 bricks of 20 GB/s per direction. In an S822LC two go to "
+        "the other GPU of the "
+        "socket and two to the processor, so a ring of four has 40 GB/s at every step; between the "
+        "sockets it crosses "
         f"POWER8's bus of 38.4 GB/s, counted as the same. Taken at {_LINK_EFFICIENCY}",
         _LATENCIES,
     ),
@@ -200,13 +224,20 @@ _DDL = Topology(
 
 _TODAY = Topology(
     name="today",
-    description="hosts with eight NVIDIA H100 or H200 behind NVSwitch, NVLink 4, one 400 Gb/s network link per host",
+    description=(
+        "hosts with eight NVIDIA H100 or H200 behind NVSwitch, NVLink 4, "
+        "one 400 Gb/s network link per host"
+    ),
     axes=(_network(32, 400), _nvlink(8, 18, 25e9)),
     sources=(
-        "NVIDIA H100 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/h100/): NVLink 900 GB/s in "
-        f"both directions together, 18 bricks of 25 GB/s per direction; taken at {_LINK_EFFICIENCY}",
-        "NVIDIA ConnectX-7 datasheet: 400 Gb/s, 50 GB/s per direction. Conservative: one link for a whole host, where "
-        "NVIDIA's own systems have one per GPU (for those set 'shared' of the axis host to false); taken at "
+        "NVIDIA H100 Tensor Core GPU datasheet (https://www.nvidia.com/en-us/data-center/h100/): "
+        "NVLink 900 GB/s in "
+        "both directions together, 18 bricks of 25 GB/s per direction; taken at "
+        f"{_LINK_EFFICIENCY}",
+        "NVIDIA ConnectX-7 datasheet: 400 Gb/s, 50 GB/s per direction. Conservative: one link for "
+        "a whole host, where "
+        "NVIDIA's own systems have one per GPU (for those set 'shared' of the axis host to false); "
+        "taken at "
         f"{_LINK_EFFICIENCY}",
         _LATENCIES,
     ),
@@ -221,7 +252,8 @@ _LOCAL = Topology(
     ),
     sources=(
         "Between processes assumed: TCP over loopback, 2.5 GB/s, 50 us to wake the other process",
-        f"Between devices: {LINKS['local-memory'].source} Here 10 us, as several threads have to meet",
+        f"Between devices: {LINKS['local-memory'].source} Here 10 us, as several threads have to "
+        "meet",
     ),
 )
 
@@ -243,7 +275,8 @@ def topology_named(name_or_path: str) -> Topology:
     name, at, shape = name_or_path.strip().lower().partition("@")
     if name not in TOPOLOGIES:
         raise TopologyError(
-            f"Unknown topology {name_or_path!r}.{_hint(name, TOPOLOGIES)} Known: {', '.join(TOPOLOGIES)}. "
+            f"Unknown topology {name_or_path!r}.{_hint(name, TOPOLOGIES)} Known: "
+            f"{', '.join(TOPOLOGIES)}. "
             "Write a topology as 'ddl', as 'ddl@16x4' for 16 hosts of 4 devices, or as the path of "
             "a .json file from `Topology.save`."
         )

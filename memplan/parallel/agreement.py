@@ -88,7 +88,9 @@ def same_collectives(processes: tuple[int, ...], step: Step, sequence: str) -> N
         _refuse_differences(step, {"the collectives that XLA compiled": sequence})
 
 
-def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
+def one_plan(
+    processes: tuple[int, ...], step: Step, fingerprint: str, key: str, make: Callable[[], Plan]
+) -> Plan:
     """The plan of the first of these processes; the others wait for it.
 
     Args:
@@ -120,7 +122,9 @@ def one_plan(processes: tuple[int, ...], step: Step, fingerprint: str, key: str,
         ) from error
     answer = json.loads(text)
     if "error" in answer:
-        raise MemplanError(f"process {processes[0]} could not plan {_name(step)!r}: {answer['error']}")
+        raise MemplanError(
+            f"process {processes[0]} could not plan {_name(step)!r}: {answer['error']}"
+        )
     return Plan.from_json(text)
 
 
@@ -146,7 +150,9 @@ def _refuse_differences(step: Step, parts: Mapping[str, str]) -> None:
             odd_ranks[name] = ", ".join(ranks)
     if not odd_ranks:
         return
-    differences = "; ".join(f"{name} on rank {ranks}" for name, ranks in list(odd_ranks.items())[:5])
+    differences = "; ".join(
+        f"{name} on rank {ranks}" for name, ranks in list(odd_ranks.items())[:5]
+    )
     first = next(iter(odd_ranks))
     example = ""
     if len(parts[first]) < 200:
@@ -163,7 +169,9 @@ def _digest(text: str) -> bytes:
 
 def _versions() -> dict[str, str]:
     versions = io.versions("jax", "jaxlib", "memplan")
-    return {"the versions of packages": ", ".join(f"{name} {version}" for name, version in versions)}
+    return {
+        "the versions of packages": ", ".join(f"{name} {version}" for name, version in versions)
+    }
 
 
 def _name(step: Step) -> str:

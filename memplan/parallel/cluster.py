@@ -86,9 +86,13 @@ def initialize(
         return _cluster()
     are_set = {argument is not None for argument in (coordinator, processes, process)}
     if len(are_set) > 1:
-        raise MemplanError("coordinator, processes and process belong together: give all three, or none of them.")
+        raise MemplanError(
+            "coordinator, processes and process belong together: give all three, or none of them."
+        )
     if process is not None and processes is not None and not 0 <= process < processes:
-        raise MemplanError(f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}.")
+        raise MemplanError(
+            f"{process} is no rank of {processes} processes: they are 0 to {processes - 1}."
+        )
     _start(coordinator, processes, process, timeout_s, leaving_s)
     return _cluster()
 
@@ -190,5 +194,6 @@ def _number(name: str) -> int:
         return int(os.environ[name])
     except (KeyError, ValueError) as error:
         raise MemplanError(
-            f"{name} is {os.environ.get(name)!r}, not a number. Let `memplan launch` set all MEMPLAN_ variables."
+            f"{name} is {os.environ.get(name)!r}, not a number. Let `memplan launch` set all "
+            "MEMPLAN_ variables."
         ) from error

@@ -36,7 +36,9 @@ def launch(run: Launch) -> int:
     Raises MemplanError, before it starts a process, if there is no such command.
     """
     if shutil.which(run.command[0]) is None:
-        raise MemplanError(f"There is no program {run.command[0]!r} to start. Is it on the PATH and executable?")
+        raise MemplanError(
+            f"There is no program {run.command[0]!r} to start. Is it on the PATH and executable?"
+        )
     code = _run_once(run)
     for restart in range(1, run.restarts + 1):
         if code:

@@ -55,7 +55,9 @@ def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
     return Mesh(np.array(devices[:count]).reshape(tuple(sizes.values())), tuple(sizes))
 
 
-def machine_of(division: compat.Division, topology: Topology | str | None, described: bool) -> Machine:
+def machine_of(
+    division: compat.Division, topology: Topology | str | None, described: bool
+) -> Machine:
     """The machine that a step's partitions run on.
 
     Args:
@@ -81,7 +83,9 @@ def machine_of(division: compat.Division, topology: Topology | str | None, descr
     return Machine(links, tuple(ranks[key] for key in order))
 
 
-def topology_for(topology: Topology | str | None, count: int, per_host: int, preset: str) -> Topology:
+def topology_for(
+    topology: Topology | str | None, count: int, per_host: int, preset: str
+) -> Topology:
     """A topology for so many devices.
 
     Args:
@@ -142,7 +146,8 @@ def measure_topology(mesh: Mesh, name: str = "measured") -> Topology:
         axes.append(Axis(axis, size, latency_s, sent / max(large_s - small_s, 1e-9), shared))
     kind = mesh.devices.flat[0].device_kind
     source = (
-        f"measured by memplan on jax {jax.__version__}: all-reduces of {SMALL_BYTES} and {LARGE_BYTES} bytes per axis"
+        f"measured by memplan on jax {jax.__version__}: all-reduces of {SMALL_BYTES} and "
+        f"{LARGE_BYTES} bytes per axis"
     )
     return Topology(
         name=name,

@@ -20,7 +20,9 @@ Space = Mapping[str, str | int]
 
 _BATCH = "batch"
 _DEPTH = "depth"
-_NO_DEVICES = "an AbstractMesh has no devices to put a {} on. Make the step with memplan.parallel.mesh()."
+_NO_DEVICES = (
+    "an AbstractMesh has no devices to put a {} on. Make the step with memplan.parallel.mesh()."
+)
 
 
 @dataclass(eq=False, repr=False)
@@ -92,13 +94,17 @@ class DataParallel:
             if size % parts:
                 below = size // parts * parts
                 sizes = f"{below} or {below + parts}" if below else str(parts)
-                subject = "global batch" if dim == self.batch_axis else f"size {size} of dimension {dim}"
+                subject = (
+                    "global batch" if dim == self.batch_axis else f"size {size} of dimension {dim}"
+                )
                 raise MeshError(
                     f"the {subject} of {size} (argument {position}{name}, dimension {dim}) cannot "
                     f"be divided equally among {parts} devices. Take {sizes}, or a mesh whose "
                     f"number of devices divides {size}."
                 )
-        return NamedSharding(_auto(self.mesh), PartitionSpec(*(tuple(names) or None for names in axes)))
+        return NamedSharding(
+            _auto(self.mesh), PartitionSpec(*(tuple(names) or None for names in axes))
+        )
 
     def _state_spec(self, name: str, leaf: Leaf) -> PartitionSpec:
         """Divide selected state along its largest divisible dimension; replicate the other."""
@@ -110,7 +116,9 @@ class DataParallel:
         dims = [dim for dim, size in enumerate(shape) if size and size % self.mesh.size == 0]
         if not selected or not dims:
             return PartitionSpec()
-        return PartitionSpec(*(None,) * max(dims, key=lambda dim: shape[dim]), tuple(self.mesh.axis_names))
+        return PartitionSpec(
+            *(None,) * max(dims, key=lambda dim: shape[dim]), tuple(self.mesh.axis_names)
+        )
 
     def place(self, *args: Any) -> Any:
         """Put the arguments on the mesh; every process passes the full values.
@@ -193,7 +201,24 @@ def data_parallel(
     return DataParallel(step, mesh, positions, batch_axis, dims, split_state)
 
 
-def data_parallel_of(step: Callable[..., Any] | None) -> DataParallel | None:
+def options_with_shardings(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> Mapping[str, Any]:
+    """The options of `jax.jit`, with the input shardings of a data-parallel step.
+
+    Its arguments need not be placed then. Options for another step, one with keyword arguments, or
+    one with shardings of its own are returned unchanged.
+    """
+    divided = _data_parallel_of(step)
+    if divided is None or kwargs or "in_shardings" in options:
+        return options
+    return {**options, "in_shardings": divided.shardings(*args)}
+
+
+def _data_parallel_of(step: Callable[..., Any] | None) -> DataParallel | None:
     """The data-parallel step that a function is, or wraps."""
     while step is not None and not isinstance(step, DataParallel):
         step = getattr(step, "__wrapped__", None)
@@ -207,7 +232,10 @@ def _dims(space: Space, mesh: Mesh | AbstractMesh, batch_axis: int) -> Iterator[
             names = ", ".join(mesh.axis_names)
             raise MeshError(f"space divides along {axis!r}; the mesh has the axes {names}.")
         if not isinstance(dim, int) and dim not in named:
-            raise MeshError(f"space divides {dim!r} along {axis!r}; it is 'batch', 'depth' or a dimension's number.")
+            raise MeshError(
+                f"space divides {dim!r} along {axis!r}; it is 'batch', 'depth' or a dimension's "
+                "number."
+            )
         yield axis, dim if isinstance(dim, int) else named[dim]
 
 

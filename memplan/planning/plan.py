@@ -15,9 +15,7 @@ from memplan.planning.problem import Pin, Problem
 from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.planning.slabs.slabs import Slabs
 
-FORMAT = 5
-# Entries that plans of this format may lack.
-_DEFAULTS = {"program": "", "structure": "", "kernels": [], "hides_latency": None, "pins": []}
+FORMAT = 6  # 5 had fingerprints of XLA's text
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -127,7 +125,7 @@ class Plan:
     def from_json(cls, text: str) -> Plan:
         """A plan that `to_json` wrote (PlanMismatchError: the text is none)."""
         try:
-            document = {**_DEFAULTS, **io.parse_json(text, FORMAT)}
+            document = io.parse_json(text, FORMAT)
             length = document.pop("length", None)
             plan = io.decode(cls, document, complete=True)
             if len(plan.actions) != length:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import cached_property
 
-GPU_ALIGNMENT = 256  # bytes: XLA:GPU aligns every buffer so
+from memplan.hardware.backend import GPU
+
 POINTER_BYTES = 8  # per element of a tuple's table
 
 
@@ -110,7 +111,7 @@ class Problem:
     outputs: tuple[int, ...]
     donated: frozenset[int]
     tables_nbytes: int = 0
-    alignment: int = GPU_ALIGNMENT
+    alignment: int = GPU.alignment
 
     @cached_property
     def returned(self) -> frozenset[int]:

@@ -138,7 +138,9 @@ def computation_at(flat: Flat, place: ComputationPath) -> Flat:
     return flat
 
 
-def with_computation(flat: Flat, place: ComputationPath, body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+def with_computation(
+    flat: Flat, place: ComputationPath, body: compat.ClosedJaxpr
+) -> compat.ClosedJaxpr:
     """The program with another jaxpr at a place; the surrounding equations keep their numbers."""
     if not place:
         return body

@@ -132,15 +132,6 @@ class Flat:
 
         An op's id is its equation's number.
         """
-        names = list(compat.input_names(self.closed))
-        names += [f"constant:{number}" for number, _ in enumerate(self.closed.consts)]
-        names += [
-            f"{eqn.primitive.name}:{number}"
-            for eqn in self.eqns
-            for number, _ in enumerate(
-                eqn.outvars,
-            )
-        ]
         unread = {
             var
             for eqn in self.eqns
@@ -168,7 +159,15 @@ class Flat:
                 source=compat.relative(compat.source_of(eqn)),
             )
 
-        return Graph(tuple(map(value, self.values, names)), tuple(map(op, self.eqns)))
+        return Graph(tuple(map(value, self.values, self._names())), tuple(map(op, self.eqns)))
+
+    def _names(self) -> list[str]:
+        """A readable name of each value."""
+        names = list(compat.input_names(self.closed))
+        names += [f"constant:{number}" for number, _ in enumerate(self.closed.consts)]
+        for eqn in self.eqns:
+            names += [f"{eqn.primitive.name}:{number}" for number, _ in enumerate(eqn.outvars)]
+        return names
 
     def inner(self, number: int, index: int) -> Flat:
         """One of the computations of an equation (`compat.computations_of`), flattened once.

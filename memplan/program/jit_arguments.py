@@ -19,7 +19,10 @@ _NO_ARRAYS = (
     "static_argnums. A model with functions in it, such as Equinox', goes into "
     "memplan.equinox.filter_jit."
 )
-_SHAPES = "Shapes (jax.ShapeDtypeStruct) are planned, not run: pass them to the method plan, and arrays to a call."
+_SHAPES = (
+    "Shapes (jax.ShapeDtypeStruct) are planned, not run: pass them to the method plan, and arrays "
+    "to a call."
+)
 
 
 def explain(error: TypeError, dynamic: Any) -> None:

@@ -11,6 +11,7 @@ from jax import lax
 from jax.core import Tracer
 
 from memplan.errors import UnsupportedProgramError
+from memplan.hardware.backend import Backend
 from memplan.hardware.machine import Machine
 from memplan.program import compat
 from memplan.program.interpret import interpret
@@ -31,11 +32,11 @@ class Lowerable:
     machine: Machine | None = None  # runs the partitions, if there are several
 
 
-def lowerable(program: Program, on_gpu: bool) -> Lowerable:
+def lowerable(program: Program, backend: Backend) -> Lowerable:
     """A program with the arguments that its step was traced with.
 
     Args:
-      on_gpu: compile for a GPU, which has memory of its own.
+      backend: what compiles it.
 
     Raises:
       UnsupportedProgramError: jax can lower the arguments only by their leaves, but they have
@@ -47,7 +48,7 @@ def lowerable(program: Program, on_gpu: bool) -> Lowerable:
     args, kwargs = program.traced.args, program.traced.kwargs
     if program.rewritten is not None:
         jaxpr = program.jaxpr
-        if program.in_slabs and not on_gpu:
+        if program.in_slabs and backend.convolves_channels_last:
             jaxpr = channels_last(jaxpr)
     elif program.pins:
         jaxpr = program.marked
@@ -60,7 +61,9 @@ def lowerable(program: Program, on_gpu: bool) -> Lowerable:
         args = leaves
         kwargs = {}
         options = _options_of_leaves(program)
-    on_host, returned = (program.on_host, program.returned_to_host) if on_gpu else ((), ())
+    on_host, returned = (
+        (program.on_host, program.returned_to_host) if backend.has_own_memory else ((), ())
+    )
     return Lowerable(step, args, kwargs, options, on_host, returned, program.machine)
 
 

@@ -92,5 +92,7 @@ def _costs(decision: Decision) -> tuple[str, str, str]:
     elif choices.host_wait_s == 0:
         host = "hidden"
     else:
-        host = format_seconds(choices.host_s if choices.host_wait_s is None else choices.host_wait_s)
+        host = format_seconds(
+            choices.host_s if choices.host_wait_s is None else choices.host_wait_s
+        )
     return format_bytes(choices.keep_bytes), recompute, host

@@ -13,7 +13,8 @@ from memplan.report.views.table import Table, short_source
 from memplan.units import UNKNOWN, format_bytes, format_seconds
 
 Kind = Literal[
-    "donate", "closed over", "folded", "table", "output", "x64", "host state", "batch", "slabs", "plan"
+    "donate", "closed over", "folded", "table", "output", "x64", "host state", "batch", "slabs",
+    "plan",
 ]  # fmt: skip
 _MIN_S = 1e-9  # less is rounding
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -113,7 +114,9 @@ def findings_table(findings: Sequence[Finding], budget_bytes: int) -> tuple[Tabl
     rows = tuple(
         (
             str(number),
-            f"{finding.advice} ({short_source(finding.source)})" if finding.source else finding.advice,
+            f"{finding.advice} ({short_source(finding.source)})"
+            if finding.source
+            else finding.advice,
             format_bytes(finding.gained_bytes),
             _signed(finding.added_s),
             format_bytes(finding.device_bytes),
@@ -122,7 +125,9 @@ def findings_table(findings: Sequence[Finding], budget_bytes: int) -> tuple[Tabl
         for number, finding in enumerate(findings, 1)
     )
     tones = tuple("good" if finding.device_bytes <= budget_bytes else "" for finding in findings)
-    return (Table("What to do first", (">", "", ">gains", ">step", ">then takes", ""), rows, tones),)
+    return (
+        Table("What to do first", (">", "", ">gains", ">step", ">then takes", ""), rows, tones),
+    )
 
 
 def _signed(seconds: float | None) -> str:

@@ -209,7 +209,9 @@ class Tolerance:
         for name in ("bytes", "ms"):
             percent = getattr(self, name)
             if not percent >= 0:
-                raise ReportError(f"{name} is {percent}; it is a percentage by which a step may grow, 0 or more.")
+                raise ReportError(
+                    f"{name} is {percent}; it is a percentage by which a step may grow, 0 or more."
+                )
 
     def exceeded_by(self, difference: Difference) -> tuple[str, ...]:
         """The larger rises, as text. Seconds are compared only if both reports have them."""
@@ -270,7 +272,9 @@ _KEYS: tuple[Callable[[LiveValue], tuple[str, ...]], ...] = (
 )
 
 
-def _pairs(old: Iterable[LiveValue], new: Iterable[LiveValue]) -> Iterator[tuple[LiveValue | None, LiveValue | None]]:
+def _pairs(
+    old: Iterable[LiveValue], new: Iterable[LiveValue]
+) -> Iterator[tuple[LiveValue | None, LiveValue | None]]:
     """The buffers of both reports in pairs; None beside those of only one report."""
     unpaired_old = _largest_first(old)
     unpaired_new = _largest_first(new)
@@ -341,7 +345,10 @@ def _figures(difference: Difference) -> Iterator[Table]:
     yield Table(f"memplan: {new.device}", ("", ">before", ">now", ">more", ""), tuple(rows))
     old_entries = _entries(old)
     new_entries = _entries(new)
-    entries = [(name, old_entries.get(name, ""), new_entries.get(name, "")) for name in old_entries | new_entries]
+    entries = [
+        (name, old_entries.get(name, ""), new_entries.get(name, ""))
+        for name in old_entries | new_entries
+    ]
     differences = tuple((name, before, after) for name, before, after in entries if before != after)
     yield Table("Other than before", ("", "before", "now"), differences)
 

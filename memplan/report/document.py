@@ -21,11 +21,14 @@ def read(text: str, schema: str) -> dict[str, Any]:
     try:
         document = io.parse(text)
     except ValueError as error:
-        raise ValueError(f"This is not JSON ({error}). The file may be truncated; write it again.") from error
+        raise ValueError(
+            f"This is not JSON ({error}). The file may be truncated; write it again."
+        ) from error
     written = document.get("schema") if isinstance(document, dict) else None
     if written != schema:
         raise ValueError(
-            f"This document has schema {written!r:.40}, not {schema!r}. Write it again with this version of memplan."
+            f"This document has schema {written!r:.40}, not {schema!r}. Write it again with this "
+            "version of memplan."
         )
     return document
 
@@ -33,7 +36,9 @@ def read(text: str, schema: str) -> dict[str, Any]:
 def _layout(value: Any, indent: str) -> str:
     """JSON with one line per entry; objects in arrays and arrays of numbers take one line each."""
     entries = list(value.values()) if isinstance(value, dict) else value
-    if not isinstance(entries, list) or not any(isinstance(entry, (dict, list)) for entry in entries):
+    if not isinstance(entries, list) or not any(
+        isinstance(entry, (dict, list)) for entry in entries
+    ):
         return json.dumps(value)
     inner = indent + "  "
     if isinstance(value, dict):

@@ -140,7 +140,9 @@ class Calibration(Result):
             for name, value in self.measured.items()
         )
         sources = tuple(("", source) for source in self.device.sources)
-        return Table(self.device.name, ("", ">measured", ">assumed"), rates), Table("", ("", ""), sources)
+        return Table(self.device.name, ("", ">measured", ">assumed"), rates), Table(
+            "", ("", ""), sources
+        )
 
 
 def _rate(name: str, value: float) -> str:

@@ -75,7 +75,9 @@ class Mesh:
         """Rows of a report's first table."""
         axes = ", ".join(f"{name} {size}" for name, size in self.axes)
         hidden = self.hidden_s / self.collective_s if self.collective_s else 0.0
-        links = ", ".join(f"{link.name} {link.size} at {link.bandwidth / 1e9:,.1f} GB/s" for link in self.links)
+        links = ", ".join(
+            f"{link.name} {link.size} at {link.bandwidth / 1e9:,.1f} GB/s" for link in self.links
+        )
         return (
             ("mesh", f"{axes}; figures are those of one device"),
             ("  machine", f"{self.topology}: {links}"),

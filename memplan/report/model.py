@@ -7,6 +7,7 @@ in meaning.
 """
 
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -285,53 +286,62 @@ class Report(Record):
 
 
 def _summary(report: Report) -> Table:
+    versions = ", ".join(f"{name} {version}" for name, version in report.versions)
+    rows = (*_plan_rows(report), *_byte_rows(report), *_step_rows(report), ("versions", versions))
+    return Table("memplan", ("", ""), rows)
+
+
+def _plan_rows(report: Report) -> Iterator[tuple[str, str]]:
     runs_on = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
+    times = "once" if report.attempts == 1 else f"{report.attempts} times"
+    yield "status", report.status
+    if report.step:
+        yield "step", report.step
+    yield "planned for", f"{report.device}{runs_on}"
+    if report.mesh:
+        yield from report.mesh.summary
+    yield "planner", f"{report.planner}{_slabs(report)}, compiled {times}"
+
+
+def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
     observed = "not observed"
     if report.observed_peak_bytes is not None:
         observed = format_bytes(report.observed_peak_bytes)
-    times = "once" if report.attempts == 1 else f"{report.attempts} times"
-    rows = (
-        ("status", report.status),
-        *([("step", report.step)] if report.step else []),
-        ("planned for", f"{report.device}{runs_on}"),
-        *(report.mesh.summary if report.mesh else ()),
-        ("planner", f"{report.planner}{_slabs(report)}, compiled {times}"),
-        ("device budget", format_bytes(report.budget_bytes)),
-        (
-            "device peak",
-            f"{format_bytes(report.compiled_peak_bytes)} compiled, "
-            f"{format_bytes(report.predicted_peak_bytes)} predicted, {observed}",
-        ),
-        *([("  in XLA's pool", format_bytes(report.pool_peak_bytes))] if report.pool_peak_bytes is not None else []),
-        *([("  while it runs", report.peak_kernel)] if report.peak_kernel else []),
-        *([("  constants", format_bytes(report.constant_bytes))] if report.constant_bytes else []),
-        ("  its largest kernel", format_bytes(report.floor_bytes)),
-        ("  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"),
-        *_by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes"),
-        (
-            "host peak",
-            f"{format_bytes(report.host_peak_bytes)} of {format_bytes(report.host_budget_bytes)}",
-        ),
-        *([("  in XLA's pinned pool", _pinned_pool(report))] if report.pinned_bytes else []),
-        *[("runs only after", line) for line in report.exports],
-        ("offloaded in a step", format_bytes(report.offloaded_bytes)),
-        ("recomputed in a step", format_flops(report.recomputed_flops)),
-        *[("pinned", _pinned(pin)) for pin in report.pins],
-        *([("jax.checkpoint", f"as written: {', '.join(report.checkpoints)}")] if report.checkpoints else []),
-        ("found compiled", _compiled_counts(report)),
-        *_launches(report),
-        ("step, predicted", format_seconds(report.predicted_step_s)),
-        ("  unmodified step", format_seconds(report.baseline_step_s)),
-        *_by_jit(report, format_seconds(report.jit_step_s)),
-        ("  copies", _copies(report)),
-        ("  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"),
-        (
-            "prepared in",
-            f"{format_seconds(report.preparation_s)}, {format_seconds(report.planning_s)} of it planning",
-        ),
-        ("versions", ", ".join(f"{name} {version}" for name, version in report.versions)),
-    )
-    return Table("memplan", ("", ""), rows)
+    compiled = f"{format_bytes(report.compiled_peak_bytes)} compiled"
+    predicted = f"{format_bytes(report.predicted_peak_bytes)} predicted"
+    yield "device budget", format_bytes(report.budget_bytes)
+    yield "device peak", f"{compiled}, {predicted}, {observed}"
+    if report.pool_peak_bytes is not None:
+        yield "  in XLA's pool", format_bytes(report.pool_peak_bytes)
+    if report.peak_kernel:
+        yield "  while it runs", report.peak_kernel
+    if report.constant_bytes:
+        yield "  constants", format_bytes(report.constant_bytes)
+    yield "  its largest kernel", format_bytes(report.floor_bytes)
+    yield "  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"
+    yield from _by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes")
+    host_budget = format_bytes(report.host_budget_bytes)
+    yield "host peak", f"{format_bytes(report.host_peak_bytes)} of {host_budget}"
+    if report.pinned_bytes:
+        yield "  in XLA's pinned pool", _pinned_pool(report)
+    yield from (("runs only after", line) for line in report.exports)
+
+
+def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
+    yield "offloaded in a step", format_bytes(report.offloaded_bytes)
+    yield "recomputed in a step", format_flops(report.recomputed_flops)
+    yield from (("pinned", _pinned(pin)) for pin in report.pins)
+    if report.checkpoints:
+        yield "jax.checkpoint", f"as written: {', '.join(report.checkpoints)}"
+    yield "found compiled", _compiled_counts(report)
+    yield from _launches(report)
+    yield "step, predicted", format_seconds(report.predicted_step_s)
+    yield "  unmodified step", format_seconds(report.baseline_step_s)
+    yield from _by_jit(report, format_seconds(report.jit_step_s))
+    yield "  copies", _copies(report)
+    yield "  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"
+    planning = format_seconds(report.planning_s)
+    yield "prepared in", f"{format_seconds(report.preparation_s)}, {planning} of it planning"
 
 
 def _pinned_pool(report: Report) -> str:
@@ -355,7 +365,11 @@ def _slabs(report: Report) -> str:
 def _beyond_cudnn(report: Report) -> str:
     if not report.huge_arrays:
         return ""
-    arrays = "1 array of it has" if report.huge_arrays == 1 else f"{report.huge_arrays} arrays of it have"
+    arrays = (
+        "1 array of it has"
+        if report.huge_arrays == 1
+        else f"{report.huge_arrays} arrays of it have"
+    )
     return f"; {arrays} 2^31 elements or more, which cuDNN does not take"
 
 

@@ -103,7 +103,8 @@ class Record(Result):
             return io.decode(cls, entries)
         except ValueError as error:
             raise ReportError(
-                f"This document is damaged ({error!s:.300}): it was truncated or edited. Write it again."
+                f"This document is damaged ({error!s:.300}): it was truncated or edited. Write it "
+                "again."
             ) from error
 
     @classmethod

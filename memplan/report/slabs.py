@@ -85,7 +85,9 @@ def loops_table(loops: Sequence[SlabLoopRow]) -> Table:
             _arrays(loop.reads),
             _arrays(loop.writes),
             str(loop.sums),
-            f"{loop.copies} of {loop.copies + loop.kernels}" if loop.copies or loop.kernels else "-",
+            f"{loop.copies} of {loop.copies + loop.kernels}"
+            if loop.copies or loop.kernels
+            else "-",
             format_seconds(loop.seconds),
             short_source(loop.source),
         )

@@ -82,7 +82,9 @@ class Prices:
         value = self._value.get(buffer)
         if value is None or len(self._uses[value]) < 2:
             return None
-        gap = max(pairwise(self._uses[value]), key=lambda gap: self._start(gap[1]) - self._end(gap[0]))
+        gap = max(
+            pairwise(self._uses[value]), key=lambda gap: self._start(gap[1]) - self._end(gap[0])
+        )
         if choice == "recompute":
             recompute_s, no_recompute = choice_s, ""
         else:

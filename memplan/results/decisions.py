@@ -30,7 +30,7 @@ def _buffer_decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
     problem = planned.base.timed_problem
     copy_s = functools.partial(copy_seconds, device=outcome.target.device)
     host_free_nbytes = outcome.limits.host_bytes - planned.predicted_host_bytes
-    link_s = copy_s if outcome.target.is_gpu else None
+    link_s = copy_s if outcome.target.backend.has_own_memory else None
     prices = Prices(problem, planned.schedule, link_s, host_free_nbytes)
     runs = Counter(action.number for action in planned.schedule if action.kind is Kind.RUN)
     copy_kinds = (Kind.OFFLOAD, Kind.PREFETCH)

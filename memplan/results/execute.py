@@ -49,12 +49,12 @@ class Runner:
         self.executable = outcome.executable
         self._call = outcome.executable.compiled
         self._memory = outcome.executable.memory
-        self._is_gpu = outcome.target.is_gpu
-        self._moves = bool(outcome.program.on_host) and not self._is_gpu
+        self._has_own_memory = outcome.target.backend.has_own_memory
+        self._moves = bool(outcome.program.on_host) and not self._has_own_memory
         self.observed_bytes: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if not self._is_gpu:
+        if not self._has_own_memory:
             return self._with_state(args, kwargs) if self._moves else self._run(args, kwargs)
         with _Calls.lock:
             _Calls.started += 1
@@ -63,7 +63,7 @@ class Runner:
             is_alone = _Calls.running == 1
         try:
             before = local.room()
-            results = self._on_gpu(args, kwargs)
+            results = self._run_beside_others(args, kwargs)
             after = local.room()
         finally:
             with _Calls.lock:
@@ -82,14 +82,18 @@ class Runner:
         """
         copied = self._copied_nbytes(args, kwargs)
         if after.peak_bytes > before.peak_bytes and copied is not None:
-            peak_bytes = after.peak_bytes - before.in_use_bytes + self._memory.argument_bytes - copied
+            peak_bytes = (
+                after.peak_bytes - before.in_use_bytes + self._memory.argument_bytes - copied
+            )
             self.observed_bytes = max(peak_bytes, self.observed_bytes or 0)
 
     @functools.cached_property
     def _is_read(self) -> list[bool]:
         """Which leaves of the arguments the program reads; jax copies no others."""
         program = self.program
-        return program.kept(program.traced.jaxpr if program.rewritten is None else program.rewritten)
+        return program.kept(
+            program.traced.jaxpr if program.rewritten is None else program.rewritten
+        )
 
     def _copied_nbytes(self, args: Any, kwargs: Any) -> int | None:
         """Bytes of arguments that are no jax arrays; None over a mesh, which divides them."""
@@ -99,7 +103,7 @@ class Runner:
             return None
         return sum(np.asarray(leaf).nbytes for leaf in copied)
 
-    def _on_gpu(self, args: Any, kwargs: Any) -> Any:
+    def _run_beside_others(self, args: Any, kwargs: Any) -> Any:
         """Call the step; raise memplan's errors, if possible before it consumes arguments."""
         self._await_block()
         try:
@@ -110,7 +114,9 @@ class Runner:
         except jax.errors.JaxRuntimeError as error:
             leaves = jax.tree_util.tree_leaves((args, kwargs))
             pairs = zip(leaves, self.program.donated, strict=True)
-            donated = [leaf for leaf, is_donated in pairs if is_donated and isinstance(leaf, jax.Array)]
+            donated = [
+                leaf for leaf, is_donated in pairs if is_donated and isinstance(leaf, jax.Array)
+            ]
             memory_error = out_of_memory(error, donated)
             if memory_error is None:
                 raise
@@ -203,7 +209,9 @@ def numbers_gate(outcome: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any
         dynamic = jax.tree.map(to_device, dynamic)  # for the unmodified step
     leaves = jax.tree_util.tree_leaves(dynamic)
     if any(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in leaves):
-        raise MemplanError('verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.')
+        raise MemplanError(
+            'verify="numbers" runs the step: pass arrays to plan(), not jax.ShapeDtypeStructs.'
+        )
     if program.rewritten is None:
         executable = compile_unplanned(outcome)
         unmodified = Runner(replace(outcome, program=program.original, executable=executable))
@@ -218,7 +226,9 @@ def numbers_gate(outcome: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any
         draw = np.random.default_rng(0)
         pieces.append(plain(*(nudged(leaf, draw) for leaf in leaves)))
     coarsest = roundings(original.jaxpr)
-    return compare(plain(*leaves), pieces[0], rewritten_step(*leaves), *pieces[1:], coarsest=coarsest)
+    return compare(
+        plain(*leaves), pieces[0], rewritten_step(*leaves), *pieces[1:], coarsest=coarsest
+    )
 
 
 def _results(call: Callable[..., Any], dynamic: Any) -> list[Any]:

@@ -28,7 +28,9 @@ _IN_THE_PROGRAM: Mapping[Kind, str] = {  # constants
 }
 _WIDE = frozenset({"float64", "int64", "uint64", "complex128"})
 # Opcodes whose results depend on nothing but their operands, unlike a callback or a receive.
-_PURE = frozenset({"fusion", "iota", "broadcast", "concatenate", "copy", "pad", "reshape", "scatter", "transpose"})
+_PURE = frozenset(
+    {"fusion", "iota", "broadcast", "concatenate", "copy", "pad", "reshape", "scatter", "transpose"}
+)
 
 
 def is_large(nbytes: int, step_bytes: int) -> bool:
@@ -41,7 +43,9 @@ def counted(outcome: Outcome) -> tuple[Finding, ...]:
     step = _Counted(outcome.program.original, outcome.planned.plain)
     step_bytes = step.plain.device_bytes
     large = [finding for finding in step.findings() if is_large(finding.gained_bytes, step_bytes)]
-    return tuple(sorted(large, key=lambda finding: (KINDS.index(finding.kind), -finding.gained_bytes)))
+    return tuple(
+        sorted(large, key=lambda finding: (KINDS.index(finding.kind), -finding.gained_bytes))
+    )
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,16 @@ def arguments_of(program: Program) -> Iterator[Argument]:
 def replaced_inputs(program: Program) -> Mapping[int, int]:
     """Output -> the input of its type whose buffer it takes or could take, donated ones first."""
     jaxpr = program.traced.jaxpr.jaxpr
-    read_inputs = [position for position, is_kept in enumerate(program.kept(program.traced.jaxpr)) if is_kept]
+    read_inputs = [
+        position for position, is_kept in enumerate(program.kept(program.traced.jaxpr)) if is_kept
+    ]
     replaced: dict[int, int] = {}
     for donated in (True, False):
         new_outputs = [number for number in range(len(jaxpr.outvars)) if number not in replaced]
         inputs = [position for position in read_inputs if program.donated[position] is donated]
-        pairs = donation_pairs(jaxpr.invars, [jaxpr.outvars[number] for number in new_outputs], inputs)
+        pairs = donation_pairs(
+            jaxpr.invars, [jaxpr.outvars[number] for number in new_outputs], inputs
+        )
         replaced.update((new_outputs[index], position) for index, position in pairs)
     return replaced
 
@@ -121,7 +129,8 @@ class _Counted:
             positions = undonated.intersection(argument.inputs)
             nbytes = sum(program.input_nbytes[position] for position in positions)
             advice = (
-                f"donate {argument.name}, donate_argnums={argument.number}: what replaces it then takes its buffers"
+                f"donate {argument.name}, donate_argnums={argument.number}: what replaces it then "
+                "takes its buffers"
             )
             yield self._finding("donate", nbytes, advice, position=argument.number)
 
@@ -152,7 +161,12 @@ class _Counted:
         fixed = {number for number, buffer in buffers if buffer.role is Role.CONSTANT}
         for kernel in problem.kernels:
             op = module.instructions.get(kernel.name)
-            if op and op.opcode in _PURE and kernel.block is None and fixed.issuperset(kernel.reads):
+            if (
+                op
+                and op.opcode in _PURE
+                and kernel.block is None
+                and fixed.issuperset(kernel.reads)
+            ):
                 fixed.update(kernel.writes)
         for lifetime in peak_lifetimes(self.plain):
             buffer = problem.buffers[lifetime.buffer]
@@ -164,7 +178,9 @@ class _Counted:
             if source and fixed.issuperset(problem.alias_sets[buffer.alias_set]):
                 array = origins.shape(buffer.name)
                 advice = f"broadcast {array} where it is read: it depends on no argument"
-                yield self._finding("table", lifetime.nbytes, advice, -seconds.get(name, 0.0), source)
+                yield self._finding(
+                    "table", lifetime.nbytes, advice, -seconds.get(name, 0.0), source
+                )
 
     def _outputs(self) -> Iterator[Finding]:
         """Outputs that replace no argument."""
@@ -180,7 +196,10 @@ class _Counted:
                 continue
             maker = makers.get(id(atom))
             source = compat.relative(compat.source_of(maker)) if maker is not None else ""
-            advice = f"return what you read of {name}, {array.in_numpy}, such as its mean, instead of all of it"
+            advice = (
+                f"return what you read of {name}, {array.in_numpy}, such as its mean, instead of "
+                "all of it"
+            )
             yield self._finding("output", array.nbytes, advice, source=source, position=number)
 
     def _wide_types(self) -> Iterator[Finding]:
@@ -194,7 +213,9 @@ class _Counted:
             if number in live or buffer.role in (Role.ARGUMENT, Role.OUTPUT)
         }
         arrays = ((buffer, origins.array(buffer.name)) for buffer in by_place.values())
-        wide = [buffer for buffer, array in arrays if array is not None and array.numpy_name in _WIDE]
+        wide = [
+            buffer for buffer, array in arrays if array is not None and array.numpy_name in _WIDE
+        ]
         if wide:
             largest = sorted(wide, key=lambda buffer: -buffer.nbytes)
             sources = (origins.source(instruction_of(buffer.name)) for buffer in largest)

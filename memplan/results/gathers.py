@@ -13,8 +13,8 @@ _NAMES = {
 }
 _ADVICE = {
     "conv_general_dilated": "jax.shard_map around it: each device then convolves its own rows",
-    "dynamic_slice": "x.reshape(batch // k, k, ...).swapaxes(0, 1) if it reads one of k microbatches: "
-    "each then has rows of every device",
+    "dynamic_slice": "x.reshape(batch // k, k, ...).swapaxes(0, 1) if it reads one of k "
+    "microbatches: each then has rows of every device",
 }
 _ALONG = (
     "jax.lax.with_sharding_constraint to divide another dimension, or jax.shard_map if each device "
@@ -24,7 +24,9 @@ _ALONG = (
 
 def gather_warning(outcome: Outcome) -> str:
     """The text of the warning; '' without unexpected gathers."""
-    gathers = [gather for gather in outcome.gathers if gather.nbytes >= _MIN_SHARE * outcome.device_bytes]
+    gathers = [
+        gather for gather in outcome.gathers if gather.nbytes >= _MIN_SHARE * outcome.device_bytes
+    ]
     if not gathers:
         return ""
     lines = "\n  ".join(map(_line, gathers[:_MAX_NAMED]))

@@ -1,11 +1,11 @@
 """Errors about memory, with advice: no plan fits, or XLA's pools cannot allocate."""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from memplan.compilation.outcome import Outcome
-from memplan.errors import InfeasibleBudgetError, OutOfMemoryError
+from memplan.errors import InfeasibleBudgetError, MemplanError, OutOfMemoryError
 from memplan.planning.floor import floor
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
@@ -19,6 +19,9 @@ from memplan.units import show_bytes
 from memplan.xla import local
 from memplan.xla.sources import Sources
 
+# Plan for at most so many budgets to find one that works. Of 300 random programs, three did not fit
+# the first budget, and one needed three.
+_MAX_BUDGETS = 3
 _MAX_NAMED = 3  # operations named in an error
 _REQUEST = re.compile(r"allocate ([\d.]+) ?([KMGT]i)?(?:B|bytes)")
 _PINNED_POOL = "xla_gpu_host_bfc"
@@ -50,6 +53,29 @@ def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> Infeasib
         smallest_bytes=smallest,
         operation=operation,
     )
+
+
+def working_budget(refused: Outcome, plan_within: Callable[[int], Outcome] | None) -> int:
+    """Bytes of a budget that works: those of an outcome that did not fit, or somewhat more.
+
+    Args:
+      plan_within: plans the step for another budget, which may choose other loops or slabs; None if
+        the step follows a saved plan.
+    """
+    budget = refused.device_bytes
+    plain_bytes = (refused.unmodified or refused.planned.plain).device_bytes
+    is_transformed = refused.program.rewritten is not None
+    is_predicted = budget <= refused.planned.predicted_bytes
+    if plan_within is None or (is_predicted and not is_transformed):
+        return min(budget, plain_bytes)
+    for _ in range(_MAX_BUDGETS):
+        if budget >= plain_bytes:
+            break
+        outcome = plan_within(budget)
+        if outcome.fits:
+            return budget
+        budget = max(outcome.device_bytes, budget + 1)
+    return plain_bytes
 
 
 def floor_of(outcome: Outcome) -> tuple[int, str]:
@@ -125,8 +151,11 @@ def _advice(outcome: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]
     resident = outcome.planned.plain.resident_bytes - constant_bytes
     if 2 * resident > limits.device_bytes:
         if _may_donate_more(outcome.program):
-            yield ("donate_argnums for the state that the step replaces: the new value then reuses the old buffer")
-        if not outcome.program.on_host and outcome.target.is_gpu:
+            yield (
+                "donate_argnums for the state that the step replaces: the new value then reuses "
+                "the old buffer"
+            )
+        if not outcome.program.on_host and outcome.target.backend.has_own_memory:
             yield f"host_state: arguments and outputs take {show_bytes(resident)} of the budget"
     if outcome.program.pins:
         yield "fewer values pinned to the device"
@@ -184,6 +213,21 @@ def axis_of(record: InSlabs) -> str:
     return f"dimension {record.slabs.dim} of {shape(array.shape, array.dtype)}{inside}"
 
 
+def refuse_host_memory_on_device(host_bytes: int) -> None:
+    """Refuse a step of the local GPU that keeps values on the host, if XLA has no memory there.
+
+    Raises:
+      MemplanError: names the setting that makes XLA allocate host memory on the device.
+    """
+    setting = local.without_spaces()
+    if host_bytes and setting:
+        raise MemplanError(
+            f"with {setting}, XLA allocates host memory on the GPU, so the "
+            f"{show_bytes(host_bytes)} that this step keeps on the host would be on the device. "
+            "Start Python without it, or plan with host_budget=0."
+        )
+
+
 def no_block(needed_bytes: int, pool: local.Room) -> OutOfMemoryError:
     """The error if a step is not started because no free block holds its temporaries."""
     advice = "\n  ".join(_advice_on_pools())
@@ -210,7 +254,9 @@ def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError 
     lost = sum(leaf.is_deleted() for leaf in donated)
     arguments = "its arguments are unchanged"
     if lost:
-        arguments = f"{lost} of its {len(donated)} donated arguments are lost: continue from a checkpoint"
+        arguments = (
+            f"{lost} of its {len(donated)} donated arguments are lost: continue from a checkpoint"
+        )
     if _PINNED_POOL in text:
         limit = local.pools().host_limit_bytes
         gib = 1 + max(limit, needed or 0) // 2**30
@@ -227,7 +273,8 @@ def out_of_memory(error: Exception, donated: Sequence[Any]) -> OutOfMemoryError 
         state = _state_of(pool)
     advice = "\n  ".join(_advice_on_pools())
     return OutOfMemoryError(
-        f"the step failed: XLA could not allocate {memory} on the device, and {state}; {arguments}. Try:\n  {advice}",
+        f"the step failed: XLA could not allocate {memory} on the device, and {state}; "
+        f"{arguments}. Try:\n  {advice}",
         needed_bytes=needed,
         free_bytes=pool.block_bytes if pool else None,
     )
@@ -243,7 +290,8 @@ def _state_of(pool: local.Room) -> str:
 def _advice_on_pools() -> Iterator[str]:
     yield "free arrays that the step does not need: drop references, or call array.delete()"
     yield (
-        "put the state and the batch on the device before anything else: an array between free parts keeps them apart"
+        "put the state and the batch on the device before anything else: an array between free "
+        "parts keeps them apart"
     )
     if not local.pools().preallocates:
         yield (

@@ -29,7 +29,9 @@ from memplan.xla.write import original
 
 _DIRECTIONS: Mapping[str, Direction] = {"out": "to host", "in": "to device", "net": "to devices"}
 _SLABS = re.compile(r"(^|/)slabs_\d+$")  # the end of a loop's scope: `InSlabs.scope`
-_LOOPS_NOTE = "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."
+_LOOPS_NOTE = (
+    "A loop is drawn as one trip, stretched over all of them; copies of its body are not drawn."
+)
 
 
 class Origins:
@@ -64,7 +66,9 @@ def _result(buffer: str) -> tuple[str, int]:
     return original(instruction_of(buffer)), leaf_of(buffer)
 
 
-def timeline(scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]) -> Timeline:
+def timeline(
+    scheduled: ScheduledModule, origins: Origins, decisions: Mapping[str, str]
+) -> Timeline:
     """Memory and work over a step; the peak is what XLA allocates.
 
     Args:
@@ -140,7 +144,11 @@ def _values(
 ) -> tuple[tuple[TimelineValue, ...], tuple[Stay, ...]]:
     """The arrays in memory, and the instants of their stays."""
     by_instruction = {instruction_of(buffer): decision for buffer, decision in decisions.items()}
-    offloaded = {instruction_of(buffer): buffer for buffer, decision in decisions.items() if decision == "offload"}
+    offloaded = {
+        instruction_of(buffer): buffer
+        for buffer, decision in decisions.items()
+        if decision == "offload"
+    }
 
     def value(lifetime: Lifetime) -> TimelineValue:
         buffer = scheduled.problem.buffers[lifetime.buffer].name
@@ -155,7 +163,9 @@ def _values(
             layer=layer,
             source=origins.source(buffer),
             decision=decisions.get(buffer) or by_instruction.get(maker, ""),
-            buffer=planned_buffer if planned_buffer in decisions else offloaded.get(maker, planned_buffer),
+            buffer=planned_buffer
+            if planned_buffer in decisions
+            else offloaded.get(maker, planned_buffer),
         )
 
     resident = scheduled.resident_bytes - scheduled.constant_bytes
@@ -199,7 +209,9 @@ def _blocks(scheduled: ScheduledModule, origins: Origins) -> Iterator[Block]:
             kind = "branches"
             count = len(op.called)
         start_s, end_s = scheduled.replay.clock[op.name]
-        yield Block(kind, layer_of(scope) or op.name, count, start_s, end_s, origins.source(op.name))
+        yield Block(
+            kind, layer_of(scope) or op.name, count, start_s, end_s, origins.source(op.name)
+        )
 
 
 def line(name: str, memory: Timeline) -> Line:
@@ -250,10 +262,15 @@ def _step_lifetimes(scheduled: ScheduledModule) -> tuple[list[Lifetime], list[Li
     """Lifetimes of buffers during the step, on the device and on the host."""
     count = len(scheduled.problem.kernels)
     device, host = (
-        [replace(lifetime, first=max(lifetime.first, 0), end=min(lifetime.end, count)) for lifetime in lifetimes]
+        [
+            replace(lifetime, first=max(lifetime.first, 0), end=min(lifetime.end, count))
+            for lifetime in lifetimes
+        ]
         for lifetimes in scheduled.lifetimes
     )
-    return [lifetime for lifetime in device if lifetime.nbytes and lifetime.first < lifetime.end], host
+    return [
+        lifetime for lifetime in device if lifetime.nbytes and lifetime.first < lifetime.end
+    ], host
 
 
 def _changes(lifetimes: Sequence[Lifetime], count: int) -> list[int]:

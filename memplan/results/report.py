@@ -14,18 +14,16 @@ from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
-from memplan.planning.slabs.slabs import slab_rows, trips_of
-from memplan.program import compat
 from memplan.program.loops.residuals import outer_loops
 from memplan.program.pins import own_checkpoints
-from memplan.program.trace import InSlabs
 from memplan.report.mesh import CollectiveRow, Link, Mesh
 from memplan.report.model import CandidateRow, LiveValue, Pinned, Report
-from memplan.report.slabs import SlabArray, SlabLoopRow
+from memplan.report.timeline import Line, Timeline
 from memplan.results.decisions import decisions_of
 from memplan.results.findings import counted
-from memplan.results.infeasible import axis_of, floor_of, unsplit
+from memplan.results.infeasible import floor_of, unsplit
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
+from memplan.results.slab_loops import slab_loops
 from memplan.xla import local
 from memplan.xla.buffers import instruction_of
 from memplan.xla.collectives.cost import Collective
@@ -46,74 +44,106 @@ _HUGE = 2**31  # elements: cuDNN counts in int32
 def report_of(outcome: Outcome) -> Report:
     """The report of a compiled step."""
     planned = outcome.planned
-    plain = planned.plain
-    result = planned.result
     origins = Origins(planned.base.module)
     decisions = tuple(sorted(decisions_of(outcome, origins), key=lambda decision: -decision.nbytes))
     by_buffer = {decision.name: decision.decision for decision in decisions}
-    memory = timeline(result, origins, by_buffer)
-    step = result.replay
-    unmodified = outcome.unmodified
-    lines = ()
-    if unmodified is result:
-        lines = (line("unmodified step", memory),)
-    elif unmodified is not None:
-        lines = (line("unmodified step", timeline(unmodified, Origins(unmodified.module), {})),)
-    peak_kernel = ""
-    if memory.instants:
-        peak = memory.instants[memory.peak]
-        peak_kernel = ", ".join(filter(None, (peak.layer or peak.name, peak.source)))
-    loops = [op for op in result.module.instructions.values() if op.opcode == "while"]
-    transfers_of_loops = {loop.name: transfers(result.module, loop, result.device) for loop in loops}
-    # The transfers of an outer loop include those of its inner loops.
-    transfers_of_outer = [transfers_of_loops[name] for name in result.module.entry.ops if name in transfers_of_loops]
+    memory = timeline(planned.result, origins, by_buffer)
     return Report(
         device=outcome.target.device.name,
         runs_on=jax.devices()[0].device_kind,
         status=status_of(outcome),
         planner=outcome.plan.planner if outcome.plan is not None else "none",
-        budget_bytes=outcome.limits.device_bytes,
-        host_budget_bytes=outcome.limits.host_bytes,
-        baseline_peak_bytes=unmodified.device_bytes if unmodified else None,
-        predicted_peak_bytes=planned.predicted_bytes,
-        compiled_peak_bytes=outcome.device_bytes,
-        observed_peak_bytes=None,
-        host_peak_bytes=outcome.host_bytes,
-        offloaded_bytes=step.copied_out_nbytes,
-        recomputed_flops=max(0.0, step.flops - (unmodified or plain).replay.flops),
-        baseline_step_s=unmodified.replay.step_s if unmodified else None,
-        predicted_step_s=step.step_s,
-        floor_bytes=floor_of(outcome)[0],
-        lower_bound_s=planned.bound_s,
-        gap_s=max(0.0, step.step_s - planned.bound_s),
         attempts=outcome.compilations,
-        copy_s=step.copy_s,
-        hidden_copy_s=step.hidden_copy_s,
-        stall_s=sum(end - start for start, end in step.stalls),
         decisions=decisions,
         live_at_peak=_live_at_peak(outcome, origins, by_buffer),
         candidates=tuple(_candidates(outcome)),
         versions=versions(),
         timeline=memory,
-        lines=lines,
-        planning_s=planned.planning_s,
-        preparation_s=outcome.seconds,
-        xla_limit_bytes=_xla_limit(outcome.target, unmodified or plain) if outcome.target.is_gpu else None,
-        slab_loops=tuple(_slab_loops(outcome, origins, transfers_of_loops)),
-        loop_copies=sum(copies for copies, _ in transfers_of_outer),
-        loop_kernels=sum(kernels for _, kernels in transfers_of_outer),
+        lines=_lines(outcome, memory),
         unsplit=unsplit(outcome.program.in_slabs, _MAX_UNSPLIT),
-        constant_bytes=outcome.executable.memory.constant_bytes,
-        huge_arrays=_huge_arrays(unmodified) if unmodified and outcome.target.is_gpu else None,
         mesh=_mesh(outcome),
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
-        peak_kernel=peak_kernel,
+        peak_kernel=_peak_kernel(memory),
         findings=counted(outcome),
+        **_bytes(outcome),
+        **_seconds(outcome),
+        **_loops(outcome, origins),
         **_counts(outcome),
         **_pooled(outcome),
         **_by_jit(outcome),
     )
+
+
+def _bytes(outcome: Outcome) -> dict[str, Any]:
+    planned, unmodified = outcome.planned, outcome.unmodified
+    backend = outcome.target.backend
+    figures: dict[str, Any] = {
+        "budget_bytes": outcome.limits.device_bytes,
+        "host_budget_bytes": outcome.limits.host_bytes,
+        "baseline_peak_bytes": unmodified.device_bytes if unmodified else None,
+        "predicted_peak_bytes": planned.predicted_bytes,
+        "compiled_peak_bytes": outcome.device_bytes,
+        "observed_peak_bytes": None,
+        "host_peak_bytes": outcome.host_bytes,
+        "offloaded_bytes": planned.result.replay.copied_out_nbytes,
+        "floor_bytes": floor_of(outcome)[0],
+        "constant_bytes": outcome.executable.memory.constant_bytes,
+    }
+    if backend.rematerializes:
+        figures["xla_limit_bytes"] = _xla_limit(outcome.target, unmodified or planned.plain)
+    if backend.indexes_in_32_bits and unmodified:
+        figures["huge_arrays"] = _huge_arrays(unmodified)
+    return figures
+
+
+def _seconds(outcome: Outcome) -> dict[str, Any]:
+    planned, unmodified = outcome.planned, outcome.unmodified
+    step = planned.result.replay
+    return {
+        "recomputed_flops": max(0.0, step.flops - (unmodified or planned.plain).replay.flops),
+        "baseline_step_s": unmodified.replay.step_s if unmodified else None,
+        "predicted_step_s": step.step_s,
+        "lower_bound_s": planned.bound_s,
+        "gap_s": max(0.0, step.step_s - planned.bound_s),
+        "copy_s": step.copy_s,
+        "hidden_copy_s": step.hidden_copy_s,
+        "stall_s": sum(end - start for start, end in step.stalls),
+        "planning_s": planned.planning_s,
+        "preparation_s": outcome.seconds,
+    }
+
+
+def _loops(outcome: Outcome, origins: Origins) -> dict[str, Any]:
+    """Loops over slabs, and transfers between device and host in loops."""
+    result = outcome.planned.result
+    loops = [op for op in result.module.instructions.values() if op.opcode == "while"]
+    by_loop = {loop.name: transfers(result.module, loop, result.device) for loop in loops}
+    # The transfers of an outer loop include those of its inner loops.
+    outer = [by_loop[name] for name in result.module.entry.ops if name in by_loop]
+    return {
+        "slab_loops": tuple(slab_loops(outcome, origins, by_loop)),
+        "loop_copies": sum(copies for copies, _ in outer),
+        "loop_kernels": sum(kernels for _, kernels in outer),
+    }
+
+
+def _lines(outcome: Outcome, memory: Timeline) -> tuple[Line, ...]:
+    """The unmodified step's memory over time."""
+    unmodified = outcome.unmodified
+    if unmodified is None:
+        return ()
+    if unmodified is not outcome.planned.result:
+        memory = timeline(unmodified, Origins(unmodified.module), {})
+    return (line("unmodified step", memory),)
+
+
+def _peak_kernel(memory: Timeline) -> str:
+    """The layer or the kernel that runs at the peak, and its source line."""
+    if not memory.instants:
+        return ""
+    peak = memory.instants[memory.peak]
+    return ", ".join(filter(None, (peak.layer or peak.name, peak.source)))
 
 
 def _mesh(outcome: Outcome) -> Mesh | None:
@@ -140,7 +170,10 @@ def _mesh(outcome: Outcome) -> Mesh | None:
     return Mesh(
         axes=tuple(sizes.items()),
         topology=machine.topology.name,
-        links=tuple(Link(axis.name, axis.size, axis.bandwidth, axis.shared) for axis in machine.topology.axes),
+        links=tuple(
+            Link(axis.name, axis.size, axis.bandwidth, axis.shared)
+            for axis in machine.topology.axes
+        ),
         collectives=tuple(sorted(rows, key=lambda row: -row.seconds)),
         collective_s=replay.collective_s,
         hidden_s=replay.hidden_collective_s,
@@ -162,13 +195,23 @@ def versions() -> tuple[tuple[str, str], ...]:
 def _candidates(outcome: Outcome) -> Iterator[CandidateRow]:
     plain = outcome.unmodified
     if outcome.plan is not None and plain is not None:
-        verdict = "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
+        verdict = (
+            "fits" if outcome.limits.allow(plain.device_bytes, 0) else "over the device budget"
+        )
         yield CandidateRow("plain", plain.device_bytes, 0, plain.replay.step_s, verdict)
     for candidate in outcome.rejected:
         verdict = "slower" if candidate.fits else "does not fit"
-        yield CandidateRow(candidate.method, candidate.device_bytes, candidate.host_bytes, candidate.step_s, verdict)
+        yield CandidateRow(
+            candidate.method,
+            candidate.device_bytes,
+            candidate.host_bytes,
+            candidate.step_s,
+            verdict,
+        )
     verdict = "chosen" if outcome.fits else "does not fit"
-    yield CandidateRow(outcome.method, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict)
+    yield CandidateRow(
+        outcome.method, outcome.device_bytes, outcome.host_bytes, outcome.step_s, verdict
+    )
 
 
 def _pinned(outcome: Outcome) -> Iterator[Pinned]:
@@ -183,60 +226,6 @@ def _pinned(outcome: Outcome) -> Iterator[Pinned]:
             values = [value for value, value_pin in loop.pins.items() if value_pin == pin]
             sizes += [loop.trips * loop.body.nbytes(value) for value in values]
         yield Pinned(pin.name, pin.where.value, len(sizes), sum(sizes))
-
-
-def _slab_loops(
-    outcome: Outcome, origins: Origins, transfers_of_loops: Mapping[str, tuple[int, int]]
-) -> Iterator[SlabLoopRow]:
-    """One row per loop over slabs.
-
-    Args:
-      transfers_of_loops: loop of the compiled program -> transfers between device and host per
-        trip.
-    """
-    program = outcome.program
-    blocks = outcome.planned.result.replay.blocks
-    records = program.in_slabs
-    compiled = {origins.scope(name).rpartition("/")[2]: name for name in transfers_of_loops}
-    # The first values of every graph are the inputs.
-    inputs = compat.input_names(program.traced.jaxpr) if records else ()
-
-    def array(record: InSlabs, value: int) -> SlabArray:
-        array_value = record.graph.graph.values[value]
-        is_input = value < len(inputs) and not record.slabs.inside
-        on_host = value in record.slabs.on_host or value in program.on_host
-        return SlabArray(
-            name=inputs[value] if is_input else array_value.name,
-            shape=array_value.shape,
-            dtype=array_value.dtype,
-            nbytes=array_value.nbytes,
-            place="host" if on_host else "device",
-        )
-
-    numbered = ((record, number, loop) for record in records for number, loop in enumerate(record.loops, record.first))
-    for record, number, loop in numbered:
-        graph = record.graph.graph
-        name = compiled.get(record.scope(number), "")
-        copies, kernels = transfers_of_loops.get(name, (0, 0))
-        halos = [0]
-        for value in loop.reads:
-            low, high = loop.spans[value]
-            halos += [-low, high - slab_rows(record.graph, record.slabs, value)]
-        yield SlabLoopRow(
-            number=number,
-            axis=axis_of(record),
-            trips=trips_of(record.graph, record.slabs),
-            rows=record.slabs.rows,
-            halo=max(halos),
-            ops=len(loop.ops),
-            reads=tuple(array(record, value) for value in loop.reads),
-            writes=tuple(array(record, value) for value in loop.writes),
-            sums=len(loop.sums),
-            seconds=blocks.get(name),
-            source=graph.ops[loop.largest_op(graph)].source,
-            copies=copies,
-            kernels=kernels,
-        )
 
 
 def _live_at_peak(
@@ -278,14 +267,15 @@ def _live_at_peak(
 
 def _counts(outcome: Outcome) -> dict[str, int]:
     """Counts in the compiled program: rematerializations, launches, copies, recomputations."""
-    is_gpu = outcome.target.is_gpu
+    backend = outcome.target.backend
     is_planned = outcome.planned.plan is not None
-    if not is_gpu and not is_planned:
+    if not backend.rematerializes and not backend.launches_graphs and not is_planned:
         return {}
     compiled = outcome.executable.module
     counts = {}
-    if is_gpu:
+    if backend.rematerializes:
         counts["xla_rematerialized"] = _rematerialized(compiled, outcome.planned.result.module)
+    if backend.launches_graphs:
         own_rule = has_own_rule(outcome.program.options.get("compiler_options") or {})
         launched = None if own_rule else launches(compiled, outcome.target.device)
         if launched:
@@ -317,7 +307,9 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
     if unmodified is None or outcome.program.machine is not None:
         return {}
     figures = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
-    if not target.is_gpu or unmodified.device_bytes <= _xla_limit(target, unmodified):
+    if not target.backend.rematerializes or unmodified.device_bytes <= _xla_limit(
+        target, unmodified
+    ):
         return figures
     try:
         with without_messages(*_REMATERIALIZES):
@@ -335,7 +327,9 @@ def _by_jit(outcome: Outcome) -> dict[str, Any]:
 
 def _rematerialized(compiled: Module, handed: Module) -> int:
     """Instructions that XLA's rematerialization added; another pass uses similar names."""
-    return sum(".remat" in name for name in compiled.instructions if name not in handed.instructions)
+    return sum(
+        ".remat" in name for name in compiled.instructions if name not in handed.instructions
+    )
 
 
 def _huge_arrays(unmodified: ScheduledModule) -> int:
@@ -346,7 +340,7 @@ def _huge_arrays(unmodified: ScheduledModule) -> int:
 
 
 def _pooled(outcome: Outcome) -> dict[str, Any]:
-    if not outcome.target.is_gpu:
+    if not outcome.target.backend.has_own_memory:
         return {}
     pools = pooled(outcome, local.pools())
     figures: dict[str, Any] = {"exports": pools.exports}
@@ -373,7 +367,9 @@ def pooled(outcome: Outcome, pools: local.Pools) -> Pooled:
     memory = outcome.executable.memory
     inputs = outcome.program.input_nbytes
     host_inputs = [inputs[position] for position in sorted(outcome.program.on_host)]
-    device_inputs = [nbytes for position, nbytes in enumerate(inputs) if position not in outcome.program.on_host]
+    device_inputs = [
+        nbytes for position, nbytes in enumerate(inputs) if position not in outcome.program.on_host
+    ]
     # The driver allocates constants outside of the pool (`GpuExecutable::ResolveConstantGlobals`).
     in_pool = memory.resident_bytes - memory.constant_bytes
     on_device = [*device_inputs, max(0, in_pool - sum(device_inputs)), memory.temp_bytes]

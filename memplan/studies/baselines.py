@@ -23,7 +23,9 @@ def policies() -> dict[str, Any]:
     return {
         "jax.checkpoint, nothing saved": jax.checkpoint_policies.nothing_saveable,
         "jax.checkpoint, convolutions and dots saved": jax.checkpoint_policies.dots_saveable,
-        "jax.checkpoint, dots without batch dims saved": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        "jax.checkpoint, dots without batch dims saved": (
+            jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+        ),
         "jax.checkpoint, dots without batch dims offloaded": offload,
     }
 
@@ -57,12 +59,18 @@ class Baselines:
         with compat.differentiated_as(partial(jax.checkpoint, policy=policy)):
             return self._compile(trace(step, self.args, {}, self.options), self.target)
 
-    def xla(self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None) -> Baseline:
+    def xla(
+        self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None
+    ) -> Baseline:
         """XLA's own rematerialization, with its limit set to the budget."""
         target, flags = xla_rematerialization(self.target, budget, resident_bytes)
-        return self._compile(trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})})
+        return self._compile(
+            trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})}
+        )
 
-    def _compile(self, program: Program, target: Target, flags: Mapping[str, Any] | None = None) -> Baseline:
+    def _compile(
+        self, program: Program, target: Target, flags: Mapping[str, Any] | None = None
+    ) -> Baseline:
         compilation = compile_program(program, target, flags)
         module = compilation.module
         scheduled = ScheduledModule(module, self.target.device, program.machine)

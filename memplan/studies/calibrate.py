@@ -126,7 +126,9 @@ def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device
         name=f"{base.name}-measured",
         description=f"{base.description}, measured",
         memory_bandwidth=rates.get(MEMORY, base.memory_bandwidth),
-        flops={dtype: measured_flops.get(dtype, rate * scale) for dtype, rate in base.flops.items()},
+        flops={
+            dtype: measured_flops.get(dtype, rate * scale) for dtype, rate in base.flops.items()
+        },
         vector_flops=rates.get(ELEMENTWISE, base.vector_flops),
         link=link,
         sources=sources,
@@ -168,7 +170,9 @@ def _hardware() -> str:
 def _tasks(device: Any) -> Iterator[_Task]:
     for dtype in _DTYPES:
         sizes = [jnp.dtype(dtype).itemsize * 4**power for power in range(8, 15)]
-        yield _Task(MATRIX.format(dtype), sizes, partial(_product_flops, dtype), partial(_product, dtype))
+        yield _Task(
+            MATRIX.format(dtype), sizes, partial(_product_flops, dtype), partial(_product, dtype)
+        )
     yield _Task(
         ELEMENTWISE,
         [4 * 4**power for power in range(9, 15)],

@@ -7,8 +7,9 @@ from typing import Any
 from memplan import pipeline
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import Notify, Request
+from memplan.pipeline import Notify
 from memplan.report.comparison import Comparison, Row
+from memplan.request import Request, limits_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
@@ -27,7 +28,7 @@ def compare(
     The policies of `jax.checkpoint` apply to the whole function that the step differentiates.
     """
     target = request.target
-    limits = pipeline.limits_of(request, target)
+    limits = limits_of(request, target)
     baselines = Baselines(step, args, options, target)
 
     def rows() -> Iterator[Row]:
@@ -35,13 +36,15 @@ def compare(
             notify(f"compiling: {name}", None)
             yield _baseline_row(name, compiled, limits)
         outcome = pipeline.best(step, args, {}, options, request, notify)
-        if target.is_gpu and outcome.unmodified is not None:
+        if target.backend.rematerializes and outcome.unmodified is not None:
             plain = outcome.unmodified
             fits = limits.allow(plain.device_bytes, 0)
             yield Row(_UNTOUCHED, plain.device_bytes, 0, plain.replay.step_s, fits)
         yield _memplan_row(outcome)
 
-    return Comparison(tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions())
+    return Comparison(
+        tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions()
+    )
 
 
 def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
@@ -49,7 +52,7 @@ def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], B
     compilations: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
     for name, policy in policies().items():
         compilations[name] = functools.partial(baselines.checkpoint, policy)
-    if baselines.target.is_gpu:
+    if baselines.target.backend.rematerializes:
         xla = functools.partial(baselines.xla, plain.resident_bytes, budget)
         offload = {"xla_gpu_enable_host_memory_offloading": True}
         compilations["XLA's rematerialization"] = xla

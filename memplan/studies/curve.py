@@ -7,9 +7,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import BudgetError
-from memplan.pipeline import Notify, Outcome, Request
+from memplan.pipeline import Notify, Outcome
 from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
+from memplan.request import Request
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 
@@ -51,8 +52,10 @@ def curve(
             notify(f"budget {number + 1} of {len(budgets)}", number / len(budgets))
             outcome = plan(budget)
             yield _point(MEMPLAN, budget, outcome, outcome.fits)
-            if target.is_gpu:
-                yield _baseline_point(XLA, budget, partial(baselines.xla, plain.resident_bytes, budget))
+            if target.backend.rematerializes:
+                yield _baseline_point(
+                    XLA, budget, partial(baselines.xla, plain.resident_bytes, budget)
+                )
             yield Point(BOUND, budget, budget, 0, outcome.planned.bound_s)
 
     return Curve(
@@ -77,7 +80,10 @@ def _budgets(shares: int | Sequence[float], floor: int, plain: int) -> list[int]
     """
     if not isinstance(shares, int):
         if not shares or not all(0 < share <= 1 for share in shares):
-            raise BudgetError(f"shares of the plain step's peak must be above 0 and at most 1, not {list(shares)}.")
+            raise BudgetError(
+                "shares of the plain step's peak must be above 0 and at most 1, not "
+                f"{list(shares)}."
+            )
         return sorted(int(share * plain) for share in shares)
     low = min(int(_SMALLEST * floor), plain)
     return [low + (plain - low) * number // shares for number in range(shares)]
@@ -107,7 +113,9 @@ def _monotone(points: Sequence[Point]) -> Iterator[Point]:
     envelope: list[Point] = []
     for point in reversed(points):
         better = best.get(point.way)
-        slower = point.step_s is None or (better is not None and (better.step_s or 0.0) < point.step_s)
+        slower = point.step_s is None or (
+            better is not None and (better.step_s or 0.0) < point.step_s
+        )
         if better and point.budget_bytes and slower:
             nbytes = point.device_bytes if point.way == BOUND else better.device_bytes
             point = replace(better, budget_bytes=point.budget_bytes, device_bytes=nbytes, note="")

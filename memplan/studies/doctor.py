@@ -23,11 +23,12 @@ from memplan.compilation.compiler import shapes_of
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError
-from memplan.pipeline import Notify, Request
+from memplan.pipeline import Notify
 from memplan.program import compat
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.report.diagnosis import KINDS, Diagnosis, Finding, Kind
+from memplan.request import Request, limits_of
 from memplan.results.findings import arguments_of, counted, is_large, replaced_inputs
 from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
@@ -89,7 +90,9 @@ class _Case:
     @functools.cached_property
     def plain(self) -> Outcome:
         """The unchanged step, without the request's pins and host state."""
-        program = pipeline.traced(self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare)
+        program = pipeline.traced(
+            self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare
+        )
         return self.compiled("the step as it is", program)
 
     @property
@@ -98,7 +101,7 @@ class _Case:
 
     @functools.cached_property
     def limits(self) -> Limits:
-        return pipeline.limits_of(self.request, self.request.target)
+        return limits_of(self.request, self.request.target)
 
     @property
     def budget(self) -> str:
@@ -127,11 +130,15 @@ class _Case:
         stage = f"compiling {change}"
         self.notify(stage, None)
         with warnings.catch_warnings(action="ignore"):
-            outcome = pipeline.unplanned(program, self._bare, lambda _, share: self.notify(stage, share))
+            outcome = pipeline.unplanned(
+                program, self._bare, lambda _, share: self.notify(stage, share)
+            )
         self.compilations += outcome.compilations
         return outcome
 
-    def planned(self, change: str, donated: tuple[int, ...] = (), on_host: tuple[int, ...] = ()) -> Outcome:
+    def planned(
+        self, change: str, donated: tuple[int, ...] = (), on_host: tuple[int, ...] = ()
+    ) -> Outcome:
         """The step within the budget, with more arguments donated and more state on the host."""
         request = replace(self.request, host_state=(*self.request.host_state, *on_host))
         options = {"donate_argnums": (*self.donated, *donated)}
@@ -241,12 +248,14 @@ _CHANGES: Mapping[Kind, Callable[[_Case, Finding], Outcome | None]] = {
 
 def _state_on_host(case: _Case) -> Iterator[Finding]:
     """The state of each argument in host memory."""
-    if not case.request.target.is_gpu:
+    if not case.request.target.backend.has_own_memory:
         return
     program = case.plain.program
     state = set(replaced_inputs(program).values())
     for argument in arguments_of(program):
-        if argument.number in case.request.host_state or not state & large_leaves(program, [argument.number]):
+        if argument.number in case.request.host_state or not state & large_leaves(
+            program, [argument.number]
+        ):
             continue
         plain = case.with_donated(argument.number)
         donated = () if argument.number in case.donated else (argument.number,)
@@ -255,7 +264,10 @@ def _state_on_host(case: _Case) -> Iterator[Finding]:
         except UnsupportedProgramError:  # by XLA or by the transform
             continue
         with_plan = ", with a plan" if outcome.planned.plan is not None else ""
-        advice = f"keep the state in {argument.name} in host memory, host_state={argument.number}{with_plan}"
+        advice = (
+            f"keep the state in {argument.name} in host memory, "
+            f"host_state={argument.number}{with_plan}"
+        )
         finding = case.finding("host state", advice, outcome, plain, position=argument.number)
         if case.is_large(finding):
             yield finding

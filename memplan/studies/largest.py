@@ -6,9 +6,10 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.errors import SizeError
-from memplan.pipeline import Notify, Outcome, Request
+from memplan.pipeline import Notify, Outcome
 from memplan.report.frontier import Frontier, Trial
-from memplan.results.infeasible import floor_of, infeasible
+from memplan.request import Request, limits_of
+from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 
 Make = Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
@@ -33,7 +34,11 @@ def frontier(
       InfeasibleBudgetError: the smallest size does not fit.
       SizeError: there is no size, or the step is already planned.
     """
-    if not all(isinstance(bound, Integral) for bound in (low, high, step)) or step < 1 or low > high:
+    if (
+        not all(isinstance(bound, Integral) for bound in (low, high, step))
+        or step < 1
+        or low > high
+    ):
         raise SizeError(
             f"{name} from {low} to {high} in steps of {step} is not a range of sizes. low, high "
             "and step must be integers, low at most high, step at least 1. For two sizes, search "
@@ -41,7 +46,7 @@ def frontier(
         )
     sizes = range(low, high + 1, step)
     target = request.target
-    limits = pipeline.limits_of(request, target)
+    limits = limits_of(request, target)
     outcomes: dict[int, Outcome] = {}
 
     def fits(position: int) -> bool:
@@ -52,8 +57,7 @@ def frontier(
 
     last = last_fitting(len(sizes), fits)
     if last < 0:
-        smallest_budget = pipeline.working_budget(request, outcomes[low], notify)
-        raise infeasible(outcomes[low], smallest_budget, bool(request.split))
+        raise pipeline.infeasible_error(outcomes[low], request, notify)
     return Frontier(
         name=name,
         largest=sizes[last],
@@ -82,7 +86,9 @@ def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
     return below
 
 
-def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify) -> Outcome:
+def _compiled(
+    make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify
+) -> Outcome:
     """Compile the step of this size within the budget, or else with the fewest bytes."""
     try:
         step, args = make(size)
@@ -91,7 +97,8 @@ def _compiled(make: Make, size: int, donate: tuple[int, ...] | None, request: Re
         raise
     if hasattr(step, "plan"):
         raise SizeError(
-            "the step is already planned by memplan.jit; return the plain step, which largest plans itself."
+            "the step is already planned by memplan.jit; return the plain step, which largest "
+            "plans itself."
         )
     if donate is None:
         donate = (0,) if len(args) > 1 else ()

@@ -18,7 +18,7 @@ from memplan.verify.moves import SUMS, Moves, data
 from memplan.verify.partition_numbers import PartitionNumbers
 from memplan.verify.spreads import Spread, Spreads
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.shapes import Array, Shape, leaves
+from memplan.xla.shapes import NO_LAYOUT, Array, Shape, leaves
 
 _EFFECTS = frozenset(
     """
@@ -95,7 +95,7 @@ class Meanings:
         if isinstance(tree, tuple):
             return tuple(map(self.meaning, tree))
         shape = tree.shape
-        layout = "" if shape.is_row_major else shape.layout
+        layout = NO_LAYOUT if shape.is_row_major else shape.layout
         elements = self.spreads.meaning(tree.spread)
         return self.expressions.number((shape.dtype, shape.dims, layout, elements))
 
@@ -342,11 +342,10 @@ class ComputationMeaning:
         stated = module.stated.stated(op, callees)
         if op.opcode.startswith(_COLLECTIVES):
             stated = stated._replace(channel=None)
-        elided = (op.name, op.op_name, op.frame) if op.is_elided else ()
         awaited = [self._before(name, op) for name in op.predecessors]
         after = frozenset(map(self._meanings.meaning, awaited))
         sources = tuple(self._meanings.meaning(tree) for tree in operands)
-        return self._meanings.expressions.number((stated, elided, after, sources, effect))
+        return self._meanings.expressions.number((stated, after, sources, effect))
 
     def _before(self, name: str, op: Instruction) -> ArrayTree:
         require(name in self._trees, f"waits in {op.name} for {name}, which comes later")

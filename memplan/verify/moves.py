@@ -108,7 +108,7 @@ _Rule = Callable[[Moves, _Move, Sequence[Spread]], Spreading]
 
 
 def _is_plain(shape: object) -> bool:
-    return isinstance(shape, Array) and shape.size > 0 and not shape.space
+    return isinstance(shape, Array) and shape.size > 0 and not shape.layout.space
 
 
 def around(dims: Sequence[int], dim: int) -> tuple[int, int, int]:

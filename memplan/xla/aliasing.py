@@ -6,6 +6,7 @@ Sources: `FusionCanShareBufferHint` and `CanShareBufferHint` of XLA:GPU, and for
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from memplan.hardware.backend import Backend
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array, Shape
 
@@ -61,7 +62,7 @@ def _updated_in(fused: Computation, leaf: int) -> Instruction | None:
 
 
 def overwritable(
-    module: Module, op: Instruction, ops: Mapping[str, Instruction], on_gpu: bool
+    module: Module, op: Instruction, ops: Mapping[str, Instruction], backend: Backend
 ) -> Iterator[tuple[int, str]]:
     """(leaf, operand) pairs: this leaf of a kernel's result may overwrite the operand.
 
@@ -70,7 +71,7 @@ def overwritable(
     Args:
       ops: the instructions of its computation.
     """
-    if on_gpu and op.opcode == "fusion":
+    if backend.fusions_overwrite_operands and op.opcode == "fusion":
         for leaf, number in _overwritable_parameters(module[op.called[0]], op.kind):
             name = op.operands[number]
             is_first_read = op.operands.index(name) == number
@@ -79,7 +80,7 @@ def overwritable(
         return
     for leaf in range(len(op.result)):
         for name in dict.fromkeys(op.operands):
-            if _may_overwrite(module, op, leaf, ops[name], on_gpu):
+            if _may_overwrite(module, op, leaf, ops[name], backend):
                 yield leaf, name
 
 
@@ -95,7 +96,7 @@ def _may_overwrite(
     op: Instruction,
     leaf: int,
     operand: Instruction,
-    on_gpu: bool,
+    backend: Backend,
 ) -> bool:
     # A library that adds to an operand declares an alias, which is an update.
     if op.opcode in ("copy", "custom-call"):
@@ -103,7 +104,8 @@ def _may_overwrite(
     if operand.shape != op.result[leaf]:
         return False
     if op.opcode in _BY_NCCL:
-        return on_gpu and (len(op.operands) == 1 or op.operands[leaf] == operand.name)
+        is_its_own = len(op.operands) == 1 or op.operands[leaf] == operand.name
+        return backend.collectives_overwrite_operands and is_its_own
     if op.opcode == "fusion":
         return op.kind == "kLoop" and _is_elementwise(module[op.called[0]], op, operand.name)
     return op.opcode in ELEMENTWISE and op.operands.count(operand.name) == 1

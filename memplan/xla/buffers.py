@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 
-from memplan.planning.problem import GPU_ALIGNMENT, POINTER_BYTES, Buffer, Kernel, Problem, Role
+from memplan.hardware.backend import Backend
+from memplan.planning.problem import POINTER_BYTES, Buffer, Kernel, Problem, Role
 from memplan.xla.aliasing import overwritable, updated
 from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
 from memplan.xla.module import Computation, Instruction, Module
@@ -103,7 +104,6 @@ def map_tree(tree: Tree, make: Callable[[int], int]) -> Tree:
     return make(tree) if isinstance(tree, int) else tuple(map_tree(part, make) for part in tree)
 
 
-CPU_ALIGNMENT = 64  # bytes (`cpu_function_runtime::MinAlign`)
 # These starts of asynchronous pairs may run again, each with its end.
 _RECOMPUTABLE_STARTS = frozenset(
     {"all-gather-start", "fusion-start", "slice-start", "dynamic-slice-start"},
@@ -117,7 +117,7 @@ _ONCE = frozenset(
 )
 
 
-def problem_of(module: Module, on_gpu: bool, joins_pairs: bool = True) -> Problem:
+def problem_of(module: Module, backend: Backend, joins_pairs: bool = True) -> Problem:
     """The problem of an unmodified module.
 
     Kernels have the names of their instructions, and zero seconds.
@@ -126,7 +126,7 @@ def problem_of(module: Module, on_gpu: bool, joins_pairs: bool = True) -> Proble
       joins_pairs: make one kernel of the start and the end of a collective if nothing runs between
         them (`synchronous_pairs`).
     """
-    return _ProblemBuilder(module, on_gpu, joins_pairs).problem()
+    return _ProblemBuilder(module, backend, joins_pairs).problem()
 
 
 def instruction_of(buffer: str) -> str:
@@ -153,9 +153,9 @@ def _boundary(
 class _ProblemBuilder:
     """Collects kernels in order, and values, each of which becomes a buffer."""
 
-    def __init__(self, module: Module, on_gpu: bool, joins_pairs: bool) -> None:
+    def __init__(self, module: Module, backend: Backend, joins_pairs: bool) -> None:
         self._module = module
-        self._on_gpu = on_gpu
+        self._backend = backend
         self._joins_pairs = joins_pairs
         self._values = Values()
         self._kernels: list[Kernel] = []
@@ -163,7 +163,7 @@ class _ProblemBuilder:
         self._synchronous: dict[str, str] = {}  # start of a pair -> end, if nothing runs between
         self._starts: dict[str, int] = {}  # start of an asynchronous pair -> number of its kernel
         self._tables_nbytes = 0
-        self._alignment = GPU_ALIGNMENT if on_gpu else CPU_ALIGNMENT
+        self._alignment = backend.alignment
 
     def problem(self) -> Problem:
         root = self._computation(self._module.entry, None, None)
@@ -294,7 +294,7 @@ class _ProblemBuilder:
         in_place = dict(updated(self._module, op))
         may_alias = defaultdict[int, tuple[int, ...]](tuple)
         may_alias_elements = defaultdict[int, tuple[int, ...]](tuple)
-        for leaf, name in overwritable(self._module, op, body.ops, self._on_gpu):
+        for leaf, name in overwritable(self._module, op, body.ops, self._backend):
             source = by_name[name]
             operand = body.ops[name]
             if not isinstance(source, int):

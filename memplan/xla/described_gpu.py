@@ -10,6 +10,21 @@ from memplan.hardware.device import Device, GpuTarget
 
 # Resident threads per core by compute capability, if they are not 2048.
 _MOST_THREADS = {(7, 5): 1024, (8, 6): 1536, (8, 7): 1536, (8, 9): 1536, (12, 0): 1536}
+# Facts that all of these GPUs share.
+_COMMON = {
+    "threads_per_block_limit": 1024,
+    "threads_per_warp": 32,
+    "shared_memory_per_block": 48 * 1024,
+    "registers_per_core_limit": 65536,
+    "registers_per_block_limit": 65536,
+    "block_dim_limit_x": 2**31 - 1,
+    "block_dim_limit_y": 2**16 - 1,
+    "block_dim_limit_z": 2**16 - 1,
+    "thread_dim_limit_x": 1024,
+    "thread_dim_limit_y": 1024,
+    "thread_dim_limit_z": 64,
+    "device_address_bits": 64,
+}
 
 
 def target_config(device: Device) -> str:
@@ -27,27 +42,16 @@ def target_config(device: Device) -> str:
     major, minor = chip.compute_capability
     feature = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
     facts = {
-        "threads_per_block_limit": 1024,
-        "threads_per_warp": 32,
+        **_COMMON,
         "threads_per_core_limit": _MOST_THREADS.get((major, minor), 2048),
-        "shared_memory_per_block": 48 * 1024,
         "shared_memory_per_core": chip.shared_memory_per_core,
         "shared_memory_per_block_optin": chip.shared_memory_per_block_optin,
         "core_count": chip.core_count,
         "fpus_per_core": chip.fpus_per_core,
-        "registers_per_core_limit": 65536,
-        "registers_per_block_limit": 65536,
-        "block_dim_limit_x": 2**31 - 1,
-        "block_dim_limit_y": 2**16 - 1,
-        "block_dim_limit_z": 2**16 - 1,
-        "thread_dim_limit_x": 1024,
-        "thread_dim_limit_y": 1024,
-        "thread_dim_limit_z": 64,
         "memory_bandwidth": int(device.memory_bandwidth),
         "l2_cache_size": chip.l2_cache_bytes,
         "clock_rate_ghz": chip.clock_ghz,
         "device_memory_size": device.memory_bytes,
-        "device_address_bits": 64,
     }
     lines = "\n".join(f"  {name}: {value}" for name, value in facts.items())
     return f"""gpu_device_info {{

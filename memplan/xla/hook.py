@@ -1,7 +1,10 @@
-"""XLA calls back before and after scheduling; a caller that registered a module by name may replace it.
+"""XLA calls back before and after scheduling; a caller that registered a module by name may replace
+it.
 
-The hook belongs to the platform and sees every compilation of the process; of other modules it reads only the name. It
-raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check` raises.
+The hook belongs to the platform and sees every compilation of the process; of other modules it
+reads only the name. It
+raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check`
+  raises.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 
 from memplan.program import compat
-from memplan.xla.async_pairs import expand_async_pairs
-from memplan.xla.large_literals import put_back, set_aside
+from memplan.xla.module import Module
+from memplan.xla.serialize import serialize
 
-Rewrite = Callable[[str], str | None]  # text of a module -> its replacement, or None
+Rewrite = Callable[[Module], Module | None]  # a module -> its replacement, or None
 
 _lock = threading.Condition()
 _awaited: dict[str, Interception] = {}
@@ -39,8 +42,11 @@ class Interception:
 
 
 @contextmanager
-def intercept(name: str, rewrite: Rewrite, platform: str, shape: Rewrite | None = None) -> Iterator[Interception]:
-    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu" or "cuda".
+def intercept(
+    name: str, rewrite: Rewrite, platform: str, shape: Rewrite | None = None
+) -> Iterator[Interception]:
+    """During this context, `rewrite` receives the scheduled module with that name; platform: "cpu"
+    or "cuda".
 
     Args:
       shape: receives it before, when XLA has partitioned but not scheduled it.
@@ -71,9 +77,8 @@ def _called_back(scheduled: bool, proto: bytes) -> bytes | None:
     if rewrite is None or interception.error is not None:
         return None
     try:
-        small, literals = set_aside(proto)
-        text = rewrite(compat.module_text(small))
-        return None if text is None else put_back(compat.module_proto(expand_async_pairs(text)), literals)
+        module = rewrite(Module.read(proto, scheduled))
+        return None if module is None else serialize(module)
     except Exception as error:
         interception.error = error
         return None

@@ -10,9 +10,14 @@ import json
 from collections.abc import Iterator
 
 from memplan.hardware.device import Device
-from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
-from memplan.xla.module import Computation, Edit, Instruction, Module, copy, with_blocks
+from memplan.xla.edit import Edit, copy
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 
+# Frontend attributes that give the copies of each direction their own stream. XLA of jax 0.11
+# assigns copies to four streams in turn, so that a prefetch may wait for an offload. XLA of jax
+# 0.12 gives each direction its own by itself, except for copies of slices.
+OUT_STREAM = {"_xla_stream_annotation": "0"}
+IN_STREAM = {"_xla_stream_annotation": "1"}
 _XLA_COPIES = (8, 0)  # XLA itself makes copies from this compute capability on
 # A slice is annotated if its back end's configuration contains this.
 _ANNOTATION = '"dynamic_slice_config":'
@@ -29,9 +34,9 @@ def copy_slices(module: Module, device: Device) -> Module:
     Returns:
       The module itself if it has none.
     """
-    if device.target is None:
+    if not device.backend.has_own_memory:
         return module
-    is_custom = device.target.compute_capability < _XLA_COPIES
+    is_custom = device.compute_capability < _XLA_COPIES
     edit = Edit(module)
     for body in module.values():
         slices = {op.name for op in _transfers(body) if is_annotated(module, op)}
@@ -52,7 +57,7 @@ def is_copy(module: Module, op: Instruction, device: Device) -> bool:
         return False
     if op.kind == "kCustom":
         return True
-    return device.target is not None and device.target.compute_capability >= _XLA_COPIES
+    return device.compute_capability >= _XLA_COPIES
 
 
 def transfers(module: Module, loop: Instruction, device: Device) -> tuple[int, int]:

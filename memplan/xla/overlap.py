@@ -16,6 +16,7 @@ from math import inf
 
 import numpy as np
 
+from memplan.hardware.backend import Backend
 from memplan.planning.legal import pair_ends
 from memplan.planning.packing import live_nbytes
 from memplan.planning.precedence import precedence
@@ -23,7 +24,7 @@ from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import BLOCKS, Instruction, Module, read_module
+from memplan.xla.module import BLOCKS, Instruction, Module
 from memplan.xla.replay import Replay
 from memplan.xla.write import write
 
@@ -34,11 +35,11 @@ _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
 class Overlap:
     """Orders of a module's kernels in which more of them overlap the collectives of its entry."""
 
-    def __init__(self, module: Module, on_gpu: bool, clock: Replay) -> None:
+    def __init__(self, module: Module, backend: Backend, clock: Replay) -> None:
         """`clock`: the module's own."""
         self._module = module
         self._clock = clock
-        self._problem = problem_of(module, on_gpu, joins_pairs=False)
+        self._problem = problem_of(module, backend, joins_pairs=False)
         self._entries: dict[bool, _Entry] = {}
 
     def order(self, limit_nbytes: int, feeds_links: bool = False) -> Sequence[int]:
@@ -63,7 +64,7 @@ class Overlap:
 
     def module(self, order: Sequence[int]) -> Module:
         """The module in this order."""
-        return read_module(write(self._module, self._problem, runs(order)), self._module)
+        return write(self._module, self._problem, runs(order))
 
 
 @dataclass

@@ -23,7 +23,7 @@ from memplan.hardware.roofline import copy_seconds, kernel_seconds
 from memplan.xla.collectives.cost import Collective, collective, is_collective
 from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
-from memplan.xla.module import BLOCKS, Computation, Instruction, Module, read_module
+from memplan.xla.module import BLOCKS, Computation, Instruction, Module
 
 FREE = frozenset(
     """
@@ -71,17 +71,13 @@ class Replay:
     stalls: frozenset[tuple[float, float]] = frozenset()
 
 
-def replay(module: Module | str, device: Device, machine: Machine | None = None) -> Replay:
-    """Replay the entry computation of a module, or of its text, on one device.
+def replay(module: Module, device: Device, machine: Machine | None = None) -> Replay:
+    """Replay the entry computation of a module on one device.
 
     Args:
       machine: what the device is a part of; None if the module runs on one device.
-
-    Raises:
-      UnreadableModuleError: the text is not a scheduled module.
     """
-    read = read_module(module) if isinstance(module, str) else module
-    streams = _Streams(read, device, machine, {}).run(read.entry_name)
+    streams = _Streams(module, device, machine, {}).run(module.entry_name)
     sums = streams.sums()
     directions = ((sums[f"{stream}_s"], sums[f"{stream}_hidden_s"]) for stream in ("out", "in"))
     # Of two directions that are equally busy, report the less hidden one.

@@ -1,95 +1,77 @@
-"""Replica groups in HLO's notations."""
+"""Replica groups in the notations of XLA's messages."""
 
-import functools
 import math
-import re
 from collections.abc import Sequence
+from typing import Any
+
+from google.protobuf.unknown_fields import UnknownFieldSet
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.machine import Groups, numbers_at, strides_of
 
-_LISTED = re.compile(r"replica_groups=\{((?:\{[\d,]*\},?)*)\}")
-_COUNTED = re.compile(
-    r"replica_groups=\[\d+,(?P<size>\d+)\]<=\[(?P<dims>[\d,]+)\](?:T\((?P<order>[\d,]+)\))?",
-)
-_MESHED = re.compile(
-    r"replica_groups=mesh\[(?P<mesh>[^\]]+)\]"
-    r"(?:, device_ids=\((?:\[(?P<dims>[\d,]+)\]T\((?P<order>[\d,]+)\)|(?P<ids>[\d,]+))\))?"
-    r" \{(?P<axes>[^}]*)\}"
-)
-_AXIS = re.compile(r"'(?P<name>[^']+)'(?:=(?P<size>\d+)|:\((?P<before>\d+)\)(?P<part>\d+))?")
 
-
-@functools.lru_cache(maxsize=1024)
-def replica_groups(attributes: str, partitions: int) -> Groups:
-    """All replica groups of a collective; one of all partitions if its attributes name none.
+def replica_groups(message: Any) -> Groups:
+    """All replica groups of a collective's message; () if it names none.
 
     Raises:
       UnsupportedProgramError: a notation that memplan does not know.
     """
-    if listed := _LISTED.search(attributes):
-        groups = tuple(_ints(group) for group in re.findall(r"\{([\d,]+)\}", listed[1]))
-    elif counted := _COUNTED.search(attributes):
-        ids = _transposed(counted["dims"], counted["order"])
-        size = int(counted["size"])
-        groups = tuple(tuple(ids[begin : begin + size]) for begin in range(0, len(ids), size))
-    elif meshed := _MESHED.search(attributes):
-        groups = _along_axes(meshed)
-    elif "replica_groups=" in attributes:
+    devices = message.collective_device_list
+    mesh = message.mesh_axes_replica_group_list.mesh
+    if any(len(UnknownFieldSet(part)) for part in (devices, mesh)):
         raise UnsupportedProgramError(
-            "memplan does not understand the device groups of a collective: "
-            f"{attributes[:200]}. Use a version of jax that memplan supports."
+            f"memplan does not understand the device groups of the collective {message.name}. "
+            "Use a version of jax that memplan supports."
         )
-    else:
-        groups = ()
-    return groups or (tuple(range(partitions)),)
+    if listed := devices.replica_groups or message.replica_groups:
+        return tuple(tuple(group.replica_ids) for group in listed if group.replica_ids)
+    if devices.HasField("iota_replica_group_list"):
+        return _counted(devices.iota_replica_group_list)
+    if message.HasField("iota_collective_device_list"):
+        return _counted(message.iota_collective_device_list)
+    if message.HasField("mesh_axes_replica_group_list"):
+        return _along_axes(message.mesh_axes_replica_group_list)
+    return ()
 
 
-def groups_text(groups: Groups) -> str:
-    """The groups as HLO lists them."""
-    return "{" + ",".join("{" + ",".join(map(str, group)) + "}" for group in groups) + "}"
+def _counted(iota: Any) -> Groups:
+    """Partitions 0, 1, ... as an array of some dimensions, transposed and cut into groups."""
+    ids = _transposed(iota.iota_reshape_dims, iota.iota_transpose_perm)
+    size = iota.num_devices_per_group
+    return tuple(tuple(ids[begin : begin + size]) for begin in range(0, len(ids), size))
 
 
-def _transposed(dims: str, order: str | None) -> list[int]:
+def _transposed(dims: Sequence[int], order: Sequence[int]) -> list[int]:
     """Partitions 0, 1, ... as an array of these dimensions, flattened in another order."""
-    sizes = _ints(dims)
-    strides = strides_of(sizes)
-    dim_order = _ints(order) if order else range(len(sizes))
-    return numbers_at([sizes[dim] for dim in dim_order], [strides[dim] for dim in dim_order])
+    strides = strides_of(dims)
+    order = order or range(len(dims))
+    return numbers_at([dims[dim] for dim in order], [strides[dim] for dim in order])
 
 
-def _along_axes(meshed: re.Match[str]) -> Groups:
-    """Groups of the partitions that differ along the named axes of a mesh alone.
-
-    A name like `'a':(2)4` is a part of an axis.
+def _along_axes(meshed: Any) -> Groups:
+    """Groups of the partitions that differ along some axes of a mesh alone, or along parts of
+    them.
     """
-    sizes = {axis["name"]: int(axis["size"]) for axis in _AXIS.finditer(meshed["mesh"])}
-    strides = dict(zip(sizes, strides_of(tuple(sizes.values())), strict=True))
+    sizes = [axis.size for axis in meshed.mesh.axes]
+    strides = strides_of(sizes)
     runs: list[tuple[int, int]] = []  # size and stride
-    for axis in _AXIS.finditer(meshed["axes"]):
-        size = sizes[axis["name"]]
-        stride = strides[axis["name"]]
-        if axis["part"]:
-            stride *= size // (int(axis["before"]) * int(axis["part"]))
-            size = int(axis["part"])
+    for axis in meshed.axes:
+        size, stride = sizes[axis.mesh_axis_index], strides[axis.mesh_axis_index]
+        if axis.HasField("sub_axis_info"):
+            part = axis.sub_axis_info
+            stride *= size // (part.pre_size * part.size)
+            size = part.size
         runs.append((size, stride))
     offsets = numbers_at(*zip(*runs, strict=True)) if runs else [0]
-    count = math.prod(sizes.values())
-    if meshed["ids"]:
-        ids: Sequence[int] = _ints(meshed["ids"])
-    elif meshed["dims"]:
-        ids = _transposed(meshed["dims"], meshed["order"])
-    else:
-        ids = range(count)
+    ids: Sequence[int] = meshed.mesh.device_ids or range(math.prod(sizes))
+    if meshed.mesh.HasField("iota_transform"):
+        transform = meshed.mesh.iota_transform
+        ids = _transposed(transform.reshape_dims, transform.transpose_perm)
     groups: list[tuple[int, ...]] = []
     grouped: set[int] = set()
-    for start in range(count):
+    for start in range(len(ids)):
         if start not in grouped:
             members = [start + offset for offset in offsets]
             grouped.update(members)
             groups.append(tuple(ids[member] for member in members))
     return tuple(groups)
-
-
-def _ints(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))

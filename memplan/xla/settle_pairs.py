@@ -15,7 +15,7 @@ from memplan.planning.legal import pair_ends
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
 from memplan.xla.collectives.cost import is_collective
-from memplan.xla.module import Module, read_module
+from memplan.xla.module import Module
 from memplan.xla.write import write
 
 # Pairs in flight may hold half of the limit; the other half is for kernels and for values that may
@@ -43,7 +43,7 @@ def settle_pairs(module: Module, problem: Problem, room_nbytes: int) -> Module:
     settled = _largest(problem, _pairs(module, problem), _MAX_SHARE * room_nbytes)
     if not settled:
         return module
-    return read_module(write(module, problem, runs(_order(problem, settled))), module)
+    return write(module, problem, runs(_order(problem, settled)))
 
 
 def _pairs(module: Module, problem: Problem) -> Sequence[_Pair]:

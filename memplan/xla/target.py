@@ -19,6 +19,7 @@ from jax.experimental import topologies
 
 from memplan import io
 from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
+from memplan.hardware.backend import Backend
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.program import compat
@@ -26,7 +27,8 @@ from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
 from memplan.xla.hook import Interception, Rewrite, intercept
-from memplan.xla.module import Module, UnreadableModuleError, read_module
+from memplan.xla.module import Module
+from memplan.xla.schema import UnreadableModuleError
 
 HIDES_LATENCY = {
     # XLA:GPU's own default from Hopper on.
@@ -102,7 +104,7 @@ class Executable:
         Raises:
           UnreadableModuleError: it is not scheduled.
         """
-        return read_module(self.text)
+        return Module.read(compat.module_of(self.compiled))
 
 
 @dataclass(frozen=True)
@@ -113,19 +115,15 @@ class Target:
     described: bool  # True for a GPU that is not here
 
     @property
-    def is_gpu(self) -> bool:
-        return self.device.target is not None
-
-    @property
-    def platform(self) -> str:
-        return "cuda" if self.is_gpu else "cpu"
+    def backend(self) -> Backend:
+        return self.device.backend
 
     def lower(self, lowerable: Lowerable) -> jax.stages.Lowered:
         """The step as the compiler receives it."""
         options = dict(lowerable.options)
         options.pop("compiler_options", None)
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
-        return lower(stage, self.platform if self.described else None)
+        return lower(stage, self.backend.platform if self.described else None)
 
     def compile(
         self,
@@ -141,8 +139,8 @@ class Target:
         Args:
           flags: compiler options in addition to those in the options of `jax.jit`.
           profile: seconds of the instructions of an earlier compilation, for XLA's scheduler.
-          rewrite: receives the scheduled module's text, and may return another.
-          shape: receives the module's text before it is scheduled, and may return another.
+          rewrite: receives the scheduled module, and may return another.
+          shape: receives the module before it is scheduled, and may return another.
           name: of the module in jax's persistent cache, if that is on. A cached module is already
             rewritten: `rewrite` is not called.
 
@@ -184,7 +182,9 @@ class Target:
         users_name = re.sub(r"[^a-zA-Z0-9_]", "_", compat.module_name_of(lowered))
         name = f"memplan_{cached or next(_numbers)}_{users_name}"
         with contextlib.ExitStack() as context:
-            interception = context.enter_context(intercept(name, rewrite, self.platform, shape))
+            interception = context.enter_context(
+                intercept(name, rewrite, self.backend.platform, shape)
+            )
             if not cached:
                 context.enter_context(compat.without_compilation_cache())
             renamed = compat.rename_module(lowered, name)
@@ -225,7 +225,7 @@ class Target:
 
     def _as_planned(self, flags: Mapping[str, Any]) -> Mapping[str, Any]:
         """XLA:GPU's rematerialization disabled."""
-        return _without(flags, _REMATERIALIZATION) if self.is_gpu else {}
+        return _without(flags, _REMATERIALIZATION) if self.backend.rematerializes else {}
 
     def _compile_lowered(self, lowered: Any, flags: Mapping[str, Any]) -> Any:
         """Compile; if XLA fails on something that other options avoid, compile again with those.
@@ -241,7 +241,7 @@ class Target:
         message = str(failure)
         if self.described and any(words in message for words in _BAD_TILES):
             return lowered.compile(compiler_options={**flags, **_WITHOUT_TRITON})
-        if self.is_gpu and _CANNOT_EVALUATE in message:
+        if self.backend.has_own_memory and _CANNOT_EVALUATE in message:
             return lowered.compile(compiler_options={**flags, **_without(flags, _ANNOTATOR)})
         version = io.version_of("jaxlib")
         if option := _BAD_OPTION.search(message):
@@ -293,7 +293,7 @@ def described_devices(device: Device, hosts: int = 1, per_host: int = 1) -> tupl
 def _account(compiled: Any) -> Executable:
     """The executable with its memory."""
     stats = compiled.memory_analysis()
-    module = read_module(compiled.as_text(), scheduled=False)
+    module = Module.read(compat.module_of(compiled), scheduled=False)
     constant_bytes = sum(op.nbytes for op in module.large_constants)
     memory = Memory(
         device_bytes=stats.temp_size_in_bytes

@@ -12,20 +12,10 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Action, Kind, Schedule, runs
-from memplan.xla.async_pairs import IN_STREAM, OUT_STREAM
 from memplan.xla.buffers import instruction_of, leaf_of
-from memplan.xla.frames import readable
-from memplan.xla.module import (
-    Computation,
-    Edit,
-    Instruction,
-    Module,
-    copy_done,
-    copy_start,
-    tuple_element,
-    tuple_of,
-    with_blocks,
-)
+from memplan.xla.edit import Edit, copy_done, copy_start, tuple_element, tuple_of
+from memplan.xla.host_copies import IN_STREAM, OUT_STREAM
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import NAMING
 from memplan.xla.shapes import Array, Shape
 
@@ -54,11 +44,11 @@ class _BodyStep:
     index: int | None = None  # of a copy: the element of the tuple; None if the result is one array
 
 
-def write(module: Module, problem: Problem, schedule: Schedule) -> str:
-    """Text of the module that does what the schedule says, in the entry and in the bodies of loops.
+def write(module: Module, problem: Problem, schedule: Schedule) -> Module:
+    """The module that does what the schedule says, in the entry and in the bodies of loops.
 
     Every read is served by the latest run or copy before it. An asynchronous pair runs again as a
-    whole. Tables of stack frames are left out: XLA does not read them back.
+    whole.
 
     Args:
       problem: the module's, by `problem_of`.
@@ -77,12 +67,7 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> str:
         if planned_steps[name] != plain_steps[name]:
             writer = _BodyWriter(edit, module[name])
             edit.replace(writer.body(planned_steps[name]), writer.clones)
-    return as_it_stands(edit.module)
-
-
-def as_it_stands(module: Module) -> str:
-    """Text of a module that XLA reads back."""
-    return readable(module.head, module.texts.values())
+    return edit.module
 
 
 def _steps_by_body(

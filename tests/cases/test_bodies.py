@@ -10,7 +10,16 @@ import optax
 import pytest
 from jax import lax
 
-from tests.cases.within_share import Made, Make, assert_same, descended, layers, mlp, normal, within_share
+from tests.cases.within_share import (
+    Made,
+    Make,
+    assert_same,
+    descended,
+    layers,
+    mlp,
+    normal,
+    within_share,
+)
 
 WIDTH, ROWS = 32, 2048
 

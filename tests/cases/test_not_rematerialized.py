@@ -149,7 +149,7 @@ def test_names_of_another_pass_are_not_counted(
     """All take more than what XLA rematerializes from on, two as they are, three as they are planned."""
     step, args = make(scale)
     planned = memplan.jit(step, device="v100", donate_argnums=0).plan(*args)
-    report, module = planned.report, planned._found.planned.plain.module
+    report, module = planned.report, planned._outcome.planned.plain.module
     assert report.status == status and report.xla_limit_bytes is not None
     assert report.xla_limit_bytes < report.compiled_peak_bytes + report.host_peak_bytes
     assert any(".rematerialized" in name for name in module.instructions)

@@ -18,7 +18,7 @@ def told(make: Any) -> Make:
 
 
 def calls(planned: Any) -> int:
-    return planned._found.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
+    return planned._outcome.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
 
 
 @pytest.mark.gpu_aot

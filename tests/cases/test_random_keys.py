@@ -10,7 +10,15 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 
-from tests.cases.within_share import Made, Step, assert_same, descended, layers, normal, within_share
+from tests.cases.within_share import (
+    Made,
+    Step,
+    assert_same,
+    descended,
+    layers,
+    normal,
+    within_share,
+)
 
 WIDTH, ROWS = 32, 2048
 

@@ -10,10 +10,9 @@ from typer.testing import CliRunner, Result
 
 from memplan.cli import app as cli
 from memplan.report.model import LiveValue, Report
+from tests.report.plain import plain_report
 
-REPORT = Report(
-    device="v100",
-    runs_on="cpu",
+REPORT = plain_report(
     status="fits",
     planner="greedy",
     budget_bytes=2**30,
@@ -21,14 +20,7 @@ REPORT = Report(
     baseline_peak_bytes=2**31,
     predicted_peak_bytes=2**29,
     compiled_peak_bytes=2**29,
-    observed_peak_bytes=None,
-    host_peak_bytes=2**28,
-    offloaded_bytes=2**28,
-    recomputed_flops=1e9,
-    baseline_step_s=0.1,
     predicted_step_s=0.2,
-    floor_bytes=2**27,
-    lower_bound_s=0.1,
     live_at_peak=(LiveValue("<script>alert(1)</script>", 7, "f32[1]", "net.py:3", "keep"),),
 )
 

@@ -1,7 +1,5 @@
 """An empty folder with a module of factories, and a planner that answers at once."""
 
-from __future__ import annotations
-
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -44,6 +42,7 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             """
         )
     )
+    (tmp_path / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     (tmp_path / "broken.py").write_text("import no_such_thing_at_all")
     (tmp_path / "raising.py").write_text("raise ValueError('at import')")
     (tmp_path / "leaving.py").write_text("import sys; sys.exit(0)")

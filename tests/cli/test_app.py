@@ -1,7 +1,5 @@
 """The command itself: version, help and the demo."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Callable
 from pathlib import Path

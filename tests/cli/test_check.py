@@ -1,7 +1,5 @@
 """`memplan check`: its comparison, its exit codes, and its errors about bad files."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,6 +15,7 @@ from tests.cli.command import REPORT, Planner, message, run
 MIB = 2**20
 WEIGHTS = LiveValue("net/layer_0/attention", 400 * MIB, "float32[400,512,512]", "net.py:3", "")
 PLAIN = replace(REPORT, budget_bytes=2**34, live_at_peak=(WEIGHTS,), versions=(("jax", "0.11.2"),))
+CHECK = "check", "workshop:make", "--against", "saved.json"
 GROWN = replace(
     PLAIN,
     compiled_peak_bytes=530 * MIB,
@@ -44,74 +43,55 @@ def test_a_first_report_is_saved_and_the_same_step_passes(requests: list[dict[st
     assert Report.load_json("saved.json") == replace(PLAIN, step="workshop:make(depth=2, size=4)")
     again = run("check", "workshop:make(depth=2, size=4)", "--against", "saved.json", "--device", "v100")
     assert again.exit_code == 0 and "device peak" in again.stdout and "Grew" not in again.stdout
-    state = {
-        "host_budget": None,
-        "split": "auto",
-        "donate_argnums": (0,),
-        "host_state": (),
-        "pin": None,
-    }
+    state = {"host_budget": None, "split": "auto", "donate_argnums": (0,), "host_state": (), "pin": None}
     assert requests == [{"budget": None, "device": device, **state} for device in (None, "v100")]
 
 
 def test_a_rise_fails_and_names_the_buffers(requests: list[dict[str, Any]], workshop: Path) -> None:
     PLAIN.save_json("saved.json")
     GROWN.save_json("now.json")
-    result = run(
-        "check",
-        "workshop:make",
-        "--against",
-        "saved.json",
-        "--html",
-        "page.html",
-        "--json",
-        "d.json",
-    )
+    result = run(*CHECK, "--html", "page.html", "--json", "d.json")
     assert result.exit_code == 1
     error = " ".join(result.stderr.split())
     assert "workshop:make on v100: its compiled bytes rose by 3.516 %, from 512.0 MiB to 530.0 MiB (2 % are" in error
     assert "predicted time" not in error and "--save" in error
     assert "larger float32[400 -> 418,512,512] net.py:9 net/layer_0/attention" in " ".join(result.stdout.split())
     (change,) = json.loads((workshop / "d.json").read_text())["buffers"]
-    assert (change["kind"], change["old_bytes"], change["new_bytes"]) == (
-        "larger",
-        400 * MIB,
-        418 * MIB,
-    )
+    sizes = change["old_bytes"], change["new_bytes"]
+    assert change["kind"] == "larger" and sizes == (400 * MIB, 418 * MIB)
     assert "418,512,512" in (workshop / "page.html").read_text()
 
 
 def test_a_fall_passes(requests: list[dict[str, Any]]) -> None:
     GROWN.save_json("saved.json")
-    result = run("check", "workshop:make", "--against", "saved.json", "--bytes", "0", "--ms", "0")
+    result = run(*CHECK, "--bytes", "0", "--ms", "0")
     assert result.exit_code == 0 and "Shrank at the peak: -18.0 MiB" in result.stdout
 
 
 def test_the_tolerances_of_bytes_and_time(requests: list[dict[str, Any]]) -> None:
     PLAIN.save_json("saved.json")
     replace(GROWN, predicted_step_s=0.22).save_json("now.json")
-    check = "check", "workshop:make", "--against", "saved.json"
-    assert run(*check, "--bytes", "4", "--ms", "10.1").exit_code == 0
-    slower = run(*check, "--bytes", "4")
+    assert run(*CHECK, "--bytes", "4", "--ms", "10.1").exit_code == 0
+    slower = run(*CHECK, "--bytes", "4")
     assert slower.exit_code == 1 and "predicted time rose by 10 %, from 200 ms to 220 ms" in slower.stderr
-    both = run(*check)
+    both = run(*CHECK)
     assert both.exit_code == 1 and "compiled bytes" in both.stderr and "predicted time" in both.stderr
-    assert "bytes is -1.0" in message(run(*check, "--bytes", "-1"), 2)
-    assert "ms is nan" in message(run(*check, "--ms", "nan"), 2)
+    assert "bytes is -1.0" in message(run(*CHECK, "--bytes", "-1"), 2)
+    assert "ms is nan" in message(run(*CHECK, "--ms", "nan"), 2)
 
 
 def test_save_accepts_a_rise(requests: list[dict[str, Any]], workshop: Path) -> None:
     PLAIN.save_json("saved.json")
     GROWN.save_json("now.json")
-    result = run("check", "workshop:make", "--against", "saved.json", "--save")
+    result = run(*CHECK, "--save")
     assert result.exit_code == 0 and "Grew at the peak" in result.stdout
-    assert run("check", "workshop:make", "--against", "saved.json").exit_code == 0
+    assert run(*CHECK).exit_code == 0
     assert sorted(path.name for path in workshop.glob("*.json*")) == ["now.json", "saved.json"]
 
 
 def test_a_report_of_another_release_of_jax_is_compared(requests: list[dict[str, Any]]) -> None:
     replace(PLAIN, versions=(("jax", "0.12.0"),)).save_json("saved.json")
-    result = run("check", "workshop:make", "--against", "saved.json")
+    result = run(*CHECK)
     assert result.exit_code == 0 and "jax 0.12.0 0.11.2" in " ".join(result.stdout.split())
 
 
@@ -139,14 +119,10 @@ def test_reports_of_other_steps_and_devices_are_refused(requests: list[dict[str,
 )
 @pytest.mark.parametrize("save", [(), ("--save",)])
 def test_a_file_that_is_no_report_is_left_alone(
-    requests: list[dict[str, Any]],
-    workshop: Path,
-    content: bytes,
-    expected: str,
-    save: tuple[str, ...],
+    requests: Any, workshop: Path, content: bytes, expected: str, save: tuple[str, ...]
 ) -> None:
     (workshop / "saved.json").write_bytes(content)
-    error = message(run("check", "workshop:make", "--against", "saved.json", *save), 2)
+    error = message(run(*CHECK, *save), 2)
     assert "saved.json holds no report" in error and expected in error
     assert (workshop / "saved.json").read_bytes() == content and not requests
 
@@ -154,23 +130,21 @@ def test_a_file_that_is_no_report_is_left_alone(
 def test_a_huge_file_is_not_read_whole(requests: list[dict[str, Any]], workshop: Path) -> None:
     with (workshop / "saved.json").open("wb") as file:
         file.truncate(2**40)
-    error = message(run("check", "workshop:make", "--against", "saved.json"), 2)
+    error = message(run(*CHECK), 2)
     assert "saved.json holds no report" in error and "more than 256 MiB" in error and not requests
 
 
 def test_the_error_about_a_missing_file_names_save(requests: list[dict[str, Any]]) -> None:
-    error = message(run("check", "workshop:make", "--against", "saved.json"), 2)
+    error = message(run(*CHECK), 2)
     assert "saved.json cannot be read: No such file" in error and "--save writes" in error
     assert "--against" in message(run("check", "workshop:make"), 2)
-    assert "nowhere is not a writable folder" in message(
-        run("check", "workshop:make", "--against", "nowhere/s.json", "--save"), 2
-    )
+    nowhere = run("check", "workshop:make", "--against", "nowhere/s.json", "--save")
+    assert "nowhere is not a writable folder" in message(nowhere, 2)
     assert "of its own" in message(run("check", "workshop:make", "--against", "s", "--json", "s"), 2)
     assert not requests
 
 
 def test_a_planned_step_keeps_its_options(planner: Planner, requests: list[dict[str, Any]], workshop: Path) -> None:
-    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert run("check", "ready:make", "--against", "saved.json", "--save").exit_code == 0
     assert run("check", "ready:make", "--against", "saved.json").exit_code == 0
     assert "return the plain step" in message(run("check", "ready:make", "--against", "saved.json", "--budget", "1"), 2)
@@ -178,5 +152,5 @@ def test_a_planned_step_keeps_its_options(planner: Planner, requests: list[dict[
 
 
 def test_a_budget_is_passed_on(requests: list[dict[str, Any]]) -> None:
-    assert run("check", "workshop:make", "--against", "saved.json", "--save", "--budget", "1GiB").exit_code == 0
+    assert run(*CHECK, "--save", "--budget", "1GiB").exit_code == 0
     assert requests[0]["budget"] == "1GiB"

@@ -1,7 +1,5 @@
 """MODULE:FACTORY: the call, and one clear message for each error."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

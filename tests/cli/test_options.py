@@ -1,7 +1,5 @@
 """The meaning of options."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -10,37 +8,23 @@ from tests.cli.command import Planner, message, run
 
 
 @pytest.mark.parametrize(
-    ("words", "donated"),
+    ("words", "option", "expected"),
     [
-        (["workshop:make"], (0,)),
-        (["workshop:alone"], ()),
-        (["workshop:make", "--donate", "none"], ()),
-        (["workshop:make", "--donate", "1"], (1,)),
-        (["workshop:make", "--donate", "0,1"], (0, 1)),
+        ("workshop:make", "donate_argnums", (0,)),
+        ("workshop:alone", "donate_argnums", ()),
+        ("workshop:make --donate none", "donate_argnums", ()),
+        ("workshop:make --donate 1", "donate_argnums", (1,)),
+        ("workshop:make --donate 0,1", "donate_argnums", (0, 1)),
+        ("workshop:make", "host_state", ()),
+        ("workshop:make --host-state 0", "host_state", (0,)),
+        ("workshop:make --host-state 0,1", "host_state", (0, 1)),
+        ("workshop:make --host-state 1 --host-state 0", "host_state", (1, 0)),
+        ("workshop:make --verify none", "verify", None),
     ],
 )
-def test_donation(planner: Planner, words: list[str], donated: tuple[int, ...]) -> None:
-    assert run("inspect", *words).exit_code == 0
-    assert planner.requests[0]["donate_argnums"] == donated
-
-
-@pytest.mark.parametrize(
-    ("words", "on_host"),
-    [
-        ([], ()),
-        (["--host-state", "0"], (0,)),
-        (["--host-state", "0,1"], (0, 1)),
-        (["--host-state", "1", "--host-state", "0"], (1, 0)),
-    ],
-)
-def test_state_on_the_host(planner: Planner, words: list[str], on_host: tuple[int, ...]) -> None:
-    assert run("inspect", "workshop:make", *words).exit_code == 0
-    assert planner.requests[0]["host_state"] == on_host
-
-
-def test_verify_none_is_none(planner: Planner) -> None:
-    assert run("inspect", "workshop:make", "--verify", "none").exit_code == 0
-    assert planner.requests[0]["verify"] is None
+def test_what_options_mean(planner: Planner, words: str, option: str, expected: object) -> None:
+    assert run("inspect", *words.split()).exit_code == 0
+    assert planner.requests[0][option] == expected
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Standard output, files, standard error and exit codes."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -34,10 +32,7 @@ def test_files_are_written_beside_the_table(planner: Planner, workshop: Path) ->
 @pytest.mark.parametrize(
     ("error", "code"),
     [
-        (
-            InfeasibleBudgetError("the floor is [9 GiB]", floor_bytes=9, smallest_bytes=10, operation="conv"),
-            3,
-        ),
+        (InfeasibleBudgetError("the floor is [9 GiB]", floor_bytes=9, smallest_bytes=10, operation="conv"), 3),
         (BudgetError("'5 apples' is not a budget"), 2),
         (MemplanError("there is no planner 'x'"), 2),
         (ZeroDivisionError("inside the step"), 1),

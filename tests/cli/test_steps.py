@@ -1,7 +1,5 @@
 """Commands that plan a step: the options that they pass on, and their output."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from dataclasses import replace
@@ -35,20 +33,15 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     state = {"donate_argnums": (0,), "host_state": ()}
     whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
     split = {"split": "auto", **state, "pin": None}
-    assert planner.requests == [
-        {**options, **split},
-        {**dict.fromkeys(options), "verify": "compile", **whole},
-    ]
+    none = {**dict.fromkeys(options), "verify": "compile"}
+    assert planner.requests == [{**options, **split}, {**none, **whole}]
 
 
 def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: Path) -> None:
-    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert run("inspect", "ready:make").exit_code == 0
     assert planner.requests == [{"budget": 3}]
-    assert "return the plain step" in message(run("inspect", "ready:make", "--budget", "1GiB"), 2)
-    assert "return the plain step" in message(run("inspect", "ready:make", "--no-split"), 2)
-    assert "return the plain step" in message(run("inspect", "ready:make", "--host-state", "0"), 2)
-    assert "return the plain step" in message(run("inspect", "ready:make", "--pin", "a=host"), 2)
+    for words in ("--budget 1GiB", "--no-split", "--host-state 0", "--pin a=host"):
+        assert "return the plain step" in message(run("inspect", "ready:make", *words.split()), 2)
     assert "plain step" in message(run("compare", "ready:make"), 2)
 
 
@@ -56,13 +49,8 @@ def test_a_pin_needs_a_place(planner: Planner) -> None:
     assert "Write NAME=host" in message(run("inspect", "workshop:make", "--pin", "a"), 2)
 
 
-def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        planner,
-        "report",
-        replace(REPORT, timeline=random_timeline(random.Random(0))),
-        raising=False,
-    )
+def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path) -> None:
+    planner.report = replace(REPORT, timeline=random_timeline(random.Random(0)))
     result = run("inspect", "workshop:make", "--trace", "t.pftrace", "--png", "t.png")
     assert result.exit_code == 0, result.output
     assert (workshop / "t.pftrace").stat().st_size and (workshop / "t.png").read_bytes().startswith(b"\x89PNG")
@@ -93,28 +81,18 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 def test_doctor_exits_with_1_unless_the_step_fits_without_findings(
     examined: list[dict[str, Any]], budget: str, code: int
 ) -> None:
-    result = run(
-        "doctor",
-        "workshop:make(size=4)",
-        "--budget",
-        budget,
-        "--device",
-        "v100",
-        "--json",
-        "d.json",
-    )
+    words = f"doctor workshop:make(size=4) --budget {budget} --device v100 --json d.json"
+    result = run(*words.split())
     assert result.exit_code == code, result.output
     assert "memplan doctor" in result.stdout and ("donate argument 0" in result.stdout) == (budget == "1GiB")
     assert Diagnosis.from_json(Path("d.json").read_text()).device == "v100"
-    expected = {
-        "budget": budget,
-        "host_budget": None,
-        "device": "v100",
-        "split": "auto",
-        "host_state": (),
-        "pin": None,
-    }
-    assert examined == [{"args": ({"w": 4}, 2), "donate_argnums": None, **expected}]
+    assert examined == [{**options_of(budget), "args": ({"w": 4}, 2), "donate_argnums": None}]
+
+
+def options_of(budget: str) -> dict[str, Any]:
+    """Those of a command that asks for a budget and a device."""
+    common = {"host_budget": None, "device": "v100", "split": "auto", "donate_argnums": (0,)}
+    return {"budget": budget, **common, "host_state": (), "pin": None}
 
 
 def test_doctor_passes_donated_arguments_on_and_refuses_a_planned_step(
@@ -123,7 +101,6 @@ def test_doctor_passes_donated_arguments_on_and_refuses_a_planned_step(
     run("doctor", "workshop:make", "--donate", "0,1")
     run("doctor", "workshop:make", "--donate", "none")
     assert [request["donate_argnums"] for request in examined] == [(0, 1), ()]
-    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert "plain step" in message(run("doctor", "ready:make"), 2)
 
 
@@ -134,11 +111,8 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def compare(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Comparison:
         requests.append({"args": args, **options})
         fits = options["budget"] != "1KiB"
-        return Comparison(
-            (Row("plain", 2**31, 0, 0.1, False), Row("memplan", 2**29, 2**28, 0.2, fits)),
-            "v100",
-            2**30,
-        )
+        rows = Row("plain", 2**31, 0, 0.1, False), Row("memplan", 2**29, 2**28, 0.2, fits)
+        return Comparison(rows, "v100", 2**30)
 
     monkeypatch.setattr(api, "compare", compare, raising=False)
     return requests
@@ -148,8 +122,7 @@ def test_compare_prints_a_row_for_each_method(compared: list[dict[str, Any]]) ->
     result = run("compare", "workshop:make(size=4)", "--budget", "1GiB", "--device", "v100")
     assert result.exit_code == 0
     assert "memplan" in result.stdout
-    expected = {"budget": "1GiB", "host_budget": None, "device": "v100", "split": "auto"}
-    assert compared == [{"args": ({"w": 4}, 2), **expected, "donate_argnums": (0,), "host_state": (), "pin": None}]
+    assert compared == [{"args": ({"w": 4}, 2), **options_of("1GiB")}]
     run("compare", "workshop:make", "--no-split")
     assert compared[1]["split"] is False
 
@@ -173,31 +146,16 @@ def curved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
 
     def curve(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Curve:
         requests.append({"args": args, **options})
-        return Curve(
-            (Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)),
-            "v100",
-            2**31,
-            0.1,
-            9,
-        )
+        points = Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)
+        return Curve(points, "v100", 2**31, 0.1, 9)
 
     monkeypatch.setattr(api, "curve", curve)
     return requests
 
 
 def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: Path) -> None:
-    result = run(
-        "curve",
-        "workshop:make",
-        "--points",
-        "3",
-        "--device",
-        "v100",
-        "--json",
-        "c.json",
-        "--png",
-        "c.png",
-    )
+    words = "curve workshop:make --points 3 --device v100 --json c.json --png c.png"
+    result = run(*words.split())
     assert result.exit_code == 0
     assert "+100.0%" in result.stdout
     assert curved[0]["points"] == 3 and curved[0]["device"] == "v100" and curved[0]["donate_argnums"] == (0,)
@@ -206,7 +164,6 @@ def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: P
 
 
 def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:
-    (workshop / "ready.py").write_text("from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n")
     assert "plain step" in message(run("curve", "ready:make"), 2)
     assert "nowhere" in message(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
     assert "of its own" in message(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
@@ -220,29 +177,17 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def frontier(make: Callable[..., Any], **options: Any) -> Frontier:
         low, high = options["low"], options["high"]
         requests.append({"args": make(high)[1], **options})
-        tried = (
-            Trial(low, True, 2**29, 0, "milp", 2**28, "conv", 2),
-            Trial(high, False, 2**31, 0, "xla", 2**28, "", 3),
-        )
-        return Frontier(options["name"], low, high, tried, "v100", 2**30, 0)
+        first = Trial(low, True, 2**29, 0, "milp", 2**28, "conv", 2)
+        last = Trial(high, False, 2**31, 0, "xla", 2**28, "", 3)
+        return Frontier(options["name"], low, high, (first, last), "v100", 2**30, 0)
 
     monkeypatch.setattr(api, "frontier", frontier)
     return requests
 
 
 def test_largest_varies_an_argument_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
-    words = [
-        "--vary",
-        "size=8:64:8",
-        "--budget",
-        "1GiB",
-        "--json",
-        "l.json",
-        "--no-split",
-        "--host-state",
-        "0",
-    ]
-    result = run("largest", "workshop:make(batch=4, dtype='float32')", *words)
+    words = "--vary size=8:64:8 --budget 1GiB --json l.json --no-split --host-state 0"
+    result = run("largest", "workshop:make(batch=4, dtype='float32')", *words.split())
     assert result.exit_code == 0, result.output
     assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
     [request] = sized

@@ -12,7 +12,17 @@ from memplan.planning.plan import Plan
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import CopySeconds, Solution, runs
 from tests.hlo import read_module
-from tests.xla.rewrites.test_merge import ARRAY, BENT, ENTRY, FUSED, MASKED, NBYTES, changed, library, returned
+from tests.xla.rewrites.test_merge import (
+    ARRAY,
+    BENT,
+    ENTRY,
+    FUSED,
+    MASKED,
+    NBYTES,
+    changed,
+    library,
+    returned,
+)
 
 CPU, V100 = catalog.local_cpu(2, 2**33), catalog.named("v100")
 GRAD = f'  %grad = {ARRAY} custom-call(%mid, %bent), custom_call_target="grad"\n'

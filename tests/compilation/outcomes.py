@@ -10,6 +10,7 @@ import jax.numpy as jnp
 
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
+from memplan.hardware.backend import GPU
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program.trace import InSlabs, Program, trace
 from memplan.xla.target import Executable, Memory
@@ -40,5 +41,5 @@ def outcome(
     result = SimpleNamespace(replay=replay)
     facts = {"fits": predicted_to_fit, "plain": plain, "plan": None, "result": result, "bound_s": bound_s}
     planned = cast(Any, SimpleNamespace(**facts, predicted_bytes=nbytes))
-    target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), is_gpu=True))
+    target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), backend=GPU))
     return Outcome(program, target, LIMITS, executable, planned, None, 1)

@@ -17,6 +17,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.registry import OWN, Planner
 from memplan.planning.schedule import Kind
 from memplan.verify.dataflow import NotThePlainModuleError
+from memplan.xla.module import Module
 from tests.compilation.modules import (
     CPU,
     LEAST,
@@ -29,7 +30,7 @@ from tests.compilation.modules import (
     no_agreement,
     scheduled,
 )
-from tests.hlo import read_module
+from tests.hlo import read_module, replaced
 from tests.xla.collective_modules import EIGHT
 from tests.xla.rewrites.test_merge import changed
 
@@ -47,7 +48,7 @@ def called_back(
 def test_what_fits_goes_through_untouched() -> None:
     planner = InOrder()
     callback = called_back(WHOLE, planner=planner)
-    assert callback(TEXT) is None
+    assert callback(read_module(TEXT)) is None
     assert not planner.calls
     assert callback.planned.result is callback.planned.plain
     assert (callback.planned.plan, callback.planned.fits) == (None, True)
@@ -56,9 +57,9 @@ def test_what_fits_goes_through_untouched() -> None:
 
 def test_what_does_not_is_planned_within_the_budget() -> None:
     callback = called_back(RESIDENT + LEAST)
-    text = callback(TEXT)
-    assert text is not None
-    kernels = [op.name for op in read_module(text).entry.ops.values() if op.opcode in ("fusion", "custom-call")]
+    module = callback(read_module(TEXT))
+    assert module is not None
+    kernels = [op.name for op in module.entry.ops.values() if op.opcode in ("fusion", "custom-call")]
     assert len(kernels) == len(WITH_RECOMPUTE)
     planned = callback.planned
     assert planned.fits and planned.predicted_bytes == RESIDENT + LEAST == planned.result.device_bytes
@@ -67,14 +68,14 @@ def test_what_does_not_is_planned_within_the_budget() -> None:
 
 def test_a_plan_that_is_too_large_is_handed_back_and_said_not_to_fit() -> None:
     callback = called_back(RESIDENT + LEAST - 1)
-    assert callback(TEXT) is not None
+    assert callback(read_module(TEXT)) is not None
     assert not callback.planned.fits and callback.planned.predicted_bytes == RESIDENT + LEAST
 
 
 def test_a_reserve_is_left_free_of_both_memories() -> None:
-    assert called_back(WHOLE + 7, Headroom(7))(TEXT) is None
+    assert called_back(WHOLE + 7, Headroom(7))(read_module(TEXT)) is None
     planner = InOrder()
-    called_back(WHOLE + 7, Headroom(8, NBYTES), planner)(TEXT)
+    called_back(WHOLE + 7, Headroom(8, NBYTES), planner)(read_module(TEXT))
     _, budget_nbytes, host_nbytes, _ = planner.calls[0]
     assert (budget_nbytes, host_nbytes) == (TEMPORARIES - 1, 9 * NBYTES)
 
@@ -82,17 +83,17 @@ def test_a_reserve_is_left_free_of_both_memories() -> None:
 def test_a_followed_plan_is_carried_out_where_the_module_would_fit_too() -> None:
     planner = InOrder()
     callback = called_back(WHOLE, planner=planner, follow=PLAN)
-    assert callback(TEXT) is not None
+    assert callback(read_module(TEXT)) is not None
     assert not planner.calls
     assert callback.planned.plan is PLAN and callback.planned.predicted_bytes == RESIDENT + LEAST
 
 
 def test_a_followed_plan_for_another_module_is_refused() -> None:
     with pytest.raises(PlanMismatchError, match="this step is"):
-        called_back(WHOLE, follow=PLAN)(OTHER)
+        called_back(WHOLE, follow=PLAN)(read_module(OTHER))
     wrong = replace(PLAN, actions=((Kind.RUN, "nothing"),))
     with pytest.raises(PlanMismatchError, match="nothing"):
-        called_back(WHOLE, follow=wrong)(TEXT)
+        called_back(WHOLE, follow=wrong)(read_module(TEXT))
 
 
 NOTED = replace(
@@ -107,7 +108,7 @@ ALGORITHM = changed(TEXT, ('custom_call_target="grad"', 'custom_call_target="gra
 
 def follows(text: str, budget: int, program: str = "step", plan: Plan = NOTED) -> Callback:
     callback = replace(called_back(budget, follow=plan), program=program)
-    assert callback(text) is not None
+    assert callback(read_module(text)) is not None
     return callback
 
 
@@ -143,13 +144,13 @@ def test_a_plan_of_another_program_or_device_is_refused(program: str, plan: Plan
 
 
 def test_a_module_that_computes_something_else_is_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def write(*args: Any) -> str:
-        return original(*args).replace("tanh(", "sine(")
+    def write(*args: Any) -> Module:
+        return replaced(original(*args), "tanh(", "sine(")
 
     original = callback_file.write
     monkeypatch.setattr(callback_file, "write", write)
     with pytest.raises(NotThePlainModuleError):
-        called_back(WHOLE - 1)(TEXT)
+        called_back(WHOLE - 1)(read_module(TEXT))
 
 
 @pytest.mark.parametrize("collects", [True, False])
@@ -158,7 +159,7 @@ def test_collection_is_as_it_was_even_after_an_error(collects: bool) -> None:
     try:
         (gc.enable if collects else gc.disable)()
         with pytest.raises(PlanMismatchError):
-            called_back(WHOLE, follow=PLAN)(OTHER)
+            called_back(WHOLE, follow=PLAN)(read_module(OTHER))
         assert gc.isenabled() == collects
     finally:
         (gc.enable if before else gc.disable)()

@@ -145,7 +145,7 @@ def _compiled(key: str) -> Case:
         file,
         device,
         jax.__version__,
-        request.target.platform,
+        request.target.backend.platform,
         pins=tuple((pin.name, pin.where.value) for pin in program.pins),
         in_slabs=step.in_slabs,
     )
@@ -156,7 +156,7 @@ def _compiled(key: str) -> Case:
         partitioned_file=_pack(f"{key}-partitioned", partitioned),
         topology=TOPOLOGY,
         devices=program.machine.devices,
-        asked_sizes=tuple(sorted(compat.asked_sizes(program.traced.jaxpr))),
+        asked_sizes=tuple(sorted(compat.constrained_sizes(program.traced.jaxpr))),
     )
 
 

@@ -23,10 +23,8 @@ from memplan.hardware.topology import topology_named
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
 from memplan.planning.registry import OWN
-from memplan.program import compat
-from memplan.xla.async_pairs import expand_async_pairs
-from memplan.xla.large_literals import put_back, set_aside
-from memplan.xla.module import read_module
+from memplan.xla.module import Module
+from memplan.xla.serialize import serialize
 
 FOLDER = Path(__file__).parent
 REPOSITORY = FOLDER.parent.parent
@@ -129,54 +127,28 @@ def plan_module(case: Case, budget_bytes: int) -> Planned:
         overlap_loop_copies=case.in_slabs and case.device != "cpu",
         pins=tuple(Pin(name, Where(where)) for name, where in case.pins),
     )
-    with_lines = _lines_of(case)
-    small, literals = set_aside(case.proto)
-    text = callback(with_lines(compat.module_text(small)))
-    proto = case.proto if text is None else _written(text, literals)
-    return Planned(callback.planned, proto)
+    module = callback(Module.read(case.proto))
+    return Planned(callback.planned, case.proto if module is None else serialize(module))
 
 
 def shape_module(case: Case, between_hosts: str | None) -> bytes | None:
     """The partitioned module of a case with its collectives shaped; None if it stays."""
     assert case.partitioned is not None
-    small, literals = set_aside(case.partitioned)
-    text = _shaping(case, between_hosts)(compat.module_text(small))
-    return None if text is None else _written(text, literals)
-
-
-def parsed_again(proto: bytes) -> bytes:
-    """The module after XLA has printed and parsed it."""
-    small, literals = set_aside(proto)
-    return _written(compat.module_text(small), literals)
+    module = _shaping(case, between_hosts)(Module.read(case.partitioned, scheduled=False))
+    return None if module is None else serialize(module)
 
 
 def scheduled_module(case: Case) -> ScheduledModule:
     """The module of a case as XLA scheduled it."""
-    small, _ = set_aside(case.proto)
     pins = tuple(Pin(name, Where(where)) for name, where in case.pins)
-    module = read_module(_lines_of(case)(compat.module_text(small)))
-    return ScheduledModule(module, case.hardware, case.machine, pins)
-
-
-def _lines_of(case: Case) -> Callable[[str], str]:
-    """A function that gives the text of a scheduled module the lines that it had before shaping."""
-    if case.partitioned is None:
-        return lambda text: text
-    shaping = _shaping(case, None)
-    small, _ = set_aside(case.partitioned)
-    shaping(compat.module_text(small))
-    return shaping.with_lines
+    return ScheduledModule(Module.read(case.proto), case.hardware, case.machine, pins)
 
 
 def _shaping(case: Case, between_hosts: str | None) -> Shaping:
     machine = case.machine
     assert machine is not None
     asked = frozenset(case.asked_sizes)
-    return Shaping(machine, case.device != "cpu", between_hosts, asked)
-
-
-def _written(text: str, literals: list[bytes]) -> bytes:
-    return put_back(compat.module_proto(expand_async_pairs(text)), literals)
+    return Shaping(machine, case.hardware.backend, between_hosts, asked)
 
 
 def _alone(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
-from memplan import pipeline
+from memplan import request
 from memplan.errors import InfeasibleBudgetError
 from memplan.hardware import catalog
 from memplan.program.loops.choose import fewer_residuals
@@ -84,7 +84,7 @@ def _equations(program: Program) -> str:
 
 @contextmanager
 def two_cores() -> Iterator[None]:
-    with mock.patch.object(pipeline, "local_device", return_value=CPU):
+    with mock.patch.object(request, "local_device", return_value=CPU):
         yield
 
 

@@ -119,7 +119,7 @@ def out_of_memory(budget: str, pinned_nbytes: int, hole_nbytes: int) -> dict[str
     pinned = jax.device_put(np.zeros(pinned_nbytes, np.uint8), there).block_until_ready() if pinned_nbytes else None
     step = memplan.jit(train, donate_argnums=(0, 1), budget=budget)
     planned = step.plan(weights, momentum, batch)
-    temp_bytes = planned._found.executable.memory.temp_bytes
+    temp_bytes = planned._outcome.executable.memory.temp_bytes
     found: dict[str, Any] = {"host_bytes": planned.report.host_peak_bytes, "temp_bytes": temp_bytes}
     try:
         jax.block_until_ready(step(weights, momentum, batch))

@@ -1,7 +1,5 @@
 """Documents with a changed entry."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What a device computes at: its own copy of the rates, and those of types that it has no entry for."""
 
-from __future__ import annotations
-
 import dataclasses
 
 import pytest

@@ -49,7 +49,7 @@ def test_places_count_every_level_from_0() -> None:
 )
 def test_even_groups_make_a_grid(groups: Groups, sizes: tuple[int, ...], rows: Groups) -> None:
     grid = FLAT.grid(groups)
-    assert grid is not None and grid.sizes == sizes and grid.rows == rows
+    assert grid.sizes == sizes and grid.rows == rows
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_uneven_groups_make_none(groups: Groups) -> None:
 def test_groups_of_three_levels() -> None:
     whole = (tuple(range(16)),)
     grid = DEEP.grid(whole)
-    assert grid is not None and grid.sizes == (2, 2, 4)
+    assert grid.sizes == (2, 2, 4)
     assert grid.along((2,)) == ((0, 1, 2, 3), (4, 5, 6, 7), (8, 9, 10, 11), (12, 13, 14, 15))
     assert grid.along((0,)) == tuple((number, number + 8) for number in range(8))
     assert grid.along((0, 1)) == tuple((n, n + 4, n + 8, n + 12) for n in range(4))

@@ -1,7 +1,5 @@
 """The roofline, added up by hand on a device where everything takes a second."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,20 +1,15 @@
 """Topologies: presets that follow from nominal figures, files that come back as they were, and errors that help."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from memplan.errors import MemplanError, TopologyError
-from memplan.hardware import topology
+from memplan.errors import TopologyError
 from memplan.hardware.topology import TOPOLOGIES, Axis, Topology, topology_named
-from tests.hardware.documents import edited
 
 DDL = topology_named("ddl")
 THREE = Topology(
@@ -73,22 +68,6 @@ def test_axes_know_what_is_in_them() -> None:
         THREE.axis("card")
 
 
-@pytest.mark.parametrize(("wrong", "close"), [("dll", "ddl"), ("tody@2x2", "today"), ("locale", "local")])
-def test_an_unknown_name_says_what_comes_close(wrong: str, close: str) -> None:
-    with pytest.raises(TopologyError) as caught:
-        topology_named(wrong)
-    message = str(caught.value)
-    assert close in message[message.index("Did you mean") : message.index("Known")]
-    assert all(name in message[message.index("Known") :] for name in TOPOLOGIES)
-    assert isinstance(caught.value, MemplanError) and isinstance(caught.value, ValueError)
-
-
-@pytest.mark.parametrize("wrong", ["", "@", "@4x4", "zzzzzz"])
-def test_malformed_names_are_unknown(wrong: str) -> None:
-    with pytest.raises(TopologyError, match="Known: "):
-        topology_named(wrong)
-
-
 @pytest.mark.parametrize("shape", ["", "4", "4x", "x4", "4x4x4", "4x-4", "4.0x4", "4 x4", "²x4", "1" * 5000 + "x4"])
 def test_a_shape_that_does_not_fit_says_which_axes_there_are(shape: str) -> None:
     with pytest.raises(TopologyError, match=r"host, device.*'ddl@64x4'"):
@@ -125,74 +104,6 @@ def test_a_topology_has_axes_of_different_names() -> None:
         Topology("twice", "", (axis, dataclasses.replace(axis, size=3)), ())
     with pytest.raises(TopologyError, match="no axes"):
         Topology("nothing", "", (), ())
-
-
-SAVED = [*topology.TOPOLOGIES.values(), THREE]
-
-
-@pytest.mark.parametrize("saved", SAVED, ids=lambda saved: saved.name)
-def test_saved_and_loaded_it_is_the_same(saved: Topology, tmp_path: Path) -> None:
-    path = tmp_path / "topology.json"
-    saved.save(path)
-    loaded = topology_named(str(path))
-    assert loaded == saved and hash(loaded) == hash(saved)
-    assert [entry.name for entry in tmp_path.iterdir()] == ["topology.json"]
-
-
-def test_truncated_anywhere_it_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "topology.json"
-    text = DDL.to_json()
-    for length in range(0, len(text) - 1, 41):
-        path.write_text(text[:length])
-        with pytest.raises(TopologyError, match=r"topology\.json.*not a complete"):
-            topology.load(path)
-
-
-def changed(where: str, value: Any) -> str:
-    return edited(THREE.to_json(), where, value)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("[]", "no entry 'format'"),
-        ("null", "no entry 'format'"),
-        ("[" * 100_000, "not a complete"),
-        (changed("format", 7), "its format is 7"),
-        (changed("format", [1]), r"its format is \[1\]"),
-        (changed("axes", None), "no entry 'axes'"),
-        (changed("axes", {}), "its 'axes' is"),
-        (changed("axes", []), "no axes"),
-        (changed("axes", [3]), r"its 'axes\[0\]' is 3"),
-        (changed("axes.1.size", None), r"no entry 'axes\[1\]\.size'"),
-        (changed("axes.1.speed", 3), r"unknown entry 'axes\[1\]\.speed'"),
-        (changed("axes.1.size", 1.5), r"its 'axes\[1\]\.size' is 1\.5, not a whole number"),
-        (changed("axes.1.name", "rack"), "several axes 'rack'"),
-        (changed("axes.1.bandwidth", float("nan")), r"its 'axes\[1\]\.bandwidth' is nan"),
-        (changed("axes.1.bandwidth", 10**400), r"its 'axes\[1\]\.bandwidth' is 1000"),
-        (changed("axes.1.latency_s", "1"), r"its 'axes\[1\]\.latency_s' is '1', not a number"),
-        (changed("axes.1.shared", "yes"), r"its 'axes\[1\]\.shared' is 'yes', not true or false"),
-        (changed("colour", "red"), "unknown entry 'colour'"),
-        (changed("name", 5), "its 'name' is 5, not text"),
-        (changed("sources", "x"), "its 'sources' is 'x', not a list"),
-        (changed("sources", [1]), r"its 'sources\[0\]' is 1, not text"),
-    ],
-)
-def test_a_damaged_file_is_refused_and_says_where(text: str, message: str, tmp_path: Path) -> None:
-    path = tmp_path / "topology.json"
-    path.write_text(text)
-    with pytest.raises(TopologyError, match=message) as caught:
-        topology.load(path)
-    assert "topology.json" in str(caught.value) and "save the topology again" in str(caught.value)
-
-
-def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
-    for path in (tmp_path / "none.json", tmp_path):
-        with pytest.raises(TopologyError, match="cannot be read"):
-            topology.load(path)
-    (tmp_path / "bytes.json").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(TopologyError, match="not a complete"):
-        topology.load(tmp_path / "bytes.json")
 
 
 def test_nothing_can_be_changed() -> None:

@@ -1,7 +1,5 @@
 """Random variables of a model, without compiling its initialization."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -18,3 +16,20 @@ def drawn(init: Callable[..., Any], *args: Any) -> Any:
         return np.abs(values) + np.float32(0.1) if path[-1].key == "var" else values
 
     return jax.tree.map_with_path(leaf, jax.eval_shape(init, jax.random.key(0), *args))
+
+
+def ones(variables: Any) -> Any:
+    """Kernels, scales and variances of one, means and biases of zero: what is positive stays so."""
+    return jax.tree.map_with_path(
+        lambda path, leaf: np.full(leaf.shape, path[-1].key not in ("bias", "mean"), leaf.dtype), variables
+    )
+
+
+def count(params: Any) -> int:
+    """The numbers in all leaves."""
+    return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+
+def reached(response: Any) -> set[tuple[int, int]]:
+    """The pixels of one image and channel that are above zero."""
+    return {tuple(map(int, pixel)) for pixel in np.argwhere(np.asarray(response)[0, :, :, 0] > 0)}

@@ -1,4 +1,5 @@
 from functools import partial
+from itertools import product
 
 import jax
 import jax.numpy as jnp
@@ -6,23 +7,13 @@ import numpy as np
 import pytest
 
 from models.deeplab import ConvNorm, DeepLab, DeepLabConfig, upsample_bilinear
+from tests.models.drawn import count, ones, reached
 
 TINY = DeepLabConfig(depth=14, filters=4, classes=3, width=8, shallow=4)
 
 
-def ones(variables):
-    """All kernels, scales and variances one, means and biases zero: keeps values positive."""
-    return jax.tree.map_with_path(
-        lambda path, leaf: np.full(leaf.shape, path[-1].key not in ("bias", "mean"), leaf.dtype), variables
-    )
-
-
-def count(tree):
-    return sum(leaf.size for leaf in jax.tree.leaves(tree))
-
-
 def interpolated(x, size, axis):
-    """The oracle along one axis: interpolates the two pixels around each center, edges repeated."""
+    """The oracle along one axis: the two pixels around each center, those beyond the border repeated."""
     extent = x.shape[axis]
     at = np.clip((np.arange(size) + 0.5) * extent / size - 0.5, 0, extent - 1)
     below = np.floor(at).astype(int)
@@ -33,7 +24,7 @@ def interpolated(x, size, axis):
 
 @pytest.mark.parametrize("side", [64, 513])
 def test_parameter_counts(side):
-    """The encoder has the 60,996,202 of torchvision's DeepLabV3 on ResNet-101, less its heads."""
+    """Encoder: the published 60,996,202 of torchvision's DeepLabV3 on ResNet-101, less its two heads behind it."""
     variables = jax.eval_shape(DeepLab().init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
     params = variables["params"]
     classifier = 256 * 21 + 21
@@ -41,16 +32,6 @@ def test_parameter_counts(side):
     assert count((params["backbone"], params["pyramid"])) == 60_996_202 - heads
     decoder = (256 * 48 + 2 * 48) + (9 * 304 * 256 + 2 * 256) + (9 * 256 * 256 + 2 * 256) + classifier
     assert count(params) == 60_996_202 - heads + decoder
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("size", [(64, 64), (33, 47)])
-def test_logits_have_the_size_of_the_image(size, dtype):
-    model = DeepLab(DeepLabConfig(14, 4, 3, width=8, shallow=4, dtype=dtype))
-    image = jax.ShapeDtypeStruct((2, *size, 3), jnp.float32)
-    logits, variables = jax.eval_shape(lambda image: model.init_with_output(jax.random.key(0), image), image)
-    assert (logits.shape, logits.dtype) == ((2, *size, 3), jnp.float32)
-    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
 
 
 def test_pyramid_sees_the_image_at_output_stride_sixteen():
@@ -69,9 +50,8 @@ def test_an_impulse_reaches_nine_pixels_one_rate_apart(rate, quick_jit):
     impulse = jnp.zeros((1, 41, 41, 1)).at[0, 20, 20].set(1)
     variables = jax.eval_shape(partial(branch.init, train=False), jax.random.key(0), impulse)
     response = quick_jit(partial(branch.apply, train=False))(ones(variables), impulse)
-    reached = np.argwhere(np.asarray(response)[0, :, :, 0] > 0)
-    offsets = {20 - rate, 20, 20 + rate}
-    assert {tuple(map(int, pixel)) for pixel in reached} == {(row, column) for row in offsets for column in offsets}
+    offsets = 20 - rate, 20, 20 + rate
+    assert reached(response) == set(product(offsets, offsets))
 
 
 @pytest.mark.parametrize("size", [(12, 8), (7, 11), (3, 5)], ids=str)

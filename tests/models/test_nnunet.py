@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from models.nnunet import ConvPair, NNUNet, NNUNetConfig, planned_strides
+from tests.models.drawn import count
 
 TINY = NNUNetConfig(((1, 1), (2, 2), (2, 1)), filters=4, classes=3, in_channels=2)
 
@@ -58,7 +59,7 @@ def test_widths_and_parameter_counts_whatever_the_size(config, size, widths):
     assert config.widths == widths
     for factor in 1, 2:
         params, _ = shapes(config, tuple(factor * side for side in size))
-        assert sum(leaf.size for leaf in jax.tree.leaves(params)) == expected_count(config)
+        assert count(params) == expected_count(config)
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])

@@ -1,4 +1,3 @@
-from dataclasses import replace
 from itertools import pairwise
 
 import jax
@@ -6,21 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.unet import InstanceNorm, UNetConfig, upsample_nearest
+from models.unet import InstanceNorm, upsample_nearest
 from models.unet2d import UNet2D, UNet2DConfig
 from models.unet3d import UNet3D, UNet3DConfig
-
-TINY = UNetConfig(levels=2, filters=4, classes=3, in_channels=2)
-
-
-def count(model, image):
-    """Shapes of the parameters of `model`."""
-    variables = jax.eval_shape(model.init, jax.random.key(0), image)
-    return sum(leaf.size for leaf in jax.tree.leaves(variables["params"]))
+from tests.models.drawn import count
 
 
 def expected_count(config, rank):
-    """The number of parameters of an instance-normalised U-Net with nearest upsampling."""
+    """Parameters of an instance-normalised U-Net with nearest upsampling, from the architecture alone."""
     widths = [config.filters * 2**level for level in range(config.levels)]
     down = zip([config.in_channels, *widths], widths, strict=False)
     up = ((above + below, below) for below, above in pairwise(widths))
@@ -37,24 +29,14 @@ def expected_count(config, rank):
 )
 def test_parameter_counts(model, side):
     image = jnp.zeros((1, *(side,) * model.rank, model.config.in_channels))
-    assert count(model, image) == expected_count(model.config, model.rank)
+    variables = jax.eval_shape(model.init, jax.random.key(0), image)
+    assert count(variables["params"]) == expected_count(model.config, model.rank)
 
 
 def test_last_decoder_level_concatenates_96_channels():
     model = UNet3D()
     variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 8, 8, 8, 4)))
     assert variables["params"]["up_0"]["Conv_0"]["kernel"].shape == (3, 3, 3, 96, 32)
-
-
-@pytest.mark.parametrize("upsampling", ["nearest", "transpose"])
-@pytest.mark.parametrize("norm", ["instance", "group", None])
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
-def test_logits_have_the_size_of_the_image(norm, upsampling, dtype):
-    model = UNet2D(replace(TINY, norm=norm, upsampling=upsampling, dtype=dtype))
-    image = jax.ShapeDtypeStruct((2, 4, 6, 2), jnp.float32)
-    logits, variables = jax.eval_shape(lambda image: model.init_with_output(jax.random.key(0), image), image)
-    assert (logits.shape, logits.dtype) == ((2, 4, 6, 3), jnp.float32)
-    assert {leaf.dtype for leaf in jax.tree.leaves(variables)} == {jnp.dtype(jnp.float32)}
 
 
 @pytest.mark.parametrize("size", [(12, 16), (16, 12), (4, 8), (0, 8)])

@@ -3,8 +3,6 @@
 memplan launch -n 2 --devices 1 -- python tests/parallel/planned.py --share 0.6
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json
@@ -36,14 +34,12 @@ def main() -> None:
     batches = [step.assemble(rows(seed)) for seed in range(3)]
     unplanned = memplan.jit(step)
     whole = unplanned.plan(state, batches[0]).report.baseline_peak_bytes
-    assert whole is not None
     fit = memplan.jit(step, budget=int(options.share * whole), verify="numbers")
     plan_stage = fit.plan(state, batches[0])
     names = ("by jax", "unplanned", "planned")
     trained = {
         name: train(run, state, batches) for name, run in zip(names, (jax.jit(step), unplanned, fit), strict=True)
     }
-    assert plan_stage.plan is not None
     actions = hashlib.sha256(plan_stage.plan.to_json().encode()).hexdigest()
     report = plan_stage.report
     facts = {

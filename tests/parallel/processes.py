@@ -1,7 +1,5 @@
 """Starts the processes of a run, one by one or by `memplan launch`."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

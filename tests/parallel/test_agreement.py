@@ -1,7 +1,5 @@
 """Processes compare all that must be equal, and nothing that belongs to one process alone."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -129,7 +127,8 @@ import jax, jax.numpy as jnp, numpy as np
 jax.config.update("jax_num_cpu_devices", 4)
 from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
-from memplan.pipeline import Request, best
+from memplan.pipeline import best
+from memplan.request import Request
 agreement._are_all = lambda processes: True
 agreement._refuse_differences = lambda step, parts: print(parts)
 def step(state, x):

@@ -1,7 +1,5 @@
 """Joining a run: what is refused at once, and how processes end when one of them does."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

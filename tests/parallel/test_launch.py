@@ -1,7 +1,5 @@
 """The launcher with small programs that do not import jax."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Meshes and the links that go with them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -25,12 +23,7 @@ def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:
 
 @pytest.mark.parametrize(
     "sizes",
-    [
-        {"a": 0},
-        {"a": -1},
-        {"a": 10_000},
-        {"a": -1, "b": -1},
-    ],
+    [{"a": 0}, {"a": -1}, {"a": 10_000}, {"a": -1, "b": -1}],
 )
 def test_a_mesh_of_impossible_sizes_is_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(MeshError, match=r"needs .* devices; there are"):

@@ -1,7 +1,5 @@
 """Processes over gloo: one plans, the others follow; one with another step is refused."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -156,11 +156,10 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
     )
     of_eight = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
     planned = memplan.jit(data_parallel(step, of_eight), device="h100", topology="2x4").plan(*shapes)
-    memory = planned._found.executable.compiled.memory_analysis()
+    memory = planned._outcome.executable.compiled.memory_analysis()
     nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
     assert memory.argument_size_in_bytes + memory.output_size_in_bytes == nbytes
     report = planned.report
-    assert report.timeline is not None and report.mesh is not None
     sent = [copy.kind for copy in report.timeline.copies if copy.direction == "to devices"]
     assert len(sent) == sum(row.count for row in report.mesh.collectives) > 0
     assert set(sent) == {row.kind for row in report.mesh.collectives}

@@ -3,8 +3,6 @@
 memplan launch -n 3 --devices 1 -- python tests/parallel/trainer.py --odd 1 --what kill
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import signal

@@ -1,7 +1,5 @@
 """Programs with an axis, written down by name, and random ones."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction

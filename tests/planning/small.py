@@ -1,7 +1,5 @@
 """Small problems and schedules, written down."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from memplan.planning.problem import Buffer, Kernel, Problem, Role

@@ -1,7 +1,5 @@
 """Steps as problems, drawn at random: training, updates in place, loops."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from random import Random
 

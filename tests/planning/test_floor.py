@@ -1,7 +1,5 @@
 """No plan takes less than the floor."""
 
-from __future__ import annotations
-
 from random import Random
 
 from hypothesis import given

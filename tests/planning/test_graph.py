@@ -1,7 +1,5 @@
 """Seconds of one operation, on a device where everything takes a second."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Legal schedules, and one for each fault."""
 
-from __future__ import annotations
-
 import pytest
 
 from memplan.planning.legal import fault

@@ -1,7 +1,5 @@
 """Versions of buffers: live ranges, overwrites, and dead actions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from random import Random
 

@@ -1,7 +1,5 @@
 """The minimum cut against all choices."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations, product

@@ -1,14 +1,13 @@
 """Bytes of schedules: shared memory, temporaries in arguments, and live bytes."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan.hardware.backend import GPU
 from memplan.planning.packing import HeapGroups, Packing, heap_nbytes, live_nbytes, pack
-from memplan.planning.problem import GPU_ALIGNMENT, Buffer, Kernel, Problem, Role
+from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import runs
 from tests.planning.small import actions, problem
 
@@ -96,7 +95,7 @@ def test_a_kernel_that_runs_again_makes_room_in_between() -> None:
     step = problem([[], [0], [1], [2], [3, 0]], [4 * KIB, 8, 6 * KIB, 8, 8])
     assert pack(step).nbytes >= 10 * KIB
     longer = pack(step, runs([0, 1, 2, 3, 0, 4]))
-    assert 6 * KIB < longer.nbytes < 6 * KIB + 4 * GPU_ALIGNMENT
+    assert 6 * KIB < longer.nbytes < 6 * KIB + 4 * GPU.alignment
 
 
 def test_results_that_nobody_reads_are_written_all_the_same() -> None:
@@ -118,10 +117,10 @@ def test_what_is_on_the_host_is_not_on_the_device() -> None:
     tokens = [0, 4, 4, 4, 0, 4, 4, 4, 0]  # a number beside each copy, from its begin to its end
     assert live == [nbytes + token for nbytes, token in zip(values, tokens, strict=True)]
     packing = pack(step, actions(*AWAY))
-    assert packing.live_nbytes == 6144 + 8 + 4096 + 4 + 2 * GPU_ALIGNMENT
+    assert packing.live_nbytes == 6144 + 8 + 4096 + 4 + 2 * GPU.alignment
     assert packing.host_nbytes == 4096
     late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
-    assert pack(step, actions(*late)).live_nbytes == 6144 + 8 + 2 * GPU_ALIGNMENT
+    assert pack(step, actions(*late)).live_nbytes == 6144 + 8 + 2 * GPU.alignment
 
 
 def test_the_host_has_a_heap_of_its_own() -> None:
@@ -138,10 +137,10 @@ def test_every_table_of_a_tuple_stands_alone() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     buffers += [Buffer(f"last{i}", 8, Role.OUTPUT, i + 1, i + 2) for i in range(2)]
     kernels = (Kernel("pair", (), (0, 1)), Kernel("last0", (0, 1), (2,)), Kernel("last1", (0, 1), (3,)))
-    step = Problem(tuple(buffers), kernels, (2, 3), frozenset(), tables_nbytes=GPU_ALIGNMENT)
-    assert pack(step).nbytes == 2 * KIB + GPU_ALIGNMENT
+    step = Problem(tuple(buffers), kernels, (2, 3), frozenset(), tables_nbytes=GPU.alignment)
+    assert pack(step).nbytes == 2 * KIB + GPU.alignment
     twice = actions("run 0", "run 1", "run 0", "run 2")
-    assert pack(step, twice).nbytes == 2 * KIB + 2 * GPU_ALIGNMENT
+    assert pack(step, twice).nbytes == 2 * KIB + 2 * GPU.alignment
 
 
 def test_a_table_is_aligned_behind_the_last_buffer() -> None:
@@ -156,7 +155,7 @@ def test_nothing_is_written_over_what_came_from_the_host() -> None:
     step = problem([[], [0], [0, 1]], [KIB, 8, KIB], over={2: (0,)})
     assert pack(step).live_nbytes == KIB + 8
     copied = actions("run 0, offload 0, offloaded 0, run 1, prefetch 0, prefetched 0, run 2")
-    assert pack(step, copied).live_nbytes == 2 * KIB + 8 + 2 * GPU_ALIGNMENT
+    assert pack(step, copied).live_nbytes == 2 * KIB + 8 + 2 * GPU.alignment
 
 
 def test_a_value_may_come_back_more_than_once() -> None:
@@ -173,7 +172,7 @@ def problems(draw: st.DrawFn) -> Problem:
     count = draw(st.integers(1, 14))
     reads = [draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(count)]
     return problem(
-        reads, draw(st.lists(st.integers(1, 40).map(lambda n: n * GPU_ALIGNMENT), min_size=count, max_size=count))
+        reads, draw(st.lists(st.integers(1, 40).map(lambda n: n * GPU.alignment), min_size=count, max_size=count))
     )
 
 

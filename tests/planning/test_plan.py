@@ -1,7 +1,5 @@
 """Plans survive the disk whole, or not at all; a damaged or foreign file is refused with help."""
 
-from __future__ import annotations
-
 import json
 import os
 from dataclasses import replace
@@ -135,11 +133,7 @@ def test_names_stand_for_numbers() -> None:
 
 @pytest.mark.parametrize(
     ("where", "function"),
-    [
-        (Path, "replace"),
-        (Path, "write_bytes"),
-        (json, "dumps"),
-    ],
+    [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")],
 )
 @pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
 def test_a_failed_write_keeps_the_old_file(

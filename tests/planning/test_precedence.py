@@ -1,7 +1,5 @@
 """Orders that keep the precedence are the legal ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import permutations
 

@@ -1,7 +1,5 @@
 """memplan's planner by its name, and its offloads."""
 
-from __future__ import annotations
-
 import pytest
 
 from memplan.errors import MemplanError

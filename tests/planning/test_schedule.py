@@ -1,7 +1,5 @@
 """Seconds of schedules, added up by hand, and the rank of solutions."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

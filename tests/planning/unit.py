@@ -1,7 +1,5 @@
 """A device on which every figure can be added up by hand."""
 
-from __future__ import annotations
-
 from memplan.hardware.device import Device, HostLink
 
 UNIT = Device(

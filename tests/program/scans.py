@@ -1,7 +1,5 @@
 """Training steps with loops of every kind, tiny, and random ones; every trip has data of its own."""
 
-from __future__ import annotations
-
 import functools
 import random
 from collections.abc import Callable
@@ -120,14 +118,8 @@ def dropped_out() -> Step:
         def trip(carry: Any, w: Any) -> Any:
             h, key = carry
             key, trip_key = jax.random.split(key)
-            return (
-                jnp.where(
-                    jax.random.bernoulli(trip_key, 0.5, h.shape),
-                    _layer(h, w),
-                    h,
-                ),
-                key,
-            ), None
+            kept = jax.random.bernoulli(trip_key, 0.5, h.shape)
+            return (jnp.where(kept, _layer(h, w), h), key), None
 
         return jax.lax.scan(trip, (x, key), ws)[0][0].sum()
 

@@ -1,7 +1,5 @@
 """Steps of every kind that jax.jit accepts, tiny; and plans made by hand."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any

@@ -1,7 +1,5 @@
 """Convolutions in loops, as XLA:CPU hands them to a library."""
 
-from __future__ import annotations
-
 import re
 from typing import Any
 
@@ -14,6 +12,7 @@ from jax import lax
 from memplan.program import compat
 from memplan.program.interpret import interpret
 from memplan.program.lowerable import channels_last
+from tests.arrays import assert_close
 
 Numbers = tuple[str, str, str]
 FORMS: tuple[Numbers, ...] = (
@@ -49,12 +48,8 @@ def looped(numbers: Numbers, groups: int) -> tuple[compat.ClosedJaxpr, list[Any]
 @pytest.mark.parametrize("groups", [1, 2])
 def test_numbers_stay(numbers: Numbers, groups: int) -> None:
     closed, args = looped(numbers, groups)
-    for result, expected in zip(
-        interpret(channels_last(closed), args),
-        interpret(closed, args),
-        strict=True,
-    ):
-        np.testing.assert_allclose(result, expected, rtol=1e-4, atol=1e-4)
+    results = interpret(channels_last(closed), args)
+    assert_close(results, interpret(closed, args), rtol=1e-4, atol=1e-4)
 
 
 def test_no_convolution_in_a_loop_is_left_to_be_made_element_by_element() -> None:

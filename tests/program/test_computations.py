@@ -1,7 +1,5 @@
 """Computations inside of a program: all are found, with what is around them, and can be replaced."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +15,7 @@ from memplan.program.computations import (
     with_computation,
 )
 from memplan.program.flat import Flat, flatten
+from tests.arrays import assert_equal
 from tests.within import WITHIN
 
 WEIGHTS, X = jnp.full((4, 4), 0.5), jnp.ones((8, 4))
@@ -42,8 +41,8 @@ def depth_and_nbytes(computation: PlacedComputation) -> tuple[int, int]:
     return len(computation.place), computation.kernel_nbytes
 
 
-def placed_in(flat: Flat) -> list[PlacedComputation]:
-    return list(computations(PlacedComputation((), flat, 1, 0, {}, frozenset())))
+def placed_in(flat: Flat, *overwritable: Any) -> list[PlacedComputation]:
+    return list(computations(PlacedComputation((), flat, 1, 0, {}, frozenset(overwritable))))
 
 
 @pytest.mark.parametrize(
@@ -73,12 +72,9 @@ def test_one_is_replaced(function: Callable[..., Any]) -> None:
     plain = compat.jaxpr_as_fun(flat.closed)(WEIGHTS, X)
     same = with_computation(flat, innermost.place, innermost.flat.closed)
     body = compat.jaxpr_as_fun(innermost.flat.closed)
-    doubled_body = innermost.flat.retraced(
-        lambda *operands: [2 * result for result in body(*operands)],
-    )
+    doubled_body = innermost.flat.retraced(lambda *xs: [2 * result for result in body(*xs)])
     doubled = with_computation(flat, innermost.place, doubled_body)
-    for result, expected in zip(jax.jit(compat.jaxpr_as_fun(same))(WEIGHTS, X), plain, strict=True):
-        assert jnp.array_equal(result, expected)
+    assert_equal(jax.jit(compat.jaxpr_as_fun(same))(WEIGHTS, X), plain)
     twice = jax.jit(compat.jaxpr_as_fun(doubled))(WEIGHTS, X)
     assert not all(map(jnp.array_equal, twice, plain))
 
@@ -87,12 +83,11 @@ def test_what_is_around_a_computation_is_counted_once() -> None:
     def function(weights: jax.Array, x: jax.Array) -> Any:
         hidden = x @ weights  # read behind the loop
         total = (x @ weights.T).sum()
-        carried, stack = jax.lax.scan(
-            lambda carry, row: (carry + row @ weights, jnp.tanh(row)),
-            x[0] + total,
-            x,
-        )
-        return carried, stack, hidden
+
+        def trip(carry: jax.Array, row: jax.Array) -> Any:
+            return carry + row @ weights, jnp.tanh(row)
+
+        return *jax.lax.scan(trip, x[0] + total, x), hidden
 
     (_, body) = placed_in(flat_of(function))
     hidden, carried, stack, row, body_result = 8 * 4, 4, 8 * 4, 4, 4
@@ -105,11 +100,8 @@ def test_results_are_written_over_what_ends(within: Callable[..., Any]) -> None:
     """The new weights of any depth are in the place of the donated ones, or of those that a loop carries."""
     flat = flat_of(within(step))
     kept, donated = (
-        max(
-            computations(PlacedComputation((), flat, 1, 0, {}, overwritable)),
-            key=lambda computation: len(computation.place),
-        )
-        for overwritable in (frozenset[Any](), frozenset(flat.invars[:1]))
+        max(placed_in(flat, *overwritable), key=lambda computation: len(computation.place))
+        for overwritable in ((), flat.invars[:1])
     )
     assert kept.around_nbytes - donated.around_nbytes == compat.nbytes_of(WEIGHTS)
 

@@ -1,7 +1,5 @@
 """Flat jaxprs as graphs: ids, bytes and costs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -23,14 +21,8 @@ def test_values_are_inputs_constants_and_results_in_this_order() -> None:
     table = np.ones((3, 3), np.float32)
     closed = traced(lambda x, w: jnp.tanh(x @ w) @ table, X, W)
     graph = Flat(closed).graph
-    assert [value.name for value in graph.values] == [
-        "x",
-        "w",
-        "constant:0",
-        "dot_general:0",
-        "tanh:0",
-        "dot_general:0",
-    ]
+    names = ["x", "w", "constant:0", "dot_general:0", "tanh:0", "dot_general:0"]
+    assert [value.name for value in graph.values] == names
     assert [value.nbytes for value in graph.values] == [24, 36, 36, 24, 24, 24]
     assert [var.aval.shape for var in Flat(closed).values] == [value.shape for value in graph.values]
     assert [(op.name, op.inputs, op.outputs) for op in graph.ops] == [

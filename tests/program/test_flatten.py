@@ -1,7 +1,5 @@
 """Flattening: the same inputs and lines without calls and dead equations; mutable arrays from outside are refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

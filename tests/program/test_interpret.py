@@ -1,7 +1,5 @@
 """One walk over equations: rules, parts of a jaxpr, what is known already, what nothing reads any more."""
 
-from __future__ import annotations
-
 import gc
 import weakref
 from contextlib import nullcontext

@@ -1,7 +1,5 @@
 """Writes into NNX modules that would be lost are errors; what is no array is refused with a way out."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

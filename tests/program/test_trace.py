@@ -1,7 +1,5 @@
 """A traced step gives what the step gives: the same trees, types and numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

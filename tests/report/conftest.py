@@ -1,7 +1,5 @@
 """A report with a row of every kind, some of them hostile."""
 
-from __future__ import annotations
-
 import random
 import shutil
 from collections.abc import Iterator
@@ -13,6 +11,7 @@ import pytest
 from memplan.report.decisions import Choices, Decision
 from memplan.report.model import CandidateRow, LiveValue, Report
 from memplan.report.slabs import SlabArray, SlabLoopRow, Unsplit
+from tests.report.plain import plain_report
 from tests.report.timelines import HOSTILE, lines_of, random_timeline
 
 MIB = 2**20
@@ -26,31 +25,18 @@ CHOICES = {
     "recompute": Choices(MIB, 1e-3, None, None, "", "no link"),
 }
 AXIS = "dimension 0 of float32[512,512,32]"
+AT = "/home/a/b/net.py:7"
 LOOPS = (
-    SlabLoopRow(
-        1,
-        AXIS,
-        16,
-        32,
-        1,
-        2,
-        (VOLUME,),
-        (STORED,),
-        1,
-        1e-3,
-        "/home/a/b/net.py:7",
-        copies=2,
-        kernels=1,
-    ),
+    SlabLoopRow(1, AXIS, 16, 32, 1, 2, (VOLUME,), (STORED,), 1, 1e-3, AT, copies=2, kernels=1),
     SlabLoopRow(2, AXIS, 16, 32, 4, 9, (VOLUME, STORED), (), 3, None, ""),
 )
 
 
 @pytest.fixture
 def report() -> Report:
-    return Report(
-        device="v100",
-        runs_on="cpu",
+    kinds = enumerate(("keep", "offload", "recompute") * 10)
+    values = [("float32", index * MIB, f"/a/b/net.py:{index}", kind) for index, kind in kinds]
+    return plain_report(
         status="fits",
         planner="greedy",
         budget_bytes=2048 * MIB,
@@ -58,7 +44,6 @@ def report() -> Report:
         baseline_peak_bytes=5881 * MIB,
         predicted_peak_bytes=1700 * MIB,
         compiled_peak_bytes=1800 * MIB,
-        observed_peak_bytes=None,
         host_peak_bytes=1372 * MIB,
         offloaded_bytes=1372 * MIB,
         recomputed_flops=1.5e12,
@@ -68,21 +53,12 @@ def report() -> Report:
         lower_bound_s=None,
         attempts=3,
         decisions=tuple(
-            Decision(
-                f"conv:{index}",
-                (64, 112, 112, index),
-                "float32",
-                index * MIB,
-                f"/a/b/net.py:{index}",
-                choice,
-                1e-3,
-                CHOICES[choice],
-            )
-            for index, choice in enumerate(("keep", "offload", "recompute") * 10)
+            Decision(f"conv:{index}", (64, 112, 112, index), *value, 1e-3, CHOICES[value[-1]])
+            for index, value in enumerate(values)
         ),
         live_at_peak=(
             LiveValue("state.params['w']", 3 * MIB, "f32[3,3]", "train.py:7", ""),
-            LiveValue("<script>alert(1)</script>", 5 * MIB, "f32[9]", "", "keep"),
+            LiveValue(HOSTILE, 5 * MIB, "f32[9]", "", "keep"),
         ),
         candidates=(
             CandidateRow("greedy", 1800 * MIB, 1372 * MIB, 0.25, "chosen"),
@@ -90,10 +66,7 @@ def report() -> Report:
         ),
         versions=(("jax", "0.10.2"), ("python", "3.11.7")),
         slab_loops=LOOPS,
-        unsplit=(
-            Unsplit("sort", 3 * MIB, "/a/b/net.py:40"),
-            Unsplit("<script>alert(1)</script>", 7, ""),
-        ),
+        unsplit=(Unsplit("sort", 3 * MIB, "/a/b/net.py:40"), Unsplit(HOSTILE, 7, "")),
     )
 
 
@@ -101,11 +74,8 @@ def report() -> Report:
 def drawn_report(report: Report) -> Report:
     """The report with a timeline, and a value whose name is a script."""
     timeline = random_timeline(random.Random(7), 40, 60)
-    named = (
-        replace(timeline.values[0], name=HOSTILE, nbytes=timeline.values[0].nbytes),
-        *timeline.values[1:],
-    )
-    timeline = replace(timeline, values=named)
+    first, *more = timeline.values
+    timeline = replace(timeline, values=(replace(first, name=HOSTILE), *more))
     decisions = (replace(report.decisions[0], name=HOSTILE, nbytes=999 * MIB), *report.decisions)
     return replace(report, timeline=timeline, lines=lines_of(timeline), decisions=decisions)
 

@@ -1,7 +1,5 @@
 """Comparisons list the figures of each method, and those that are unknown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -19,10 +17,6 @@ def comparison() -> Comparison:
         Row("memplan", 2 * GIB, 3 * GIB, 0.12, True, "<b>3 plans</b>"),
     )
     return Comparison(rows, "v100", 3 * GIB, versions=(("jax", "0.11.2"),))
-
-
-def test_json_brings_every_row_back(comparison: Comparison) -> None:
-    assert Comparison.from_json(comparison.to_json()) == comparison
 
 
 def test_text_has_a_line_for_each_method(comparison: Comparison) -> None:

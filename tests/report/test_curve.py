@@ -1,7 +1,5 @@
 """Curves: tables, JSON and pictures."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -21,10 +19,6 @@ def curve() -> Curve:
         Point(MEMPLAN, 4 * GIB, None, None, None, "nothing that fits was found"),
     )
     return Curve(points, "v100", 10 * GIB, 0.1, 3 * GIB, (("jax", "0.11.2"),))
-
-
-def test_json_brings_every_point_back(curve: Curve) -> None:
-    assert Curve.from_json(curve.to_json()) == curve
 
 
 def test_text_has_the_slowdown_of_a_step(curve: Curve) -> None:

@@ -1,7 +1,5 @@
 """The difference of two reports: matched buffers, growth, and tolerances."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace
@@ -14,12 +12,14 @@ from hypothesis import strategies as st
 from memplan.errors import ReportError
 from memplan.report.difference import Change, Difference, Tolerance
 from memplan.report.model import LiveValue, Report
+from tests.report.plain import plain_report
 
 MIB = 2**20
 CONV = LiveValue("UNet/down_0/Conv_0", 8 * MIB, "float32[2,32,64]", "net.py:30", "")
 TANH = LiveValue("loop_tanh_fusion.4{1}", 4 * MIB, "float32[2,16,64]", "net.py:31", "")
 COPY = LiveValue("copy.12", 2 * MIB, "float32[512,1024]", "", "")
 WEIGHT = LiveValue("state_params__w.1", 1 * MIB, "float32[512,512]", "argument", "")
+EMPTY = plain_report()
 
 names = st.sampled_from(["UNet/Conv_0", "UNet/Conv_1", "fusion.3", "fusion.12{0}", "copy.9", "w.1", "x, an output"])
 shapes = st.sampled_from(["float32[2,4]", "float32[4,4]", "bfloat16[2,4]", "int32[]", "", "x[[", "float32[8]"])
@@ -123,10 +123,10 @@ def test_growth_reversed_is_shrinkage(old: list[LiveValue], new: list[LiveValue]
     assert len(forward) == len(back)
 
 
-@given(
-    st.dictionaries(st.integers(0, 20), st.integers(1, 9)),
-    st.dictionaries(st.integers(0, 20), st.integers(1, 9)),
-)
+LAYERS = st.dictionaries(st.integers(0, 20), st.integers(1, 9))
+
+
+@given(LAYERS, LAYERS)
 def test_layers_are_compared_as_dictionaries_are(old: dict[int, int], new: dict[int, int]) -> None:
     """Independently: each layer has one buffer, whose shape is its bytes."""
 
@@ -209,24 +209,3 @@ def test_a_tolerance_is_a_percentage(percent: float) -> None:
         Tolerance(bytes=percent)
     with pytest.raises(ReportError, match="ms is"):
         Tolerance(ms=percent)
-
-
-EMPTY = Report(
-    device="v100",
-    runs_on="cpu",
-    status="untouched",
-    planner="none",
-    budget_bytes=MIB,
-    host_budget_bytes=0,
-    baseline_peak_bytes=0,
-    predicted_peak_bytes=0,
-    compiled_peak_bytes=0,
-    observed_peak_bytes=None,
-    host_peak_bytes=0,
-    offloaded_bytes=0,
-    recomputed_flops=0.0,
-    baseline_step_s=0.1,
-    predicted_step_s=0.1,
-    floor_bytes=0,
-    lower_bound_s=0.1,
-)

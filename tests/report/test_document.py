@@ -1,7 +1,5 @@
 """JSON of results: the schema first, one row per line."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,13 +1,12 @@
 """Reports as text, JSON and pages: complete, strict, and safe with any name."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -35,10 +34,6 @@ class Tags(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_json_brings_every_field_back(report: Report) -> None:
-    assert Report.from_json(report.to_json()) == report
-
-
 def test_json_has_the_documented_form(report: Report) -> None:
     document = json.loads(report.to_json())
     assert '"observed_peak_bytes": null,\n' in report.to_json()
@@ -46,35 +41,23 @@ def test_json_has_the_documented_form(report: Report) -> None:
     assert document["schema"] == Report.SCHEMA == "memplan.report/1"
     assert set(document) == {"schema", *(field.name for field in dataclasses.fields(Report))}
     assert document["versions"] == {"jax": "0.10.2", "python": "3.11.7"}
+    choices = {"keep_bytes": 2**20, "recompute_s": 2e-3, "host_s": 1e-3, "host_wait_s": 0.0}
     assert document["decisions"][1] == {
-        "name": "conv:1",
-        "shape": [64, 112, 112, 1],
-        "dtype": "float32",
-        "nbytes": 2**20,
-        "source": "/a/b/net.py:1",
-        "decision": "offload",
-        "seconds": 1e-3,
-        "choices": {
-            "keep_bytes": 2**20,
-            "recompute_s": 2e-3,
-            "host_s": 1e-3,
-            "host_wait_s": 0.0,
-            "no_recompute": "",
-            "no_host": "",
-        },
-    }
+        "name": "conv:1", "shape": [64, 112, 112, 1], "dtype": "float32", "nbytes": 2**20, "source": "/a/b/net.py:1",
+        "decision": "offload", "seconds": 1e-3, "choices": {**choices, "no_recompute": "", "no_host": ""},
+    }  # fmt: skip
     assert document["observed_peak_bytes"] is None
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_json_refuses_nan_and_infinity(report: Report, value: float) -> None:
-    broken = dataclasses.replace(report, decisions=(dataclasses.replace(report.decisions[0], seconds=value),))
+    broken = replace(report, decisions=(replace(report.decisions[0], seconds=value),))
     with pytest.raises(ValueError, match=r"decisions\[0\]\.seconds"):
         broken.to_json()
 
 
 def test_json_takes_numpy_numbers(report: Report) -> None:
-    counted = dataclasses.replace(report, budget_bytes=np.int64(5), recomputed_flops=np.float64(2.5))
+    counted = replace(report, budget_bytes=np.int64(5), recomputed_flops=np.float64(2.5))
     read = Report.from_json(counted.to_json())
     assert (read.budget_bytes, read.recomputed_flops) == (5, 2.5)
 
@@ -96,6 +79,10 @@ def test_json_of_a_later_writer_is_read(report: Report) -> None:
         ({"attempts": True}, "attempts"),
         ({"decisions": [{}]}, r"decisions\[0\].name"),
         ({"live_at_peak": {}}, "live_at_peak"),
+        ({"baseline_step_s": {}}, "baseline_step_s"),
+        ({"recomputed_flops": 10**400}, "recomputed_flops"),
+        ({"versions": 3}, "versions"),
+        ({"planning_s": float("nan")}, "planning_s"),
     ],
 )
 def test_json_of_another_kind_is_refused(report: Report, entries: dict[str, Any], named: str) -> None:
@@ -108,12 +95,6 @@ def test_json_of_another_decision_is_refused(report: Report) -> None:
         Report.from_json(report.to_json().replace('"offload"', '"sell"'))
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
-def test_other_documents_are_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"JSON|schema"):
-        Report.from_json(text)
-
-
 def test_text_has_the_figures_and_the_largest_rows(report: Report) -> None:
     text = str(report)
     assert "1.76 GiB compiled, 1.66 GiB predicted, not observed" in text
@@ -124,6 +105,10 @@ def test_text_has_the_figures_and_the_largest_rows(report: Report) -> None:
     assert re.search(r"28\.0 MiB +offload +1\.0 MiB +2\.00 ms +hidden ", text)
     assert re.search(r"27\.0 MiB +keep +0 B +- +500 us ", text)
     assert "conv:17" not in text
+    empty = str(replace(report, decisions=(), live_at_peak=(), candidates=()))
+    assert "Decisions" not in empty and "On the device" not in empty
+    assert "constants" not in text
+    assert re.search(r"constants +16\.0 MiB\n", str(replace(report, constant_bytes=1 << 24)))
     assert re.search(r"lower bound +not known", text)
     bounded = str(replace(report, predicted_step_s=0.2, lower_bound_s=0.15))
     assert re.search(r"lower bound +150 ms, 25\.0% below the plan", bounded)
@@ -132,18 +117,10 @@ def test_text_has_the_figures_and_the_largest_rows(report: Report) -> None:
 def test_text_has_the_pools_and_exports(report: Report) -> None:
     assert "pool" not in str(report) and "runs only after" not in str(report)
     lines = ("export XLA_CLIENT_MEM_FRACTION=0.90", "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70")
-    text = str(
-        replace(
-            report,
-            pool_peak_bytes=7 << 30,
-            pinned_bytes=70 << 30,
-            pinned_regions_bytes=(64 << 30, 6 << 30),
-            exports=lines,
-        )
-    )
-    assert re.search(r"in XLA's pool +7\.00 GiB", text) and re.search(
-        r"in XLA's pinned pool +70\.00 GiB, in 2 regions", text
-    )
+    pinned = {"pinned_bytes": 70 << 30, "pinned_regions_bytes": (64 << 30, 6 << 30)}
+    text = str(replace(report, pool_peak_bytes=7 << 30, exports=lines, **pinned))
+    assert re.search(r"in XLA's pool +7\.00 GiB", text)
+    assert re.search(r"in XLA's pinned pool +70\.00 GiB, in 2 regions", text)
     assert all(re.search(f"runs only after +{line}", text) for line in lines)
 
 
@@ -156,23 +133,12 @@ def test_text_has_the_launches(report: Report) -> None:
     assert Report.from_json(json.dumps(document)) == report
 
 
-def test_text_has_the_constants(report: Report) -> None:
-    assert "constants" not in str(report)
-    assert re.search(r"constants +16\.0 MiB\n", str(replace(report, constant_bytes=1 << 24)))
-
-
 def test_findings_come_first_and_survive_json(report: Report) -> None:
     assert "What to do first" not in str(report)
     finding = Finding("closed over", "pass it", 1 << 24, 0.0, 1 << 30, "counted", source="net.py:3")
     with_finding = replace(report, findings=(finding,))
     assert str(with_finding).startswith("What to do first\n") and "pass it (net.py:3)" in str(with_finding)
     assert Report.from_json(with_finding.to_json()) == with_finding
-
-
-def test_empty_parts_are_left_out(report: Report) -> None:
-    text = str(dataclasses.replace(report, decisions=(), live_at_peak=(), candidates=()))
-    assert "Decisions" not in text
-    assert "On the device" not in text
 
 
 def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, tmp_path: Path) -> None:
@@ -188,20 +154,15 @@ def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, t
         assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in parsed.tags for name in attrs)
         assert not re.search(r"https?://|@import|url\(", page)
         policy = next(attrs["content"] for tag, attrs in parsed.tags if tag == "meta" and "http-equiv" in attrs)
-        assert policy is not None and policy.startswith("default-src 'none'; script-src 'sha256-")
+        assert policy.startswith("default-src 'none'; script-src 'sha256-")
 
 
 def test_page_holds_the_whole_report(drawn_report: Report) -> None:
     """Numbers have nine digits; the timeline replaces `live_at_peak`."""
-    match = re.search(
-        r'<script type="application/json" id="report">(.*?)</script>',
-        drawn_report.to_html(),
-        re.DOTALL,
-    )
-    assert match is not None
+    script = r'<script type="application/json" id="report">(.*?)</script>'
+    match = re.search(script, drawn_report.to_html(), re.DOTALL)
     shown = Report.from_json(json.dumps({**unpacked(json.loads(match[1])), "schema": Report.SCHEMA}))
     assert shown.decisions == drawn_report.decisions and shown.live_at_peak == ()
-    assert shown.timeline is not None and drawn_report.timeline is not None
     assert shown.timeline.values == drawn_report.timeline.values and shown.timeline.stays == drawn_report.timeline.stays
     starts = [
         [instant.start_s for instant in timeline.instants] for timeline in (shown.timeline, drawn_report.timeline)
@@ -233,15 +194,9 @@ def test_notebooks_get_the_page_in_a_frame_of_its_own(drawn_report: Report) -> N
 
 
 def test_without_html_there_are_tables(report: Report) -> None:
-    class Printer:
-        written = ""
-
-        def text(self, text: str) -> None:
-            self.written += text
-
-    printer = Printer()
-    report._repr_pretty_(printer, False)
-    assert printer.written == str(report)
+    written = list[str]()
+    report._repr_pretty_(SimpleNamespace(text=written.append), False)
+    assert "".join(written) == str(report)
 
 
 def test_saved_json_replaces_an_older_file_in_place(report: Report, tmp_path: Path) -> None:
@@ -250,19 +205,3 @@ def test_saved_json_replaces_an_older_file_in_place(report: Report, tmp_path: Pa
     report.save_json(path)
     assert Report.from_json(path.read_text(encoding="utf-8")) == report
     assert [file.name for file in tmp_path.iterdir()] == ["report.json"]
-
-
-@pytest.mark.parametrize(
-    "entries",
-    [
-        {"baseline_step_s": {}},
-        {"recomputed_flops": 10**400},
-        {"versions": 3},
-        {"planning_s": float("nan")},
-    ],
-)
-def test_any_fault_is_a_value_error(report: Report, entries: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=next(iter(entries))):
-        Report.from_json(_edited(report, **entries))
-    with pytest.raises(ValueError, match="JSON"):
-        Report.from_json("[" * 100_000)

@@ -1,7 +1,5 @@
 """Stages: silent while quick, then a line each; in a terminal a bar that disappears."""
 
-from __future__ import annotations
-
 import io
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """Memory over time as data: through JSON and back."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 
@@ -31,5 +29,4 @@ def test_json_that_is_no_timeline_is_refused(drawn_report: Report) -> None:
 
 def test_the_peak_is_the_highest_instant(drawn_report: Report) -> None:
     timeline = drawn_report.timeline
-    assert timeline is not None
     assert timeline.instants[timeline.peak].device_bytes == max(instant.device_bytes for instant in timeline.instants)

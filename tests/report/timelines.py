@@ -1,7 +1,5 @@
 """Timelines that add up, some of them hostile."""
 
-from __future__ import annotations
-
 import random
 from itertools import accumulate
 
@@ -72,13 +70,8 @@ def _sums(rows: list[TimelineValue], stays: list[Stay], place: str, count: int) 
 
 def _copy(draw: random.Random, row: TimelineValue, end_s: float) -> Copy:
     start = draw.random() * end_s
-    return Copy(
-        row.name,
-        row.nbytes,
-        draw.choice(["to host", "to device"]),
-        start,
-        start + draw.random() * 1e-4,
-    )
+    direction = draw.choice(["to host", "to device"])
+    return Copy(row.name, row.nbytes, direction, start, start + draw.random() * 1e-4)
 
 
 def lines_of(timeline: Timeline) -> tuple[Line, ...]:

@@ -6,6 +6,7 @@ As a script, it plans them over eight CPU devices and prints their warnings as J
 import json
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -16,12 +17,10 @@ from jax.sharding import PartitionSpec as P
 
 import memplan
 from tests.parallel.meshed_steps import AXES, LAST, ROWS, WIDTH, AnyMesh, Case, over, shaped
+from tests.xla.steps import array
 
 PARTS = 4
-SHAPE = (
-    jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32),
-    jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
-)
+SHAPE = array(WIDTH, WIDTH), array(ROWS, WIDTH)
 
 
 def descent(loss: Callable[..., jax.Array], weights: Any, *args: Any) -> Any:
@@ -42,10 +41,7 @@ def in_groups(mesh: AnyMesh, convolve: Callable[..., jax.Array] = convolved) -> 
     def loss(kernel: jax.Array, x: jax.Array) -> jax.Array:
         return (jnp.tanh(convolve(jnp.tanh(x), kernel)) ** 2).mean()
 
-    shapes = (
-        jax.ShapeDtypeStruct((3, 3, 4, 16), jnp.float32),
-        jax.ShapeDtypeStruct((16, 16, 16, 16), jnp.float32),
-    )
+    shapes = array(3, 3, 4, 16), array(16, 16, 16, 16)
     return Case(lambda w, x: descent(loss, w, x), shapes, (over(mesh), over(mesh, AXES)), {})
 
 
@@ -69,12 +65,7 @@ def microbatches(mesh: AnyMesh) -> Case:
 def uneven_microbatches(mesh: AnyMesh) -> Case:
     """As many as do not divide among the devices."""
     case = divided(mesh, lambda w, x: summed_loss(w, x.reshape(3, -1, WIDTH)))
-    return Case(
-        case.step,
-        (SHAPE[0], jax.ShapeDtypeStruct((3 * ROWS, WIDTH), jnp.float32)),
-        case.shardings,
-        {},
-    )
+    return replace(case, shapes=(SHAPE[0], array(3 * ROWS, WIDTH)))
 
 
 def microbatches_of_all(mesh: AnyMesh) -> Case:
@@ -125,8 +116,7 @@ def sequence_parallel(mesh: AnyMesh) -> Case:
             x = x + lies(jnp.tanh(lies(y @ up, "data", None, "model")) @ down, "data", "model")
         return (x**2).mean()
 
-    up, down = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in ((WIDTH, 256), (256, WIDTH)))
-    shapes = [(up, down)] * 2, jax.ShapeDtypeStruct((16, 32, WIDTH), jnp.float32)
+    shapes = [(array(WIDTH, 256), array(256, WIDTH))] * 2, array(16, 32, WIDTH)
     split = over(mesh, None, "model"), over(mesh, "model")
     return Case(lambda w, x: descent(loss, w, x), shapes, ([split] * 2, over(mesh, "data")), {})
 
@@ -141,7 +131,7 @@ def layers(mesh: AnyMesh, *names: Any) -> Case:
         y, _ = jax.lax.scan(jax.checkpoint(layer), x.astype(jnp.bfloat16), weights)
         return (y.astype(jnp.float32) ** 2).mean()
 
-    shapes = jax.ShapeDtypeStruct((8, WIDTH, WIDTH), jnp.float32), SHAPE[1]
+    shapes = array(8, WIDTH, WIDTH), SHAPE[1]
     return Case(lambda w, x: descent(loss, w, x), shapes, (over(mesh, *names), over(mesh, AXES)), {})
 
 
@@ -169,17 +159,9 @@ def split_moments(mesh: AnyMesh) -> Case:
 
 SILENT: dict[str, Callable[[AnyMesh], Case]] = {
     make.__name__: make
-    for make in (
-        in_groups_mapped,
-        microbatches_of_all,
-        asked_by_constraint,
-        asked_by_hand,
-        sequence_parallel,
-        fsdp_within_layers,
-        fsdp_by_layers,
-        split_moments,
-    )
-}
+    for make in (in_groups_mapped, microbatches_of_all, asked_by_constraint, asked_by_hand, sequence_parallel,
+                 fsdp_within_layers, fsdp_by_layers, split_moments)
+}  # fmt: skip
 # The start of its source line, and its warning.
 LOUD: dict[str, tuple[Callable[[AnyMesh], Case], str, str]] = {
     "in_groups": (

@@ -1,7 +1,6 @@
 """Costs of the alternatives to each decision: by hand, and against memory over time."""
 
-from __future__ import annotations
-
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import combinations_with_replacement
 
@@ -21,28 +20,24 @@ from tests.xla.steps import dense
 from tests.xla.test_target import needs_compiler
 
 
-def there_and_back(count: int, middle_s: float = 1.0) -> Problem:
-    """A chain that is read backwards.
+def there_and_back(count: int) -> Problem:
+    """A chain that is read backwards; buffers take 100 bytes, kernels a second.
 
     Kernel `count + i` reads buffer `count - 1 - i`, and the gradient before it.
-
-    Buffers take 100 bytes, kernels one second, those that read backwards `middle_s`.
     """
     buffers = tuple(Buffer(f"{i}", 100, Role.TEMPORARY, i, i) for i in range(2 * count))
     forward = [Kernel(f"{i}", (i - 1,) if i else (), (i,), seconds=1.0) for i in range(count)]
-    back = [
-        Kernel(
-            f"{count + i}",
-            (count - 1 - i, *((count + i - 1,) if i else ())),
-            (count + i,),
-            seconds=middle_s,
-        )
-        for i in range(count)
-    ]
+    read = [(count - 1 - i, *((count + i - 1,) if i else ())) for i in range(count)]
+    back = [Kernel(f"{count + i}", read[i], (count + i,), seconds=1.0) for i in range(count)]
     return Problem(buffers, (*forward, *back), (2 * count - 1,), frozenset())
 
 
 PLAIN = tuple(actions(", ".join(f"run {i}" for i in range(6))))
+
+
+def taking(problem: Problem, took_s: Sequence[float]) -> Problem:
+    pairs = zip(problem.kernels, took_s, strict=True)
+    return replace(problem, kernels=tuple(replace(kernel, seconds=float(s)) for kernel, s in pairs))
 
 
 def slow_copy(nbytes: int) -> float:
@@ -51,12 +46,10 @@ def slow_copy(nbytes: int) -> float:
 
 def test_a_kept_value_could_be_recomputed_or_offloaded() -> None:
     prices = Prices(there_and_back(3), PLAIN, slow_copy, 1000)
-    # 0 is made at 1 second and read last at 5, copies take two
-    assert prices.of(0, "keep", 0.0) == Choices(0, 1.0, 2.0, 0.0)
+    # 0 is made at 1 second and read last at 5, copies take two; of 1, from 2 to 4, they fit exactly
+    assert [prices.of(value, "keep", 0.0) for value in (0, 1)] == [Choices(0, 1.0, 2.0, 0.0)] * 2
     # 2 is read at once: kernels wait for both of its copies
     assert prices.of(2, "keep", 0.0) == Choices(0, 1.0, 2.0, 2.0)
-    # 1 is made at 2 and read from 4 on: copies fit exactly
-    assert prices.of(1, "keep", 0.0) == Choices(0, 1.0, 2.0, 0.0)
 
 
 def test_links_that_are_busy_hide_less() -> None:
@@ -72,16 +65,13 @@ def test_links_that_are_busy_hide_less() -> None:
     assert beside == Choices(0, 1.0, 2.5, 2.5)
 
 
-@given(
-    st.lists(st.integers(1, 6), min_size=8, max_size=8),
-    st.integers(1, 9),
-    st.sampled_from(["", "offload 0 run 1", "offload 0 run 3"]),
-)
+SECONDS = st.lists(st.integers(1, 6), min_size=8, max_size=8)
+
+
+@given(SECONDS, st.integers(1, 9), st.sampled_from(["", "offload 0 run 1", "offload 0 run 3"]))
 def test_a_plan_with_the_copies_stalls_no_longer(took_s: list[int], copy_s: int, busy: str) -> None:
     """Independently: the best of all positions of the copies in the schedule."""
-    problem = there_and_back(4)
-    kernels = tuple(replace(kernel, seconds=float(s)) for kernel, s in zip(problem.kernels, took_s, strict=True))
-    problem = replace(problem, kernels=kernels)
+    problem = taking(there_and_back(4), took_s)
     runs = [f"run {number}" for number in range(8)]
     if busy:  # buffer 0 is on the host
         runs.insert(1, "offload 0")
@@ -98,7 +88,6 @@ def test_a_plan_with_the_copies_stalls_no_longer(took_s: list[int], copy_s: int,
             for places in combinations_with_replacement(range(written, read + 1), 3)
         )
         choices = prices.of(value, "keep", 0.0)
-        assert choices is not None and choices.host_wait_s is not None
         assert best_s <= plain_s + choices.host_wait_s + 1e-9
 
 
@@ -116,12 +105,11 @@ def _with_copies(runs: list[str], value: int, places: tuple[int, ...]) -> list[s
 
 def test_one_long_kernel_hides_one_copy() -> None:
     """The copy back starts at the end of the kernel that hides the copy out."""
-    problem = there_and_back(2)
-    kernels = tuple(replace(kernel, seconds=s) for kernel, s in zip(problem.kernels, (1.0, 9.0, 1.0, 1.0), strict=True))
-    long = Prices(replace(problem, kernels=kernels), PLAIN[:4], slow_copy, 1000).of(0, "keep", 0.0)
-    assert long is not None and long.host_wait_s == 0.0  # back beside kernel 2
+    problem = taking(there_and_back(2), (1.0, 9.0, 1.0, 1.0))
+    long = Prices(problem, PLAIN[:4], slow_copy, 1000).of(0, "keep", 0.0)
+    assert long.host_wait_s == 0.0  # back beside kernel 2
     short = Prices(there_and_back(2), PLAIN[:4], lambda _: 1.5, 1000).of(0, "keep", 0.0)
-    assert short is not None and short.host_wait_s == 1.5 + 1.5 - 2.0
+    assert short.host_wait_s == 1.5 + 1.5 - 2.0
 
 
 def test_waits_are_the_plans_own() -> None:
@@ -146,15 +134,9 @@ def test_operands_that_are_not_alive_are_recomputed_too() -> None:
 def test_an_impossible_choice_says_why() -> None:
     problem = there_and_back(3)
     kept, away = Pin("a", Where.DEVICE), Pin("b", Where.HOST)
-    pinned = replace(
-        problem,
-        buffers=(
-            replace(problem.buffers[0], pin=kept),
-            replace(problem.buffers[1], pin=away),
-            *problem.buffers[2:],
-        ),
-    )
-    prices = Prices(pinned, PLAIN, slow_copy, 1000)
+    first, second, *more = problem.buffers
+    buffers = replace(first, pin=kept), replace(second, pin=away), *more
+    prices = Prices(replace(problem, buffers=buffers), PLAIN, slow_copy, 1000)
     assert prices.of(0, "keep", 0.0) == Choices(0, None, None, None, "pinned", "pinned")
     choices = prices.of(1, "keep", 0.0)
     assert choices and (choices.no_recompute, choices.no_host) == ("pinned", "")
@@ -172,7 +154,6 @@ def test_prices_of_a_compiled_plan() -> None:
     """Independently: bytes by memory over time, seconds by the data sheet."""
     step, args = dense(512, 12)
     whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    assert whole is not None
     report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
     timeline, v100 = report.timeline, catalog.named("v100")
     assert timeline is not None
@@ -180,26 +161,23 @@ def test_prices_of_a_compiled_plan() -> None:
     assert {row.decision for row in priced} == {"keep", "offload", "recompute"}
     for row in priced:
         choices = row.choices
-        assert choices is not None and (choices.keep_bytes == 0 or row.decision != "keep")
-        assert choices.host_s is not None
+        assert choices.keep_bytes == 0 or row.decision != "keep"
         copies = choices.host_s / copy_seconds(row.nbytes, v100)
         assert copies == pytest.approx(round(copies)) and (round(copies) == 2 or row.decision == "offload")
-        assert choices.host_wait_s is not None and 0 <= choices.host_wait_s <= choices.host_s
+        assert 0 <= choices.host_wait_s <= choices.host_s
     on_host = [row for row in priced if row.decision == "offload"]
-    assert sum(row.choices.host_wait_s or 0.0 for row in on_host if row.choices) == pytest.approx(
-        report.stall_s, abs=1e-6
-    )
+    waits_s = sum(row.choices.host_wait_s for row in on_host)
+    assert waits_s == pytest.approx(report.stall_s, abs=1e-6)
     checked = 0
     for row in on_host:
-        stays = [
-            stay for stay in timeline.stays if timeline.values[stay.value].buffer == row.name and stay.place == "device"
-        ]
+        on_device = [stay for stay in timeline.stays if stay.place == "device"]
+        stays = [stay for stay in on_device if timeline.values[stay.value].buffer == row.name]
         instants = {instant for stay in stays for instant in range(stay.first, stay.last)}
         absent = set(range(min(instants, default=0), max(instants, default=0))) - instants
         between = [timeline.instants[instant].device_bytes for instant in absent]
         if not between:  # it has the place of an argument, before or after
             continue
         higher = max(0, max(between) + row.nbytes - report.predicted_peak_bytes)
-        assert row.choices is not None and row.choices.keep_bytes == pytest.approx(higher, abs=1024)
+        assert row.choices.keep_bytes == pytest.approx(higher, abs=1024)
         checked += 1
     assert checked

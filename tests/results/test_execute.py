@@ -1,7 +1,5 @@
 """A planned step is called like the step; the gate detects other numbers."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +19,7 @@ from memplan.results import execute
 from memplan.results.execute import Runner, numbers_gate
 from memplan.xla import local
 from memplan.xla.target import Executable, Memory, Target
+from tests.arrays import shapes_of
 from tests.compilation.modules import CPU, V100
 from tests.compilation.outcomes import outcome
 
@@ -69,26 +68,19 @@ def test_state_on_the_host_is_fetched_donated_and_returned() -> None:
 class Gpu:
     """A GPU's allocator as a runner sees it: bytes in use, peak, largest block."""
 
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        in_use: int = 20,
-        peak: int = 50,
-        blocks: Sequence[int] = (100,),
-    ):
-        self.in_use, self.peak, self.blocks, self.asked = in_use, peak, list(blocks), 0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, blocks: Sequence[int] = (100,)):
+        self.in_use, self.peak, self.blocks = 20, 50, list(blocks)
         monkeypatch.setattr(local, "room", self.room)
         monkeypatch.setattr(execute, "_PATIENCE_S", 0.05)
 
     def room(self) -> local.Room:
-        self.asked += 1
         block = self.blocks.pop(0) if len(self.blocks) > 1 else self.blocks[0]
         return local.Room(self.in_use, self.peak, 200, block)
 
-    def runner(self, call: Any, temp_bytes: int = 60, argument_bytes: int = 10) -> Runner:
-        compiled = outcome(PROGRAM, 100)
-        memory = Memory(temp_bytes + argument_bytes, 0, temp_bytes, argument_bytes)
-        return Runner(replace(compiled, executable=Executable(call, memory), target=Target(V100, described=False)))
+    def runner(self, call: Any) -> Runner:
+        executable = Executable(call, Memory(60 + 10, 0, 60, 10))
+        target = Target(V100, described=False)
+        return Runner(replace(outcome(PROGRAM, 100), executable=executable, target=target))
 
 
 def test_the_observed_peak_is_the_steps(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,6 +168,5 @@ def test_the_gate_passes_equal_numbers_alone() -> None:
 
 
 def test_numbers_need_arrays() -> None:
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), ARGS)
     with pytest.raises(MemplanError, match="pass arrays"):
-        numbers_gate(compiled_as(step), shapes, {})
+        numbers_gate(compiled_as(step), shapes_of(ARGS), {})

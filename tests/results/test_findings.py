@@ -1,7 +1,5 @@
 """Findings: the outputs that replace arguments, and the smallest savings that are listed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,6 @@
 """The error if no plan fits: the floor, the kernel that sets it, and advice."""
 
-from __future__ import annotations
-
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,40 +10,40 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
-from memplan import pipeline
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Request
+from memplan.hardware.backend import CPU
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.program.trace import InSlabs, Program, StateOnHost
 from memplan.results import infeasible as errors
-from memplan.results.infeasible import floor_of, infeasible
+from memplan.results.infeasible import floor_of, infeasible, working_budget
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
 
 
-def test_the_error_names_the_floor_its_kernel_and_what_to_try(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1 (model.py:3)"))
+@pytest.fixture(autouse=True)
+def floor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Sets the floor, 60 bytes at first."""
+
+    def to(nbytes: int) -> None:
+        monkeypatch.setattr(errors, "floor_of", lambda step: (nbytes, "gemm.1 (model.py:3)"))
+
+    to(60)
+    return to
+
+
+def test_the_error_names_the_floor_its_kernel_and_what_to_try() -> None:
     step = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
     error = infeasible(step, step.device_bytes)
     assert isinstance(error, InfeasibleBudgetError)
-    assert (error.floor_bytes, error.smallest_bytes, error.operation) == (
-        60,
-        120,
-        "gemm.1 (model.py:3)",
-    )
-    for said in (
-        "no plan fits 100 B on v100",
-        "takes 120 B, with 70 B on the host",
-        "The floor is 60 B: arguments",
-        "a budget of 120 bytes",
-    ):
-        assert said in str(error)
+    assert (error.floor_bytes, error.smallest_bytes) == (60, 120)
+    assert error.operation == "gemm.1 (model.py:3)"
+    assert "no plan fits 100 B on v100" in str(error) and "a budget of 120 bytes" in str(error)
+    assert "takes 120 B, with 70 B on the host" in str(error)
+    assert "The floor is 60 B: arguments" in str(error)
     assert "donate_argnums" not in str(error)  # arguments are a tenth of the budget
 
 
@@ -60,24 +59,22 @@ def test_donated_state_is_not_advised_to_be_donated() -> None:
     assert "donate_argnums" not in str(caught.value)
 
 
-def advice(step: Outcome, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+def advice(step: Outcome) -> str:
     return str(infeasible(step, step.device_bytes)).partition("Try:")[2]
 
 
-def test_large_state_may_be_donated_or_moved_to_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_state_may_be_donated_or_moved_to_the_host() -> None:
     step = outcome(PROGRAM, 120)
     plain = SimpleNamespace(device_bytes=500, resident_bytes=51)  # of a budget of 100
     large = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)))
-    assert "donate_argnums" in advice(large, monkeypatch) and "host_state" in advice(large, monkeypatch)
+    assert "donate_argnums" in advice(large) and "host_state" in advice(large)
     moved = replace(large, program=PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None))
-    assert "host_state" not in advice(moved, monkeypatch)
-    on_cpu = replace(large, target=cast(Any, SimpleNamespace(device=large.target.device, is_gpu=False)))
-    assert "host_state" not in advice(on_cpu, monkeypatch)
+    assert "host_state" not in advice(moved)
+    on_cpu = replace(large, target=cast(Any, SimpleNamespace(device=large.target.device, backend=CPU)))
+    assert "host_state" not in advice(on_cpu)
 
 
-def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+def test_arrays_that_the_step_closes_over_may_be_arguments() -> None:
     step = outcome(PROGRAM, 120)
     assert "constants" not in str(infeasible(step, step.device_bytes))
     # The budget is 100, of which arguments and outputs take 50.
@@ -91,10 +88,9 @@ def test_arrays_that_the_step_closes_over_may_be_arguments(monkeypatch: pytest.M
     assert "donate_argnums" not in said
 
 
-def test_the_smallest_plan_may_be_the_plain_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+def test_the_smallest_plan_may_be_the_plain_step() -> None:
     step = outcome(PROGRAM, 600)
-    works = pipeline.working_budget(Request(100), step, lambda *_: None)
+    works = working_budget(step, lambda budget: step)
     assert infeasible(step, works).smallest_bytes == 500
 
 
@@ -112,10 +108,7 @@ def attempted(program: Program, device_bytes: int, host_bytes: int = 0) -> Outco
     return replace(outcome(PROGRAM, 120), closest_slab_attempt=attempt)
 
 
-def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda step: (60, "gemm.1"))
+def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations() -> None:
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
     assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130), 120))
     assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9), 120))
@@ -128,21 +121,19 @@ def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations(
     assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(infeasible(attempted(shown, 130), 120))
 
 
-def test_a_larger_host_budget_is_advised_for_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_larger_host_budget_is_advised_for_slabs() -> None:
     attempt = SlabAttempt(in_slabs().in_slabs, 90, 70, 20)
     step = replace(outcome(in_slabs(), 80, 75), closest_slab_attempt=attempt)
-    assert "a budget of" not in advice(step, monkeypatch)
-    assert "a host_budget of 70 bytes" in advice(step, monkeypatch)
+    assert "a budget of" not in advice(step)
+    assert "a host_budget of 70 bytes" in advice(step)
 
 
-def test_slabs_are_advised_if_they_were_off_and_no_order_fits(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(errors, "floor_of", lambda step: (101, "gemm.1"))
+def test_slabs_are_advised_if_they_were_off_and_no_order_fits(floor: Any) -> None:
+    floor(101)
     step = outcome(PROGRAM, 120)
     assert 'split="auto"' in str(infeasible(step, 120, splits=False))
     assert "split=" not in str(infeasible(step, 120))
-    monkeypatch.setattr(errors, "floor_of", lambda step: (100, "gemm.1"))
+    floor(100)
     assert "split=" not in str(infeasible(step, 120, splits=False))
 
 

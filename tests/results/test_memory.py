@@ -1,7 +1,5 @@
 """Memory over time of a scheduled module adds up, and its peak is the compiler's."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -17,13 +15,10 @@ from tests.xla.test_target import needs_compiler
 def check(report: Report) -> None:
     """Values and other bytes add up to the curves, without gaps until the end of the step."""
     timeline = report.timeline
-    assert timeline is not None
     for index, instant in enumerate(timeline.instants):
         alive = [stay for stay in timeline.stays if stay.first <= index < stay.last]
-        for place, nbytes in (
-            ("device", instant.device_bytes - instant.other_bytes),
-            ("host", instant.host_bytes),
-        ):
+        places = {"device": instant.device_bytes - instant.other_bytes, "host": instant.host_bytes}
+        for place, nbytes in places.items():
             assert sum(timeline.values[stay.value].nbytes for stay in alive if stay.place == place) == nbytes
     starts = [instant.start_s for instant in timeline.instants[1:]]
     assert starts == pytest.approx([instant.end_s for instant in timeline.instants[:-1]])
@@ -42,25 +37,22 @@ def test_a_step_over_time(make: Callable[..., Any]) -> None:
 def test_loops_and_branches_are_spans_of_the_step() -> None:
     step, args = scanned(64, 4)
     looped = memplan.jit(step, donate_argnums=0).plan(*args).report.timeline
-    assert looped is not None
     assert [(block.kind, block.count) for block in looped.blocks] == [("loop", 4)] * 2
     ends = [end for block in looped.blocks for end in (block.start_s, block.end_s)]
     assert ends == sorted(ends) and ends[0] >= 0 and ends[-1] <= looped.end_s
     assert all("steps.py:" in block.source for block in looped.blocks)
     step, args = branching(64, 4)
     branched = memplan.jit(step, donate_argnums=0).plan(*args).report.timeline
-    assert branched is not None and ("branches", 2) in [(block.kind, block.count) for block in branched.blocks]
+    assert ("branches", 2) in [(block.kind, block.count) for block in branched.blocks]
 
 
 def of(timeline: Timeline | None, doing: str) -> int:
-    assert timeline is not None
     return sum(instant.doing == doing for instant in timeline.instants)
 
 
 def test_a_plan_over_time() -> None:
     step, args = dense(64, 6)
     whole = memplan.jit(step, donate_argnums=0).plan(*args).report
-    assert whole.baseline_peak_bytes is not None
     report = memplan.jit(step, budget=int(0.75 * whole.baseline_peak_bytes), donate_argnums=0).plan(*args).report
     check(report)
     assert of(whole.timeline, "recompute") == 0 < of(report.timeline, "recompute")
@@ -73,10 +65,8 @@ def test_a_plan_over_time() -> None:
 def test_copies_over_time() -> None:
     step, args = dense(512, 12)
     whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    assert whole is not None
     report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
     check(report)
-    assert report.timeline is not None
     directions = [copy.direction for copy in report.timeline.copies]
     assert directions.count("to host") <= directions.count("to device")
     assert report.copies_found == len(directions)

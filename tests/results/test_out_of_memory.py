@@ -1,7 +1,5 @@
 """memplan's out-of-memory error: the block, the pool, the state, and advice."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -38,26 +36,21 @@ def test_before_the_step() -> None:
     error = no_block(900 << 20, ROOM)
     assert isinstance(error, MemplanError) and isinstance(error, MemoryError)
     assert (error.needed_bytes, error.free_bytes) == (900 << 20, 850 << 20)
-    for words in (
-        "not started",
-        "900.0 MiB",
-        "850.0 MiB",
-        "128.0 MiB of 1762.0 MiB",
-        "export XLA_PYTHON_CLIENT_PREALLOCATE=true",
-    ):
-        assert words in str(error)
+    words = "not started", "900.0 MiB", "850.0 MiB", "128.0 MiB of 1762.0 MiB"
+    assert all(word in str(error) for word in words)
+    assert "export XLA_PYTHON_CLIENT_PREALLOCATE=true" in str(error)
 
 
-@pytest.mark.parametrize(
-    ("donated", "words"),
-    [
-        (leaves(False, False), "its arguments are unchanged"),
-        (leaves(True, True, False), "2 of its 3 donated"),
-    ],
-)
+STATES = [
+    (leaves(False, False), "its arguments are unchanged"),
+    (leaves(True, True, False), "2 of its 3 donated"),
+]
+
+
+@pytest.mark.parametrize(("donated", "words"), STATES)
 def test_the_error_describes_the_state(donated: list[Any], words: str) -> None:
     error = out_of_memory(RuntimeError(ON_DEVICE), donated)
-    assert error is not None and words in str(error) and "900.0 MiB" in str(error)
+    assert words in str(error) and "900.0 MiB" in str(error)
     assert error.free_bytes == ROOM.block_bytes
 
 
@@ -69,13 +62,13 @@ def test_a_pool_that_is_one_region_is_not_advised(monkeypatch: pytest.MonkeyPatc
 def test_another_allocator_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "room", lambda: None)
     error = out_of_memory(RuntimeError(ON_DEVICE), [])
-    assert error is not None and error.free_bytes is None
+    assert error.free_bytes is None
     assert "and Out of memory while trying to allocate 900.02MiB with allocator GPU_0_bfc on device 0.;" in str(error)
 
 
 def test_the_pinned_pool_names_the_line_that_raises_it() -> None:
     error = out_of_memory(RuntimeError(PINNED), leaves(True))
-    assert error is not None and error.needed_bytes == 7 << 28
+    assert error.needed_bytes == 7 << 28
     assert "64.0 GiB" in str(error) and "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=65" in str(error)
 
 

@@ -1,7 +1,5 @@
 """A step in XLA's pools, and the environment variables that it needs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import jax
@@ -49,9 +47,8 @@ def test_constants_are_not_in_the_pool() -> None:
 def test_a_larger_share_of_the_device() -> None:
     assert pooled(compiled(5 * GIB), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.82",)
     assert not pooled(compiled(5 * GIB), Pools(fraction=0.9)).exports
-    assert not pooled(
-        compiled(5 * GIB, described=False), Pools()
-    ).exports  # a local GPU's memory is the part that jax may use
+    # a local GPU's memory is the part that jax may use
+    assert not pooled(compiled(5 * GIB, described=False), Pools()).exports
     assert pooled(compiled(9 * GIB, described=False), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.80",)
     assert not pooled(compiled(9 * GIB), Pools()).exports  # more than the card has
 

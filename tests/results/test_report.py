@@ -1,7 +1,5 @@
 """Figures of reports: versions, plain jax.jit, constants, arrays at the peak."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import platform
 from typing import Any
@@ -21,11 +19,8 @@ from tests.xla.steps import array, dense
 
 def test_versions_of_all_software_that_affects_the_figures() -> None:
     theirs = [(name, importlib.metadata.version(name)) for name in ("jax", "jaxlib")]
-    assert versions() == (
-        ("python", platform.python_version()),
-        ("memplan", memplan.__version__),
-        *theirs,
-    )
+    own = ("python", platform.python_version()), ("memplan", memplan.__version__)
+    assert versions() == (*own, *theirs)
 
 
 def gelu(weights: list[jax.Array], x: jax.Array) -> Any:
@@ -70,17 +65,14 @@ def test_captured_arrays_count_like_arguments(device: str | None) -> None:
     assert of_constants.baseline_peak_bytes == of_constants.predicted_peak_bytes == of_arguments.predicted_peak_bytes
     assert of_constants.floor_bytes == of_arguments.floor_bytes
     (row,) = (value for value in of_constants.live_at_peak if value.name.endswith("a constant"))
-    assert (row.nbytes, row.shape) == (
-        batch.nbytes,
-        "float32[1024,128]",
-    ) and "steps.py:" in row.source
-    assert of_constants.timeline is not None and of_constants.compiled_peak_bytes is not None
+    assert (row.nbytes, row.shape) == (batch.nbytes, "float32[1024,128]")
+    assert "steps.py:" in row.source
     assert ("constants", batch.nbytes) in [(value.name, value.nbytes) for value in of_constants.timeline.values]
 
     budget = int(0.9 * of_constants.compiled_peak_bytes)
     planned = memplan.jit(closed, device=device, budget=budget, donate_argnums=0, split=False).plan(state).report
     assert planned.status == "fits" and planned.constant_bytes == batch.nbytes
-    assert planned.compiled_peak_bytes is not None and planned.compiled_peak_bytes <= budget
+    assert planned.compiled_peak_bytes <= budget
     assert planned.compiled_peak_bytes == pytest.approx(planned.predicted_peak_bytes, abs=1024)
 
 
@@ -92,9 +84,8 @@ def test_constants_of_loops_are_counted() -> None:
 
     of_arguments = memplan.jit(step).plan(array(64, 128), array(128, 256)).report
     report = memplan.jit(step).plan(array(64, 128)).report
-    assert (
-        of_arguments.constant_bytes == 0 and report.constant_bytes == 2 * table.nbytes
-    )  # XLA transposes it beforehand
+    # XLA transposes it beforehand
+    assert of_arguments.constant_bytes == 0 and report.constant_bytes == 2 * table.nbytes
     more = report.constant_bytes - table.nbytes
     assert report.predicted_peak_bytes == of_arguments.predicted_peak_bytes + more
     assert report.compiled_peak_bytes == (of_arguments.compiled_peak_bytes or 0) + more
@@ -107,11 +98,9 @@ def test_all_arrays_at_the_peak_are_named(device: str | None) -> None:
     kept = memplan.jit(step, device=device, donate_argnums=0).plan(state, x).report
     own = memplan.jit(step, device=device).plan(state, x).report
     for report in (kept, own):
-        assert report.timeline is not None
         peak = report.timeline.instants[report.timeline.peak]
-        unexplained = (
-            report.predicted_peak_bytes - sum(value.nbytes for value in report.live_at_peak) - peak.other_bytes
-        )
+        live = sum(value.nbytes for value in report.live_at_peak)
+        unexplained = report.predicted_peak_bytes - live - peak.other_bytes
         assert unexplained == 8 * (len(jax.tree.leaves(state)) + 1)  # the outputs' table of pointers
         assert peak.source and report.peak_kernel.endswith(f", {peak.source}") and report.peak_kernel in str(report)
     outputs = [[value for value in report.live_at_peak if value.name.endswith(", an output")] for report in (kept, own)]

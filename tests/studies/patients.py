@@ -1,7 +1,5 @@
 """Steps with a planted fault, and the same steps without it, for the doctor."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any

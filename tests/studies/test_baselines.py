@@ -1,7 +1,5 @@
 """Compilations without memplan: each policy makes another program, and XLA gets the budget."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import GPU, Backend
 from memplan.hardware.device import Device
 from memplan.program.lowerable import Lowerable
 from memplan.studies import baselines
@@ -32,7 +31,7 @@ class Fake:
 
     device: Device = V100
     compilations: list[tuple[str, Any]] = field(default_factory=list)
-    is_gpu: bool = True
+    backend: Backend = GPU
 
     def mesh_for(self, spmd: object) -> None:
         return None
@@ -53,7 +52,7 @@ def without_memplan(target: Fake) -> Baselines:
 
 
 def test_bytes_are_the_compilers_and_seconds_the_replays(without_memplan: Baselines) -> None:
-    assert without_memplan.plain() == Baseline(100, 7, replay(TEXT, V100).step_s, 70)
+    assert without_memplan.plain() == Baseline(100, 7, replay(read_module(TEXT), V100).step_s, 70)
 
 
 def test_policies_change_the_program_and_not_the_step(without_memplan: Baselines, target: Fake) -> None:

@@ -1,7 +1,5 @@
 """From measurements to a device that plans use, by the command and by `device=`."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -12,10 +10,12 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan import api, pipeline
+from memplan import api
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
+from memplan.hardware.backend import CPU, GPU
 from memplan.hardware.measured import MeasuredDevice
+from memplan.request import target_of
 from memplan.studies import calibrate
 from memplan.xla.local import local_device
 from tests.dense import step as train
@@ -162,14 +162,14 @@ def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
 
 
 def test_a_measured_cpu_is_the_local_backend(tmp_path: Path) -> None:
-    target = pipeline.target_of(saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9))
-    assert not target.described and not target.is_gpu
+    target = target_of(saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9))
+    assert not target.described and target.backend is CPU
     assert target.device.rate("float32") == 1e9
 
 
 def test_a_measured_gpu_that_is_not_here_is_described(tmp_path: Path) -> None:
-    target = pipeline.target_of(saved(catalog.named("h200"), "gpu", "NVIDIA H200", tmp_path, matrix=4e14))
-    assert target.described and target.is_gpu
+    target = target_of(saved(catalog.named("h200"), "gpu", "NVIDIA H200", tmp_path, matrix=4e14))
+    assert target.described and target.backend is GPU
     assert target.device.target == catalog.named("h200").target
 
 

@@ -1,7 +1,5 @@
 """The table of all methods: its rows, and the notes of methods that do not compile or fit."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +7,8 @@ import jax
 import pytest
 
 from memplan import pipeline
-from memplan.pipeline import Request
 from memplan.report.comparison import Comparison, Row
+from memplan.request import Request
 from memplan.studies.baselines import Baseline, Baselines, policies
 from memplan.studies.compare import compare
 

@@ -1,7 +1,5 @@
 """A step planned for many budgets, compiled for a described GPU."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,7 +1,5 @@
 """The largest size whose step fits, compared with planning every size."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 
@@ -22,12 +20,7 @@ from tests.dense import step
 WIDTH, MIB = 256, 2**20
 ROWS = range(256, 2305, 256)
 BUDGET = 8 * MIB
-LIMITS: dict[str, Any] = {
-    "budget": BUDGET,
-    "host_budget": 0,
-    "device": "v100",
-    "split": False,
-}
+LIMITS: dict[str, Any] = {"budget": BUDGET, "host_budget": 0, "device": "v100", "split": False}
 
 
 def make(rows: int, layers: int = 4) -> tuple[Any, tuple[Any, ...]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from memplan.verify.overwrites import Loss, ResultLeaf, Updates, Versions, first_result, tree_of
-from memplan.xla.shapes import read_shape
+from memplan.xla.shapes import Array
 from tests.hlo import read_module
 
 TABLE, PAIR = "f32[8]{0}", "(f32[8]{0}, f32[8]{0})"
@@ -90,5 +90,6 @@ def test_a_version_is_gone_once_its_buffer_is_overwritten() -> None:
 
 
 def test_places_have_the_structure_of_a_shape() -> None:
-    shape = read_shape("(f32[8]{0}, (s32[], f32[8]{0}))")
+    row = Array.row_major("f32", (8,))
+    shape = (row, (Array("s32", ()), row))
     assert tree_of("op", shape) == (ResultLeaf("op", 0), (ResultLeaf("op", 1), ResultLeaf("op", 2)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from memplan.verify.partition_numbers import PartitionNumbers
-from memplan.xla.module import read_instruction
+from tests.hlo import read_instruction
 
 TABLE = "%t = u32[4] constant({3, 1, 0, 2})"
 ME = "%me = u32[] partition-id()"
@@ -48,7 +48,7 @@ def test_knows_what_follows_from_the_partition(lines: list[str], wanted: list[in
         ["%x = u32[] parameter(0)"],
         ["%p = u32[] parameter(0)", ME, "%x = u32[] add(%p, %me)"],
         [ME, "%x = f32[] convert(%me)"],
-        ["%x = u32[4] constant({...})"],
+        ["%x = u32[4] iota(), iota_dimension=0"],
         [ME, "%none = u32[] constant(0)", "%x = u32[] divide(%me, %none)"],
         [ME, "%many = u32[] constant(32)", "%x = u32[] shift-left(%me, %many)"],
         ["%a = s32[] constant(-3)", "%two = s32[] constant(2)", "%x = s32[] divide(%a, %two)"],

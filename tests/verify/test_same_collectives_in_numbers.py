@@ -38,7 +38,7 @@ class Devices:
             self.known[op.name] = made = self._value(op, [self.known[name] for name in op.operands])
             for values, shape in zip(made if isinstance(made, list) else [made], op.result, strict=True):
                 if values.shape[1:] != shape.dims:
-                    raise NotRunError(op.line)
+                    raise NotRunError(op.name)
         found = self.known[self.body.root.name]
         return found if isinstance(found, list) else [found]
 
@@ -52,40 +52,33 @@ class Devices:
             return given[0][op.index]
         shape = op.shape
         if kind == "parameter":
-            return np.random.default_rng(int(op.attributes)).integers(0, 1 << 30, (n, *op.result[0].dims))
+            return np.random.default_rng(op.parameter_number).integers(0, 1 << 30, (n, *op.result[0].dims))
         if kind == "constant":
-            return np.broadcast_to(
-                np.array([int(one) for one in re.findall(r"\d+", op.attributes)]).reshape(op.result[0].dims),
-                (n, *op.result[0].dims),
-            )
+            elements = op.integers or (0,) * op.result[0].size  # of floats only zeros are padded with
+            return np.broadcast_to(np.array(elements).reshape(op.result[0].dims), (n, *op.result[0].dims))
         if kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
             return self._collective(op, given)
         assert isinstance(shape, Array)
         if kind in ("reshape", "convert"):
             return given[0].reshape(n, *shape.dims) if given[0].size == n * shape.size else self._stop(op)
         if kind == "transpose":
-            return given[0].transpose(0, *(1 + dim for dim in self._dims(op)))
+            return given[0].transpose(0, *(1 + dim for dim in op.dimensions))
         if kind == "concatenate":
-            return np.concatenate(given, axis=1 + self._dims(op)[0])
+            return np.concatenate(given, axis=1 + op.dimensions[0])
         if kind == "pad":
-            low, high = map(int, op.attribute("padding").split("_"))
-            return np.pad(given[0], ((0, 0), (low, high)))
+            return np.pad(given[0], ((0, 0), *((low, high) for low, high, _ in op.padding)))
         if kind == "slice":
-            ends = [tuple(map(int, one)) for one in re.findall(r"\[(\d+):(\d+)\]", op.attributes)]
-            return given[0][(slice(None), *(slice(*one) for one in ends))]
+            return given[0][(slice(None), *(slice(*bounds) for bounds in op.slices))]
         if kind == "dynamic-slice":
             return self._dynamic_slice(given, shape.dims)
         if kind == "partition-id":
             return np.arange(n)
         if kind in ("clamp", "multiply"):
             return np.clip(given[1], given[0], given[2]) if kind == "clamp" else given[0] * given[1]
-        raise NotRunError(op.line)
+        raise NotRunError(op.name)
 
     def _stop(self, op: Instruction) -> np.ndarray:
-        raise NotRunError(op.line)
-
-    def _dims(self, op: Instruction) -> list[int]:
-        return [int(dim) for dim in re.findall(r"dimensions=\{([\d,]+)\}", op.attributes)[0].split(",")]
+        raise NotRunError(op.name)
 
     def _dynamic_slice(self, given: list[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
         found: list[np.ndarray] = []
@@ -101,7 +94,7 @@ class Devices:
     def _collective(self, op: Instruction, given: list[np.ndarray]) -> Values:
         groups = op.groups(self.partitions)
         if sorted(one for group in groups for one in group) != list(range(self.partitions)):
-            raise NotRunError(op.line)
+            raise NotRunError(op.name)
         found = [[np.zeros(0)] * self.partitions for _ in op.result]
         for group in groups:
             for place, device in enumerate(group):
@@ -116,7 +109,7 @@ class Devices:
         """What the device at a place of a group has afterwards."""
         if op.opcode == "all-to-all" and not isinstance(op.shape, Array):
             return [given[place][member] for member in group]
-        (dim,) = self._dims(op) if op.opcode != "all-reduce" else (0,)
+        (dim,) = op.dimensions if op.opcode != "all-reduce" else (0,)
         if op.opcode == "all-gather":
             return [np.concatenate([one[list(group)][at] for at in range(len(group))], axis=dim) for one in given]
         if op.opcode == "all-to-all":

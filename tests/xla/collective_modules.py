@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware import catalog
+from memplan.hardware.backend import GPU
 from memplan.hardware.topology import topology_named
 from memplan.planning.packing import live_nbytes
 from memplan.xla.buffers import problem_of
@@ -63,4 +64,4 @@ def overlapped(one: Module, limit_nbytes: int, feeds_links: bool = False) -> Mod
 
 def live(one: Module) -> int:
     """Most bytes of live temporaries."""
-    return int(live_nbytes(problem_of(one, on_gpu=True, joins_pairs=False)).max())
+    return int(live_nbytes(problem_of(one, GPU, joins_pairs=False)).max())

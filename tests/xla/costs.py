@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from memplan.hardware.backend import GPU
 from memplan.xla.buffers import problem_of
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.module import Module, with_blocks
 
 
 def kernel_costs(module: Module) -> list[KernelCost]:
-    names = {kernel.name for kernel in problem_of(module, on_gpu=True).kernels}
+    names = {kernel.name for kernel in problem_of(module, backend=GPU).kernels}
     return [
         kernel_cost(module, body, op)
         for body in with_blocks(module, module.entry)

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import CPU, GPU
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import Packing, pack
 from memplan.planning.problem import Problem, Role
@@ -21,9 +22,9 @@ from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module
 from memplan.xla.target import Target, described_devices
 from memplan.xla.write import write
-from tests.hlo import read_module
 from tests.xla.steps import Step
 
 _COUNT = itertools.count()
@@ -34,7 +35,7 @@ class Compiled:
     """What was compiled, what was predicted of it and of the plain order, and how many runs and copies were added.
 
     Attributes:
-      text: what the compiler was handed.
+      module: what the compiler was handed.
     """
 
     compiled: Any
@@ -42,7 +43,7 @@ class Compiled:
     packing: Packing
     recomputed: int
     copies: int
-    text: str
+    module: Module
 
 
 def random_recompute(seed: int) -> Callable[[Problem], Schedule]:
@@ -70,9 +71,8 @@ def compile_step(
     """A step with a plan, judged; for a described GPU or the CPU that is here."""
     found: dict[str, Any] = {}
 
-    def rewrite(text: str) -> str:
-        module = read_module(text)
-        problem = problem_of(module, on_gpu=device is not None)
+    def rewrite(module: Module) -> Module:
+        problem = problem_of(module, backend=GPU if device else CPU)
         schedule = plan(problem)
         found.update(plain=pack(problem))
         found.update(packing=pack(problem, schedule))
@@ -80,8 +80,8 @@ def compile_step(
         found.update(recomputed=kinds.count(Kind.RUN) - len(problem.kernels))
         found.update(copies=kinds.count(Kind.OFFLOAD) + kinds.count(Kind.PREFETCH))
         planned = write(module, problem, schedule)
-        judge(module, read_module(planned))
-        found.update(text=planned)
+        judge(module, planned)
+        found.update(module=planned)
         return planned
 
     def unique(*args: Any) -> Any:

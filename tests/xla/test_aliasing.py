@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from memplan.hardware.backend import CPU, GPU, Backend
 from memplan.xla.aliasing import ELEMENTWISE, overwritable, updated
 from memplan.xla.module import Module
 from tests.hlo import read_module
@@ -36,12 +37,12 @@ ENTRY %main (x: f32[8,4], y: f32[8,4]) -> f32[8,4] {{
 """)
 
 
-def over(found: Module, operand: str, on_gpu: bool, leaf: int = 0) -> bool:
+def over(found: Module, operand: str, backend: Backend, leaf: int = 0) -> bool:
     ops = found.entry.ops
-    return (leaf, operand) in overwritable(found, ops["made"], ops, on_gpu)
+    return (leaf, operand) in overwritable(found, ops["made"], ops, backend)
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
+@pytest.mark.parametrize("backend", [GPU, CPU])
 @pytest.mark.parametrize(
     ("op", "may"),
     [
@@ -53,8 +54,8 @@ def over(found: Module, operand: str, on_gpu: bool, leaf: int = 0) -> bool:
         (f'{ARRAY} custom-call(%x), custom_call_target="library"', False),
     ],
 )
-def test_an_operation_alone_writes_over_what_it_goes_through_once(op: str, may: bool, on_gpu: bool) -> None:
-    assert over(module(op), "x", on_gpu) == may
+def test_an_operation_alone_writes_over_what_it_goes_through_once(op: str, may: bool, backend: Backend) -> None:
+    assert over(module(op), "x", backend) == may
 
 
 LOOP = f"{ARRAY} fusion(%x, %y), kind=kLoop, calls=%inside"
@@ -62,30 +63,30 @@ SAME = (f"%s = {ARRAY} subtract(%p, %q)", f"ROOT %t = {ARRAY} tanh(%s)")
 TURNED = (f"%s = {ARRAY} reverse(%p), dimensions={{0}}", f"ROOT %t = {ARRAY} add(%s, %q)")
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_a_fusion_writes_over_what_it_reads_element_by_element(on_gpu: bool) -> None:
-    assert over(module(LOOP, *SAME), "x", on_gpu) and over(module(LOOP, *SAME), "y", on_gpu)
-    assert not over(module(LOOP, *TURNED), "x", on_gpu)
-    assert over(module(LOOP, *TURNED), "y", on_gpu)
+@pytest.mark.parametrize("backend", [GPU, CPU])
+def test_a_fusion_writes_over_what_it_reads_element_by_element(backend: Backend) -> None:
+    assert over(module(LOOP, *SAME), "x", backend) and over(module(LOOP, *SAME), "y", backend)
+    assert not over(module(LOOP, *TURNED), "x", backend)
+    assert over(module(LOOP, *TURNED), "y", backend)
 
 
 def test_only_a_gpu_writes_over_another_type_of_as_many_bits() -> None:
     bits = ARRAY.replace("f32", "s32")
     found = module(LOOP.replace(ARRAY, bits), f"%s = {bits} convert(%p)", f"ROOT %t = {bits} negate(%s)")
-    assert over(found, "x", on_gpu=True) and not over(found, "x", on_gpu=False)
+    assert over(found, "x", backend=GPU) and not over(found, "x", backend=CPU)
 
 
 def test_only_loops_of_a_cpu_write_over_what_they_read() -> None:
     found = module(LOOP.replace("kLoop", "kOutput"), *SAME)
-    assert over(found, "x", on_gpu=True) and not over(found, "x", on_gpu=False)
+    assert over(found, "x", backend=GPU) and not over(found, "x", backend=CPU)
 
 
 def test_one_of_several_results_is_over_what_leads_to_it_alone() -> None:
     both = f"({ARRAY}, {ARRAY})"
     results = (f"%s = {ARRAY} negate(%p)", f"%t = {ARRAY} tanh(%q)", f"ROOT %u = {both} tuple(%s, %t)")
     found = module(LOOP.replace(f"{ARRAY} ", f"{both} ", 1), *results)
-    assert [over(found, "x", True, leaf) for leaf in (0, 1)] == [True, False]
-    assert [over(found, "y", True, leaf) for leaf in (0, 1)] == [False, True]
+    assert [over(found, "x", GPU, leaf) for leaf in (0, 1)] == [True, False]
+    assert [over(found, "y", GPU, leaf) for leaf in (0, 1)] == [False, True]
 
 
 UPDATE = (

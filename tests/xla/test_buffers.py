@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import memplan
+from memplan.hardware.backend import GPU
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import Schedule, runs
 from memplan.verify.same_module import judge
@@ -160,7 +161,7 @@ ENTRY %main (x.1: f32[64,1024], z: f32[1024]) -> (f32[1024], s32[1024], f32[1024
 
 def test_a_fusions_result_may_be_a_tuple_itself() -> None:
     module = read_module(NESTED)
-    problem = problem_of(module, on_gpu=True)
+    problem = problem_of(module, backend=GPU)
     made = next(kernel for kernel in problem.kernels if kernel.name == "made")
     assert [problem.buffers[one].nbytes for one in made.writes] == [4096] * 3
     assert list(made.may_alias) == [made.writes[-1]]  # the root of what is read alone, element by element

@@ -67,7 +67,7 @@ def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str,
         report, expected = planned.report, in_xla(folder)
         budget = report.compiled_peak_bytes or 0
         assert (report.cuda_graphs, report.single_launches) == (expected.graphs, expected.singles)
-        assert launches(read_module(planned._found.executable.text), catalog.named(device)) == expected
+        assert launches(planned._outcome.executable.module, catalog.named(device)) == expected
         assert bool(report.copies_found) == (share < 1)
         if built is dense:
             assert (expected.graphs == 1) == (share == 1)
@@ -89,7 +89,7 @@ def test_steps_of_other_kinds_are_right_or_not_told(built: Any, device: str, tmp
     step, args = built()
     target = Target(catalog.named(device), described=True)
     compiled = target.compile(Lowerable(step, args, {}, {"donate_argnums": 0}), dump_options(tmp_path))
-    found, kinds = launches(read_module(compiled.text), target.device), set(_kinds(dumped_thunks(tmp_path, "", True)))
+    found, kinds = launches(compiled.module, target.device), set(_kinds(dumped_thunks(tmp_path, "", True)))
     assert (found is None) == bool(kinds & {"kDynamicSliceFusion", "kConditional"})
     assert found is None or found == in_xla(tmp_path)
 

@@ -17,8 +17,8 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
-from memplan.pipeline import Request
 from memplan.program.lowerable import Lowerable
+from memplan.request import Request
 from memplan.xla.described_gpu import target_config
 from memplan.xla.target import Target
 from tests.xla.thunks import dump_options, dumped_thunks

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from memplan.program import compat
 from memplan.xla import hook
-from memplan.xla.module import UnreadableModuleError
-from tests.hlo import read_module
+from memplan.xla.module import Module
+from memplan.xla.schema import UnreadableModuleError
 
 
 def lowered(name: str) -> jax.stages.Lowered:
@@ -25,10 +25,10 @@ def lowered(name: str) -> jax.stages.Lowered:
 
 
 def test_a_module_that_is_asked_for_is_given_in_its_order() -> None:
-    seen: list[str] = []
+    seen: list[Module] = []
 
-    def rewrite(text: str) -> None:
-        seen.append(text)
+    def rewrite(module: Module) -> None:
+        seen.append(module)
 
     with hook.intercept("jit_asked", rewrite, "cpu") as interception:
         lowered("another").compile()
@@ -36,12 +36,12 @@ def test_a_module_that_is_asked_for_is_given_in_its_order() -> None:
         lowered("asked").compile()
     lowered("asked").compile(compiler_options={"xla_cpu_enable_fast_math": False})
     interception.check()
-    (text,) = seen
-    assert read_module(text).name == "jit_asked"
+    (module,) = seen
+    assert module.name == "jit_asked"
 
 
 def test_an_error_is_kept_and_the_module_goes_through() -> None:
-    def rewrite(text: str) -> str:
+    def rewrite(module: Module) -> Module:
         raise UnreadableModuleError("what is this?")
 
     with hook.intercept("jit_wrong", rewrite, "cpu") as interception:
@@ -51,10 +51,14 @@ def test_an_error_is_kept_and_the_module_goes_through() -> None:
     assert done(jnp.ones((8, 8))).shape == (8, 8)
 
 
-def test_text_that_xla_refuses_is_an_error_too() -> None:
-    with hook.intercept("jit_garbled", lambda text: text.replace("ENTRY", "EXIT"), "cpu") as interception:
+def test_a_module_that_cannot_be_written_is_an_error_too() -> None:
+    def without_operands(module: Module) -> Module:
+        ops = (op for op in module.entry.ops.values() if op.opcode != "parameter")
+        return module.with_computations({**module, module.entry_name: module.entry.with_ops(ops)})
+
+    with hook.intercept("jit_garbled", without_operands, "cpu") as interception:
         lowered("garbled").compile()
-    with pytest.raises(Exception, match="EXIT"):
+    with pytest.raises(KeyError):
         interception.check()
 
 
@@ -62,11 +66,11 @@ def test_who_asks_for_the_same_name_waits() -> None:
     order = list[str]()
 
     def second() -> None:
-        with hook.intercept("jit_twice", lambda text: None, "cpu"):
+        with hook.intercept("jit_twice", lambda module: None, "cpu"):
             order.append("second")
 
     waiting = threading.Thread(target=second)
-    with hook.intercept("jit_twice", lambda text: None, "cpu"):
+    with hook.intercept("jit_twice", lambda module: None, "cpu"):
         waiting.start()
         waiting.join(0.2)
         order.append("first")

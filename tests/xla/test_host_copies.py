@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 import memplan
-from memplan import pipeline
 from memplan.hardware import catalog
+from memplan.program import candidates
 from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.slabs.write import with_slabs
 from memplan.program.trace import Program
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
+from memplan.xla.edit import Edit, instruction
 from memplan.xla.host_copies import copy_slices, is_copy
+from memplan.xla.module import Instruction, Module
 from memplan.xla.replay import replay
-from tests.hlo import read_module
+from memplan.xla.schema import InstructionMessage
+from memplan.xla.serialize import serialize
+from tests.hlo import lines_of, read_module
 from tests.results.test_slabs import MIB, image_shapes, images, on_host
 from tests.xla.thunks import Thunk, dump_options, dumped_thunks, loops
 
@@ -53,13 +60,14 @@ ENTRY %main (stack: f32[8,4], trip: s32[]) -> f32[8,4] {{
 
 def test_a_slice_is_written_as_xla_writes_one_that_it_copies() -> None:
     module = copy_slices(read_module(TEXT), catalog.named("v100"))
-    made = read_module("\n\n".join([module.head, *module.texts.values()]))
+    assert len([line for line in lines_of(module) if "kind=kCustom" in line]) == 2
+    made = Module.read(serialize(module))
     assert [op.opcode for op in made["read"].ops.values()] == ["parameter"] * 2 + ["constant", "dynamic-slice", "copy"]
     assert made["read"].root.operands == ("slice",)
     assert made["written"].root.operands == ("q0", "q1.copied", "q2", "none")
     for name in ("in", "out"):
         op = made.entry.ops[name]
-        assert "kind=kCustom" in op.attributes and '"name":"dynamic_slice_fusion"' in op.attributes
+        assert op.kind == "kCustom" and '"name":"dynamic_slice_fusion"' in op.backend_config
         assert is_copy(made, op, catalog.named("v100"))
 
 
@@ -67,9 +75,13 @@ def test_newer_gpus_get_streams_alone_and_other_fusions_nothing() -> None:
     module = read_module(TEXT)
     made = copy_slices(module, catalog.named("a100"))
     for name, number in (("in", 1), ("out", 0)):
-        stream = f', frontend_attributes={{_xla_stream_annotation="{number}"}}'
-        assert made.entry.ops[name].line == module.entry.ops[name].line + stream
-    assert all(made.texts[name] == module.texts[name] for name in ("read", "written"))
+        plain, copied = module.entry.ops[name], made.entry.ops[name]
+        assert copied.frontend_attributes == {"_xla_stream_annotation": str(number)}
+        assert copied == plain and (copied.kind, copied.backend_config) == ("kLoop", "")
+        assert copied.statement == plain.statement
+    stream = re.compile(r', frontend_attributes={_xla_stream_annotation="\d"}')
+    assert [stream.sub("", line) for line in lines_of(made)] == lines_of(module)
+    assert all(made[name] is module[name] for name in ("read", "written"))
     for text in (TEXT.replace(_CONFIG, "metadata={}"), TEXT.replace(":S(5)", "")):
         plain = read_module(text)
         assert copy_slices(plain, catalog.named("v100")) is plain
@@ -85,21 +97,49 @@ ENTRY %main (stack: f32[8,4], trip: s32[]) -> f32[8,4] {{
 """
 
 
+def with_other_sizes(op: Instruction) -> Instruction:
+    message = InstructionMessage()
+    message.CopyFrom(op.message)
+    message.dynamic_slice_sizes[:] = [1, 3]
+    return replace(op, message=message)
+
+
+def with_another_emitter(op: Instruction) -> Instruction:
+    name, other = '"name":"dynamic_slice_fusion"', '"name":"address_computation"'
+    assert name in op.backend_config
+    return op.changed(backend_config=op.backend_config.replace(name, other))
+
+
+# computation, instruction, and what becomes of it
+Mutation = tuple[str, str, Callable[[Instruction], Instruction]]
+MUTATIONS: list[Mutation] = [
+    ("read", "slice", lambda op: op.changed(operands=["p0", "zero", "p1"])),
+    ("read", "zero", lambda op: instruction("zero", "constant", op.shape, literal=1)),
+    ("read", "slice", with_other_sizes),
+]
+
+
 @pytest.mark.parametrize("text", [TEXT, SYNCHRONOUS])
 @pytest.mark.parametrize("device", ["v100", "a100"])
 def test_copies_compute_what_kernels_do_and_the_judge_kills_those_that_do_not(text: str, device: str) -> None:
     plain = read_module(text)
     made = copy_slices(plain, catalog.named(device))
     judge(plain, made)
-    whole = "\n\n".join([made.head, *made.texts.values()])
-    mutants = [("slice(%p0, %p1, %zero)", "slice(%p0, %zero, %p1)"), ("constant(0)", "constant(1)")]
-    mutants.append(("{1,4}, backend", "{1,3}, backend"))
+    judge(plain, Module.read(serialize(made)))
+    mutations = list(MUTATIONS)
     if device == "v100":
-        mutants += [('"name":"dynamic_slice_fusion"', '"name":"address_computation"'), ("copy(%q1)", "negate(%q1)")]
-    for was, now in mutants:
-        assert was in whole
+        fusion = "in" if text == TEXT else "slab"
+        mutations.append(("main", fusion, with_another_emitter))
+        mutations.append(("written", "q1.copied", lambda op: op.changed(opcode="negate")))
+    for name, mutated, mutation in mutations:
+        edit, body = Edit(made), made[name]
+        assert mutated in body.ops
+        ops = [mutation(op) if op.name == mutated else op for op in body.ops.values()]
+        edit.replace(body.with_ops(ops))
         with pytest.raises(NotThePlainModuleError):
-            judge(plain, read_module(whole.replace(was, now, 1)))
+            judge(plain, edit.module)
+        with pytest.raises(NotThePlainModuleError):
+            judge(plain, Module.read(serialize(edit.module)))
 
 
 def test_what_is_annotated_is_a_copy_where_xla_makes_it_one() -> None:
@@ -120,7 +160,7 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(config: str,
     text = (
         text.replace("f32[8,4]", "f32[1024,65536]").replace("f32[1,4]", "f32[16,65536]").replace("{1,4}", "{16,65536}")
     )
-    found = replay(text, catalog.named(device))
+    found = replay(read_module(text), catalog.named(device))
     inward, outward = sorted(found.transfers, key=lambda one: one.stream)
     copied = config == _CONFIG and device == "a100"
     read_s = max(inward.end_s, found.compute_s) if copied else inward.end_s + found.compute_s
@@ -135,7 +175,7 @@ def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.Monke
     def one(program: Program, *_: object) -> list[SlabCandidate]:
         return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
-    monkeypatch.setattr(pipeline, "slab_programs", one)
+    monkeypatch.setattr(candidates, "slab_programs", one)
     options = dump_options(tmp_path)
     planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
     assert [(one.copies, one.kernels) for one in planned.report.slab_loops] == [(1, 0)] * 3

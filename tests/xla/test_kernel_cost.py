@@ -105,8 +105,8 @@ def jaxpr_flops(step: Callable[..., Any], *args: Any) -> float:
 def compiled(step: Callable[..., Any], *args: Any, device: str = "v100") -> list[float]:
     """FLOPs of the kernels that have some."""
     pytest.importorskip("jax_cuda12_plugin")
-    text = Target(catalog.named(device), True).compile(Lowerable(step, args)).text
-    return [one.flops for one in kernel_costs(read_module(text)) if one.flops]
+    module = Target(catalog.named(device), True).compile(Lowerable(step, args)).module
+    return [one.flops for one in kernel_costs(module) if one.flops]
 
 
 def gradients_of_convolution(rank: int, stride: int, groups: int = 1) -> Callable[..., Any]:

@@ -2,10 +2,9 @@
 
 import pytest
 
-from memplan.program.compat import module_proto
-from memplan.xla.module import Edit, instruction, read_instruction
+from memplan.xla.edit import Edit, instruction
 from memplan.xla.shapes import Array
-from tests.hlo import read_module
+from tests.hlo import read_instruction, read_module, text_of
 
 VECTOR, HALF, SCALAR = Array("f32", (8,)), Array("f32", (4,)), Array("f32", ())
 PAIRS = ((0, 1), (2, 3))
@@ -25,6 +24,7 @@ ENTRY %main (a: f32[8]) -> f32[8] {
 """
 NEW = [
     instruction("zero", "constant", SCALAR, like=SOURCE, literal=0),
+    instruction("none", "constant", Array("s32", ()), literal=0),
     instruction("pad", "pad", Array("f32", (13,)), ["a", "zero"], padding=[(2, 3, 0)]),
     instruction("spaced", "pad", Array("f32", (15,)), ["a", "zero"], padding=[(0, 0, 1)]),
     instruction("cut", "slice", HALF, ["a"], slices=[(0, 8, 2)], like=SOURCE),
@@ -53,13 +53,18 @@ def test_xla_reads_new_instructions() -> None:
     edit = Edit(read_module(TEXT, scheduled=False))
     edit.replace(edit["main"].with_ops([edit["main"].ops["a"], *NEW]))
     module = edit.module
-    module_proto("\n\n".join([module.head, *module.texts.values()]) + "\n")
+    read = read_module(text_of(module), scheduled=False)
+    assert {name: op.opcode for name, op in read.entry.ops.items()} == {
+        "a": "parameter",
+        **{op.name: op.opcode for op in NEW},
+    }
     assert module.entry.root is BY_NAME["s"]
 
 
 def test_facts_of_new_instructions() -> None:
     zero, total = BY_NAME["zero"], BY_NAME["total"]
-    assert zero.is_zero and zero.integers == (0,) and zero.has_metadata
+    assert zero.is_zero and zero.is_positive_zero and zero.has_metadata
+    assert BY_NAME["none"].is_zero and BY_NAME["none"].integers == (0,)
     assert [BY_NAME[name].padding for name in ("pad", "spaced")] == [((2, 3, 0),), ((0, 0, 1),)]
     assert BY_NAME["cut"].slices == ((0, 8, 2),)
     assert (BY_NAME["cut"].op_name, BY_NAME["cut"].frame) == ("jit(step)/neg", 3)
@@ -85,4 +90,4 @@ def test_other_channels_opcodes_and_buffers() -> None:
 @pytest.mark.parametrize(("dims", "layout"), [((), ""), ((8,), "{0}"), ((2, 3, 4), "{2,1,0}")])
 def test_row_major_layouts(dims: tuple[int, ...], layout: str) -> None:
     array = Array.row_major("f32", dims)
-    assert array.layout == layout and array.is_row_major
+    assert str(array.layout) == layout and array.is_row_major

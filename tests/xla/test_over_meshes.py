@@ -16,18 +16,18 @@ from memplan.compilation.callback import Callback, PlannedModule
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.compilation.shaping import collective_flags
+from memplan.hardware.backend import GPU
 from memplan.planning.registry import OWN
 from memplan.program import compat
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module
 from memplan.xla.target import described_devices
-from tests.hlo import read_module
 from tests.xla.collective_modules import A100, EIGHT
 
 pytestmark = pytest.mark.gpu_aot
 BOTH, WHOLE = PartitionSpec(("data", "model")), PartitionSpec()
 HIDES = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_latency_hiding_scheduler": True}
-APART = collective_flags(EIGHT, on_gpu=True)
+APART = collective_flags(EIGHT, GPU)
 Step = Callable[[Any, jax.Array], Any]
 
 
@@ -105,8 +105,8 @@ def compiled(step: Step, weights: Any, x: jax.ShapeDtypeStruct, rewrite: Any, **
 def test_bytes_are_those_that_were_predicted(name: str, apart: bool) -> None:
     seen: list[Module] = []
 
-    def read(text: str) -> None:
-        seen.append(read_module(text))
+    def read(module: Module) -> None:
+        seen.append(module)
 
     nbytes = compiled(*STEPS[name](), read, **(APART if apart else {}))
     assert ScheduledModule(seen[-1], A100, EIGHT).device_bytes == pytest.approx(nbytes, rel=1e-3)
@@ -125,11 +125,11 @@ def planned(step: Step, weights: Any, x: jax.ShapeDtypeStruct, share: float, **f
     read: list[ScheduledModule] = []
     calls: list[Callback] = []
 
-    def rewrite(text: str) -> str | None:
-        read.append(ScheduledModule(read_module(text), A100, EIGHT))
+    def rewrite(module: Module) -> Module | None:
+        read.append(ScheduledModule(module, A100, EIGHT))
         limits = Limits(int(share * read[-1].device_bytes), 0)
         calls.append(Callback(A100, limits, Headroom(), EIGHT, OWN, None, lambda fingerprint, key, make: make()))
-        return calls[-1](text)
+        return calls[-1](module)
 
     jax.clear_caches()
     nbytes = compiled(step, weights, x, rewrite, **flags)

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from memplan.verify.same_module import judge
 from memplan.xla.module import Module
 from memplan.xla.replay import replay
-from tests.xla.collective_modules import A100, EIGHT, fusion, gathered, live, module, overlapped, summed
+from tests.xla.collective_modules import (
+    A100,
+    EIGHT,
+    fusion,
+    gathered,
+    live,
+    module,
+    overlapped,
+    summed,
+)
 
 NO_LIMIT = 2**40
 SHARD = "f32[64,1024]{1,0}"

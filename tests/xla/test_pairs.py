@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.hardware.backend import GPU
 from memplan.planning.legal import fault
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
@@ -12,7 +13,6 @@ from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.pairs import as_synchronous, synchronous_pairs
 from memplan.xla.module import Module
 from memplan.xla.write import write
-from tests.hlo import read_module
 from tests.xla.collective_modules import A100, ALL, EIGHT, fusion, gathered, module, summed
 from tests.xla.small_modules import BIG, MIB
 
@@ -43,7 +43,7 @@ def test_pairs_with_nothing_beside_them_are_synchronous() -> None:
 def test_a_sum_beside_a_kernel_is_in_place() -> None:
     start, done = summed("s", "x")
     found = module(fusion("x", "a", "b"), start, fusion("y", "a", "b"), done, fusion("last", "s.done", "y"), OUT)
-    problem = problem_of(found, on_gpu=True)
+    problem = problem_of(found, backend=GPU)
     place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert place["s{1}"] == place["x"] != place["y"]
     number = kernels(problem)
@@ -63,7 +63,7 @@ def test_a_sum_of_several_is_in_place_in_each() -> None:
     done, last = f"%s.done = {shapes} all-reduce-done(%s)", fusion("last", "s.0", "s.1")
     made = fusion("x", "a", "b"), fusion("y", "a", "b")
     found = module(*made, start, fusion("z", "a", "b"), done, *parts, last, OUT)
-    problem = problem_of(found, on_gpu=True)
+    problem = problem_of(found, backend=GPU)
     place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert (place["s{1,0}"], place["s{1,1}"]) == (place["x"], place["y"])
     reads = problem.kernels[kernels(problem)["last"]].reads
@@ -73,7 +73,7 @@ def test_a_sum_of_several_is_in_place_in_each() -> None:
 def test_a_synchronous_sum_is_one_kernel_whose_buffer_its_reader_may_take() -> None:
     start, done = summed("s", "x")
     found = module(fusion("x", "a", "b"), start, done, fusion("last", "s.done", "a"), OUT)
-    problem = problem_of(found, on_gpu=True)
+    problem = problem_of(found, backend=GPU)
     number, buffers = kernels(problem), {buffer.name: n for n, buffer in enumerate(problem.buffers)}
     assert "s.done" not in number
     assert problem.kernels[number["s"]].may_alias[buffers["s"]] == (buffers["x"],)
@@ -91,7 +91,7 @@ def gathering() -> Module:
 
 def test_a_gather_runs_again_as_a_whole_behind_its_end() -> None:
     plain = gathering()
-    problem = problem_of(plain, on_gpu=True)
+    problem = problem_of(plain, backend=GPU)
     number = kernels(problem)
     gather, tape = number["g"], record(problem)
     assert problem.kernels[gather].recomputable
@@ -99,7 +99,7 @@ def test_a_gather_runs_again_as_a_whole_behind_its_end() -> None:
     assert [tape.may_recompute(gather, slot) for slot in (done, done + 1)] == [False, True]
     order = [*range(number["last"]), gather, *range(number["last"], len(number))]
     assert fault(problem, runs(order)) is None
-    planned = read_module(write(plain, problem, runs(order)))
+    planned = write(plain, problem, runs(order))
     judge(plain, planned)
     names = list(planned.entry.ops)
     at = names.index("g.run2")
@@ -113,7 +113,7 @@ def test_a_gather_runs_again_as_a_whole_behind_its_end() -> None:
 
 def test_what_a_pair_reads_stays_until_its_end() -> None:
     """The shard of a gather under way cannot be made again."""
-    problem = problem_of(gathering(), on_gpu=True)
+    problem = problem_of(gathering(), backend=GPU)
     number, tape = kernels(problem), record(problem)
     shard, done = number["w"], number["g.done"]
     assert [tape.may_recompute(shard, slot) for slot in (number["g"], done, done + 1)] == [True, False, True]

@@ -12,8 +12,10 @@ from jax.ad_checkpoint import checkpoint_name
 
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
+from memplan.program import compat
 from memplan.program.lowerable import Lowerable
 from memplan.xla.buffers import problem_of
+from memplan.xla.module import Module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.target import Target
 from tests.hlo import read_module
@@ -26,7 +28,7 @@ CPU = catalog.local_cpu(2, 2**33)
 
 
 def of(entry: str, bodies: str = "") -> Replay:
-    return replay(module(entry, bodies), V100)
+    return replay(read_module(module(entry, bodies)), V100)
 
 
 ADD_S = kernel_seconds(0, "", 6 * MIB, V100)
@@ -92,11 +94,13 @@ def test_a_wrapped_update_of_a_host_buffer_copies_the_update() -> None:
     bodies = UPDATED.replace("p0 = f32[512,1024]{1,0}", f"p0 = {HOST}").replace(
         "new = f32[512,1024]{1,0}", f"new = {HOST}"
     )
+    shape = f"(({HOST}, f32[1,1024]{{1,0}}, s32[]), {HOST}, u32[])"
+    start = f"%s = {shape} fusion-start(%buffer, %row, %at)"
     found = of(f"""
         %buffer = {HOST} custom-call(), custom_call_target="AllocateBuffer"
         %at = s32[] constant(3)
         %row = f32[1,1024]{{1,0}} constant({{...}})
-        %s = (({HOST}, f32[1,1024]{{1,0}}, s32[]), {HOST}, u32[]) fusion-start(%buffer, %row, %at), calls=%fused_update
+        {start}, kind=kLoop, calls=%fused_update
         %d = {HOST} fusion-done(%s)""", bodies)  # fmt: skip
     assert [(one.stream, one.nbytes) for one in found.transfers] == [("out", 4096)] and not found.seconds
 
@@ -107,6 +111,11 @@ BODY = f"""
   %x = {BIG} get-tuple-element(%t), index=0
   %y = {BIG} fusion(%x, %x), kind=kLoop, calls=%fused_add
   ROOT %out = ({BIG}) tuple(%y)
+}}
+
+%cond (t: (f32[512,1024])) -> pred[] {{
+  %t = ({BIG}) parameter(0)
+  ROOT %again = pred[] constant(true)
 }}
 """
 
@@ -120,12 +129,16 @@ def test_loops_count_their_trips(config: str, trips: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "bodies", ["true_computation=%idle, false_computation=%body", "branch_computations={%body, %idle}"]
+    ("chosen", "value", "bodies"),
+    [
+        ("pred[]", "true", "true_computation=%idle, false_computation=%body"),
+        ("s32[]", "0", "branch_computations={%body, %idle}"),
+    ],
 )
-def test_the_most_expensive_branch_and_inlined_calls(bodies: str) -> None:
+def test_the_most_expensive_branch_and_inlined_calls(chosen: str, value: str, bodies: str) -> None:
     idle = f"\n%idle (t: (f32[512,1024])) -> (f32[512,1024]) {{\n  ROOT %t = ({BIG}) parameter(0)\n}}\n"
     found = of(f"""
-        %p = pred[] constant(true)
+        %p = {chosen} constant({value})
         %t = ({BIG}) tuple(%a)
         %c = ({BIG}) conditional(%p, %t, %t), {bodies}
         ROOT %call = ({BIG}) call(%c), to_apply=%body""", ADD + BODY + idle)  # fmt: skip
@@ -147,28 +160,15 @@ def test_a_block_within_a_block_is_that_of_one_trip() -> None:
     assert found.blocks == {"w": found.step_s, "v": pytest.approx(found.step_s / 3)}
 
 
-@pytest.mark.parametrize("text", ["", "HloModule jit_step", module(f"ROOT %c = {BIG} copy(%a)", flags="other=1")])
-def test_what_is_not_scheduled_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="as_text"):
-        replay(text, V100)
-
-
-def test_a_module_that_is_read_already_is_not_read_again() -> None:
-    text = module(f"ROOT %c = {BIG} copy(%a)")
-    read = read_module(text)
-    assert replay(read, V100) == replay(read, V100) == replay(text, V100)
-
-
 PRODUCT_FLOPS = 2 * 1024 * 128 * 128  # of a layer of the steps below
 
 
 @pytest.mark.parametrize(("name", "products"), [("dense", 14), ("scanned", 15), ("branching", None)])
 def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, products: int | None) -> None:
     step, args = STEPS[name](128, 5)
-    text = jax.jit(step).lower(*args).compile().as_text()
-    assert text is not None
-    found = replay(read_module(text), CPU)
-    outer = [kernel.name for kernel in problem_of(read_module(text), on_gpu=False).kernels if kernel.block is None]
+    module = Module.read(compat.module_of(jax.jit(step).lower(*args).compile()))
+    found = replay(module, CPU)
+    outer = [kernel.name for kernel in problem_of(module, backend=CPU.backend).kernels if kernel.block is None]
     known = {**found.seconds, **found.blocks}
     assert found.step_s == found.compute_s == pytest.approx(sum(known[name] for name in outer))
     assert min(known[name] for name in outer) > 0
@@ -178,13 +178,13 @@ def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, product
         assert found.flops == products * PRODUCT_FLOPS
 
 
-def compiled_text(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> str:
+def compiled_module(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> Module:
     pytest.importorskip("jax_cuda12_plugin")
-    return Target(catalog.named(device), True).compile(Lowerable(step, args), flags).text
+    return Target(catalog.named(device), True).compile(Lowerable(step, args), flags).module
 
 
 def compiled(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> Replay:
-    return replay(compiled_text(step, *args, device=device, **flags), catalog.named(device))
+    return replay(compiled_module(step, *args, device=device, **flags), catalog.named(device))
 
 
 @pytest.mark.gpu_aot
@@ -192,9 +192,9 @@ def test_a_compiled_scan_costs_the_same_product_each_trip() -> None:
     def step(x: jax.Array, weights: jax.Array) -> jax.Array:
         return jax.lax.scan(lambda carry, w: (jnp.tanh(carry @ w), None), x, weights)[0]
 
-    text = compiled_text(step, array(512, 512), array(7, 512, 512))
-    assert replay(text, V100).flops == 7 * 2 * 512**3
-    assert moved_nbytes(read_module(text)) < 9 * MIB  # of a trip: the weights of one layer at a time
+    module = compiled_module(step, array(512, 512), array(7, 512, 512))
+    assert replay(module, V100).flops == 7 * 2 * 512**3
+    assert moved_nbytes(module) < 9 * MIB  # of a trip: the weights of one layer at a time
 
 
 def there_and_back(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from memplan.hardware.backend import GPU
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
@@ -29,7 +30,7 @@ def step() -> Module:
 
 def settled(room_nbytes: int) -> list[str]:
     plain = step()
-    found = settle_pairs(plain, problem_of(plain, on_gpu=True), room_nbytes)
+    found = settle_pairs(plain, problem_of(plain, backend=GPU), room_nbytes)
     judge(plain, found)
     return [name for name in found.entry.ops if name not in ("a", "b", "w", "out")]
 
@@ -48,6 +49,6 @@ def test_what_holds_most_and_longest_is_settled_first(room_nbytes: int, order: l
 
 def test_a_module_whose_pairs_hold_little_stays() -> None:
     plain = step()
-    assert settle_pairs(plain, problem_of(plain, on_gpu=True), 8 * MIB) is plain
+    assert settle_pairs(plain, problem_of(plain, backend=GPU), 8 * MIB) is plain
     alone = module("ROOT " + fusion("out", "a", "b"))
-    assert settle_pairs(alone, problem_of(alone, on_gpu=True), 0) is alone
+    assert settle_pairs(alone, problem_of(alone, backend=GPU), 0) is alone

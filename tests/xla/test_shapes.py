@@ -6,24 +6,40 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.xla.shapes import Array, Shape, leaves, read_shape, shape_text
+from memplan.xla.shapes import Array, Layout, Shape, leaves, shape_message, shape_of, shape_text
+from tests.hlo import read_instruction
 
-ARRAYS = st.builds(
-    Array,
-    st.sampled_from(["f32", "bf16", "pred", "s8", "u64", "c64", "f8e4m3fn", "token"]),
-    st.lists(st.integers(0, 999), max_size=4).map(tuple),
-    st.sampled_from(["", "{0}", "{1,0:S(5)}", "{}"]),
-)
+DTYPES = st.sampled_from(["f32", "bf16", "pred", "s8", "u64", "c64", "f8e4m3fn"])
+TILES = st.sampled_from([(), ((8, 128), (2, 1))])
+
+
+@st.composite
+def arrays(draw: st.DrawFn) -> Array:
+    dims = draw(st.lists(st.integers(0, 999), max_size=4))
+    order = tuple(draw(st.permutations(range(len(dims)))))
+    bits, space = draw(st.sampled_from([0, 4])), draw(st.sampled_from([0, 5]))
+    layout = Layout(order, draw(TILES), element_bits=bits, space=space)
+    return Array(draw(DTYPES), tuple(dims), layout)
+
+
+ARRAYS = arrays() | st.just(Array("token", ()))
 SHAPES = st.recursive(ARRAYS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12)
 
 
-def with_comments(shape: Shape) -> str:
-    return str(shape) if isinstance(shape, Array) else f"({', /*index=5*/'.join(map(with_comments, shape))})"
+def read_shape(text: str) -> Shape:
+    """What XLA reads as this shape, as memplan reads it."""
+    return read_instruction(f"  %p = {text} parameter(0)").shape
 
 
 @given(SHAPES)
 def test_shapes_are_read_as_they_are_written(shape: Shape) -> None:
-    assert read_shape(with_comments(shape)) == read_shape(shape_text(shape)) == shape
+    assert read_shape(shape_text(shape)) == shape_of(shape_message(shape)) == shape
+
+
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=4).map(tuple))
+def test_no_layout_stays_none(dims: tuple[int, ...]) -> None:
+    array = Array("f32", dims)
+    assert shape_of(shape_message(array)) == array
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memplan
+from memplan.program import compat
 from memplan.xla import hook
 from memplan.xla.module import Module
 from memplan.xla.sources import Sources, layer_of
@@ -21,8 +22,8 @@ FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
 Frame = tuple[int, int]  # number of the file, of the frame around it or -1
 
 
-def module(frames: list[Frame]) -> Module:
-    """An instruction of every frame, `%i0` and so on; the line is the frame's number."""
+def head_with(frames: list[Frame]) -> str:
+    """The head of a module with these frames; the line is the frame's number."""
     names = [f'{i + 1} "{name}"' for i, name in enumerate(FILES)]
     places = [
         f"{i + 1} {{file_name_id={file + 1} function_name_id=1 line={i} end_line={i} column=1 end_column=1}}"
@@ -32,11 +33,15 @@ def module(frames: list[Frame]) -> Module:
     stacks = [f"{i + 1} {{file_location_id={i + 1} parent_frame_id={up + 2}}}" for i, (_, up) in enumerate(frames)]
     tables = {"FileNames": names, "FunctionNames": ['1 "step"'], "FileLocations": places, "StackFrames": stacks}
     head = "\n\n".join("\n".join([name, *lines]) for name, lines in tables.items())
-    made = [
-        f"  %i{i} = f32[2]{{0}} constant({{0, 0}}), metadata={{stack_frame_id={i + 1}}}" for i in range(len(frames))
-    ]
-    body = "\n".join(["ENTRY %main () -> f32[] {", *made, "  ROOT %end = f32[] constant(0)", "}"])
-    return read_module(f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n{body}\n")
+    return f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n"
+
+
+def module(frames: list[Frame]) -> Module:
+    """An instruction of every frame, `%i0` and so on; the line is the frame's number."""
+    constant = "f32[2]{0} constant({0, 0}), metadata={stack_frame_id="
+    ops = [f"  %i{i} = {constant}{i + 1}}}" for i in range(len(frames))]
+    body = "\n".join(["ENTRY %main () -> f32[] {", *ops, "  ROOT %end = f32[] constant(0)", "}"])
+    return read_module(f"{head_with(frames)}{body}\n")
 
 
 def sources(module: Module) -> dict[str, str]:
@@ -91,7 +96,6 @@ def test_it_is_the_innermost_line_of_the_best_kind(frames: tuple[Frame, ...]) ->
 
 def test_what_xla_adds_has_the_line_of_what_it_reads() -> None:
     """The last that tells within a fusion, else the operand, else the reader."""
-    read = module([(0, -1), (0, -1), (0, -1)])
     body = """\
 %fused (x: bf16[2]) -> bf16[2] {
   %x = bf16[2]{0} parameter(0)
@@ -114,7 +118,7 @@ ENTRY %main (given: bf16[2]) -> f32[2] {
   ROOT %other = f32[2]{0} negate(%last), metadata={op_name="jit(f)/other" stack_frame_id=3}
 }
 """
-    text = read.head + "\n\n\n" + body
+    text = head_with([(0, -1), (0, -1), (0, -1)]) + body
     names = "early", "ended", "after", "last"
     assert sources(read_module(text)) == dict.fromkeys(names, f"{USER}:1") | {"other": f"{USER}:2"}
     assert scopes(read_module(text)) == dict.fromkeys(names, "inner")
@@ -137,7 +141,7 @@ SHAPE = jax.ShapeDtypeStruct((64, 64), "float32")
 
 @pytest.mark.parametrize("hooked", [False, True])
 def test_what_this_jax_writes_is_read(hooked: bool) -> None:
-    seen: list[str] = []
+    seen: list[Module] = []
 
     def framed(x: jax.Array) -> jax.Array:
         return step(x)
@@ -145,8 +149,8 @@ def test_what_this_jax_writes_is_read(hooked: bool) -> None:
     framed.__name__ = f"framed_{hooked}"
     with hook.intercept(f"jit_{framed.__name__}", seen.append, "cpu"):
         compiled = jax.jit(framed).lower(SHAPE).compile()
-    seen.append(str(compiled.as_text()))
-    read = read_module(seen[0 if hooked else 1])
+    seen.append(Module.read(compat.module_of(compiled)))
+    read = seen[0 if hooked else 1]
     within = scopes(read)
     found = {(line, within.get(name, "")) for name, line in sources(read).items()}
     inside, after = (f"tests/xla/test_sources.py:{LINE + line}" for line in (2, 3))

@@ -85,7 +85,10 @@ def test_parameters_state_their_numbers() -> None:
     [
         ("f32[] constant(0)", True),
         ("s32[2,2]{1,0} constant({{0, 0}, {0, 0}})", True),
-        ("f32[] constant(-0)", False),
+        ("f32[] constant(-0.0)", False),
+        ("bf16[] constant(-0.0)", False),
+        ("f8e4m3fn[] constant(1)", False),
+        ("s4[] constant(1)", False),
         ("f32[2]{0} constant({0, 1})", False),
         ("c64[] constant((0, 0))", False),
         ("f32[] negate(%zero)", False),

@@ -17,9 +17,9 @@ from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramE
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.local import local_device
+from memplan.xla.module import Module
 from memplan.xla.target import Target, described_devices, without_messages, xla_rematerialization
 from tests.dense import step as train
-from tests.hlo import read_module
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
 needs_compiler = pytest.mark.skipif(
@@ -77,10 +77,10 @@ class TestDescribedGpu:
         weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 20
         batches = jax.ShapeDtypeStruct((batch, 1024), jnp.float32)
         planned = memplan.jit(train, device=device, donate_argnums=0).plan(weights, batches)
-        report, outcome = planned.report, planned._found
+        report, outcome = planned.report, planned._outcome
         assert report.xla_limit_bytes is not None
         assert report.compiled_peak_bytes + report.host_peak_bytes > report.xla_limit_bytes
-        compiled = read_module(outcome.executable.text)
+        compiled = outcome.executable.module
         assert list(compiled.instructions) == list(outcome.planned.result.module.instructions)
         assert report.xla_rematerialized == 0
         assert "remat" not in capfd.readouterr().err
@@ -118,8 +118,8 @@ def test_the_local_backend_accounts_for_what_it_allocates() -> None:
 
 
 def test_whatever_goes_wrong_in_planning_is_told_in_words_of_memplan() -> None:
-    def raises(text: str) -> str:
-        return next(word for word in text.split() if word == "no such word")
+    def raises(module: Module) -> Module:
+        return next(module for name in module if name == "no such name")
 
     target = Target(local_device(), described=False)
     with pytest.raises(MemplanError, match=r"StopIteration in raises \(.*test_target.py:\d+\)") as caught:

@@ -90,8 +90,8 @@ class Training:
 
     def passes_gate(self, planned: Planned) -> bool:
         """Whether its error is within that of recompilation alone."""
-        assert isinstance(planned._found, Outcome)
-        return numbers_gate(planned._found, self.args, {}).passes
+        assert isinstance(planned._outcome, Outcome)
+        return numbers_gate(planned._outcome, self.args, {}).passes
 
     def run(self, step: Callable[..., Any]) -> list[dict[str, bytes]]:
         """The bits of all results of each step, by name."""

@@ -11,7 +11,7 @@ from experiments.bench.results import Measurement
 from memplan import api, pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
-from memplan.pipeline import Request
+from memplan.request import Request, target_of
 from memplan.results.infeasible import floor_of
 from memplan.studies.baselines import Baseline, Baselines
 from memplan.studies.largest import last_fitting
@@ -69,7 +69,7 @@ def compiled(case: Case, size: int) -> Iterator[Compiled]:
             outcome.device_bytes, outcome.host_bytes, outcome.step_s, "" if outcome.fits else _limit(outcome)
         )
         return
-    ways = Baselines(step, args, _OPTIONS, pipeline.target_of(case.device))
+    ways = Baselines(step, args, _OPTIONS, target_of(case.device))
     plain = ways.plain()
     yield _within(plain, budget)
     if method == "xla" and plain.device_bytes > budget:

@@ -20,8 +20,8 @@ from experiments.bench.measures.planned import UNLIMITED
 from experiments.bench.results import Measurement, Row
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import Request
 from memplan.planning.schedule import Kind
+from memplan.request import Request
 from memplan.results.report import status_of
 
 MORE_BYTES, MORE_SECONDS = 0.03, 0.05  # What a wrapped step may need in addition, as shares.

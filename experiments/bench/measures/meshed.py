@@ -12,7 +12,7 @@ from memplan import pipeline
 from memplan.compilation.compiler import compile_program
 from memplan.hardware.topology import topology_named
 from memplan.parallel.step import data_parallel
-from memplan.pipeline import Request
+from memplan.request import Request
 from memplan.xla.replay import Replay, replay
 
 
@@ -34,7 +34,7 @@ def measure(case: Case) -> Measurement:
     plain = compile_program(program, request.target)
     narrow = Request(None, None, case.device, topology=links, between_hosts="bfloat16")
     replays = {
-        "jax.jit": replay(plain.text, request.target.device, program.machine),
+        "jax.jit": replay(plain.module, request.target.device, program.machine),
         **{
             name: pipeline.best(divided, args, {}, options, variant).planned.result.replay
             for name, variant in (("memplan.jit", request), ("memplan.jit, bfloat16", narrow))

@@ -8,8 +8,8 @@ from experiments.bench.measures import planned
 from experiments.bench.results import Measurement
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import Request
 from memplan.planning.loops import stacked_nbytes
+from memplan.request import Request
 
 
 def measure(case: Case) -> Measurement:

@@ -18,10 +18,10 @@ from experiments.bench.cases import Case
 from experiments.bench.results import Measurement
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
-from memplan.pipeline import UNLIMITED, Request
 from memplan.planning.loops import host_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
+from memplan.request import UNLIMITED, Request, target_of
 from memplan.results.infeasible import floor_of, infeasible
 from memplan.units import parse_bytes
 from memplan.xla.replay import replay
@@ -46,12 +46,12 @@ def measure(case: Case) -> Measurement:
 def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
     """The row of a case, and its outcome."""
     step, args, donated = case.built()
-    target, options = pipeline.target_of(case.device), {"donate_argnums": donated}
+    target, options = target_of(case.device), {"donate_argnums": donated}
     # Warm up: the first compilation of a process does work that should not count.
     _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
     begun = _since()
     plain, plain_spent = _compile_plain(target, step, args, options), _since(begun)
-    plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.text, target.device).step_s
+    plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.module, target.device).step_s
     del plain  # executables are large
     jax.clear_caches()
     request = Request(limit_of(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state)

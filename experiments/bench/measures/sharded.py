@@ -6,7 +6,7 @@ from experiments.bench.results import Measurement
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.hardware.topology import topology_named
-from memplan.pipeline import UNLIMITED, Request
+from memplan.request import UNLIMITED, Request
 from memplan.xla.collectives.cost import PERMUTE
 
 

@@ -4,12 +4,10 @@ from typing import Any
 
 from experiments.bench.cases import Case
 from experiments.bench.results import Measurement
-from memplan import pipeline
 from memplan.compilation.compiler import Compiler
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.hardware.device import Device
-from memplan.pipeline import UNLIMITED
 from memplan.planning.registry import planner_named
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.price import Pricer, SlabLimits
@@ -20,6 +18,7 @@ from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.choose import large_ops
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
+from memplan.request import UNLIMITED, target_of
 
 _AMPLE = SlabLimits(UNLIMITED, 0, 0)  # Keeps everything that loops write on the device.
 
@@ -27,7 +26,7 @@ _AMPLE = SlabLimits(UNLIMITED, 0, 0)  # Keeps everything that loops write on the
 def measure(case: Case) -> Measurement:
     """A row for each number of slabs, the plain step first."""
     step, args, donated = case.built()
-    target, limits = pipeline.target_of(case.device), Limits(UNLIMITED, UNLIMITED)
+    target, limits = target_of(case.device), Limits(UNLIMITED, UNLIMITED)
     program = trace(step, args, {}, {"donate_argnums": donated})
     compiler = Compiler(target, limits, planner_named(None), None, lambda _, __, make: make(), lambda _, __: None)
     plain = compiler.compile(program)

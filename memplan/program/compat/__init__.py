@@ -15,6 +15,7 @@ from memplan.program.compat.compiler import (
     lower_for,
     mark_on_host,
     module_name_of,
+    module_of,
     module_proto,
     module_text,
     names_devices,

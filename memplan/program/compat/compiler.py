@@ -81,14 +81,7 @@ def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int]
     (main,) = (operation for operation in operations if str(operation.name).strip('"') == "main")
     shardings = list(clone.compile_args["in_shardings"])
     with clone._hlo.context:
-        attributes = list(main.attributes["arg_attrs"])
-        tokens = len(attributes) - len(shardings)  # arguments of ordered effects come first
-        for number in marked:
-            argument = attributes[tokens + number]
-            arg_attributes = {attribute.name: attribute.attr for attribute in argument}
-            arg_attributes["mhlo.memory_kind"] = _ir.StringAttr.get(PINNED)
-            attributes[tokens + number] = _ir.DictAttr.get(arg_attributes)
-        main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
+        _mark_arguments(main, marked, len(shardings))
     results = list(clone.compile_args["out_shardings"])
     first = clone._device_list[0]
     if PINNED in {memory.kind for memory in first.addressable_memories()}:
@@ -104,6 +97,22 @@ def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int]
         **clone.compile_args, "in_shardings": tuple(shardings), "out_shardings": tuple(results)
     }  # fmt: skip
     return outer
+
+
+def _mark_arguments(main: Any, marked: Sequence[int], count: int) -> None:
+    """Give these arguments of a module's function the memory kind of the host.
+
+    Args:
+      count: arguments without the tokens of ordered effects, which come first.
+    """
+    attributes = list(main.attributes["arg_attrs"])
+    tokens = len(attributes) - count
+    for number in marked:
+        argument = attributes[tokens + number]
+        arg_attributes = {attribute.name: attribute.attr for attribute in argument}
+        arg_attributes["mhlo.memory_kind"] = _ir.StringAttr.get(PINNED)
+        attributes[tokens + number] = _ir.DictAttr.get(arg_attributes)
+    main.attributes["arg_attrs"] = _ir.ArrayAttr.get(attributes)
 
 
 def names_devices(traced: Any, leaves: Sequence[Any]) -> bool:
@@ -234,13 +243,9 @@ def on_devices(lowered: Any, devices: Sequence[Any]) -> Any:
             )
         if isinstance(sharding, _GSPMDSharding):
             return _GSPMDSharding(flat, sharding._hlo_sharding, memory_kind=sharding.memory_kind)
-        return (
-            SingleDeviceSharding(
-                flat[0],
-            )
-            if isinstance(sharding, SingleDeviceSharding)
-            else sharding
-        )
+        if isinstance(sharding, SingleDeviceSharding):
+            return SingleDeviceSharding(flat[0])
+        return sharding
 
     def moved_mesh(mesh: Any) -> Mesh:
         shape = tuple(mesh.shape.values())
@@ -304,6 +309,12 @@ def module_text(proto: bytes) -> str:
     options = _hlo.HloPrintOptions()
     options.print_large_constants = True
     return _hlo.HloModule.from_serialized_hlo_module_proto(proto).to_string(options)
+
+
+def module_of(compiled: Any) -> bytes:
+    """The serialized module of what was compiled."""
+    (module,) = compiled.runtime_executable().hlo_modules()
+    return module.as_serialized_hlo_module_proto()
 
 
 def module_proto(text: str) -> bytes:

@@ -288,15 +288,13 @@ class Scan:
             results = list(body(*consts, *carry, *slices))
             return results[: self.carries], results[self.carries :]
 
-        carried, stacked = jax.lax.scan(
-            trip,
-            carries,
-            stacks,
-            length=self.trips,
-            reverse=self.reverse,
-            unroll=self.unroll,
-        )
+        carried, stacked = self.loop(trip, carries, stacks)
         return [*carried, *stacked]
+
+    def loop(self, trip: Callable[..., Any], carry: Any, xs: Any) -> tuple[Any, Any]:
+        """`lax.scan` with the length, direction and unrolling of this loop."""
+        options = {"length": self.trips, "reverse": self.reverse, "unroll": self.unroll}
+        return jax.lax.scan(trip, carry, xs, **options)
 
 
 def scan_of(eqn: JaxprEqn) -> Scan | None:

@@ -246,13 +246,7 @@ class WrittenPair:
         host_avals, _ = _by_memory(avals, on_host)
         hosts = [_empty_on_host(aval, forward.trips, padding) for aval in host_avals]
         carried, (hosts, stacked) = _scan(
-            trip,
-            carried,
-            inputs.stacks,
-            forward.trips,
-            hosts,
-            forward.reverse,
-            forward.unroll,
+            trip, carried, inputs.stacks, forward.trips, hosts, forward.reverse, forward.unroll
         )
         residuals = _merged((hosts, stacked[result_count:]), on_host)
         return carried, stacked[:result_count], residuals
@@ -279,12 +273,7 @@ class WrittenPair:
 
         stacks = [*own.stacks, *saved.inputs.stacks, *saved.residuals]
         carried, (_, results) = _scan(
-            trip,
-            carried,
-            stacks,
-            backward.trips,
-            reverse=backward.reverse,
-            unroll=backward.unroll,
+            trip, carried, stacks, backward.trips, reverse=backward.reverse, unroll=backward.unroll
         )
         return [*carried, *results]
 
@@ -407,19 +396,19 @@ def _scan(
 ) -> tuple[Any, tuple[list[HostArray], list[Any]]]:
     """Run `body` for positions 0 to count - 1, or back from there.
 
-    A trip fetches the next trip's slices from the host, and writes the previous trip's results to
+    A trip fetches the next trip's slices from the host and writes the previous trip's results to
     it, so that both copies overlap with its own computation.
 
     Args:
       body: (position, state, slices of `stacks`) -> (state, results for the host, for the device).
-      stacks: arrays, or HostArrays, whose slices arrive one trip before they are read.
+      stacks: arrays and HostArrays.
       hosts: arrays into which the results for the host are written.
 
     Returns:
-      The last state, and the stacked results: those on the host, those on the device.
+      The last state, and the stacked results: on the host, on the device.
     """
-    host_stacks = [stack for stack in stacks if isinstance(stack, HostArray)]
-    device_stacks = [stack for stack in stacks if not isinstance(stack, HostArray)]
+    is_on_host = [isinstance(stack, HostArray) for stack in stacks]
+    host_stacks, device_stacks = _by_memory(stacks, is_on_host)
 
     def position(trip: Any) -> Any:
         return count - 1 - trip if reverse else trip
@@ -428,34 +417,22 @@ def _scan(
         return [host.rows(position(trip), (0, 1))[0] for host in host_stacks]
 
     def write(trip: Any, hosts: list[HostArray], results: list[Any]) -> list[HostArray]:
-        return [
-            host.written(
-                position(trip),
-                result[None],
-            )
-            for host, result in zip(hosts, results, strict=True)
-        ]
+        pairs = zip(hosts, results, strict=True)
+        return [host.written(position(trip), result[None]) for host, result in pairs]
 
     def run_trip(carry: Any, device_slices: Any) -> Any:
         trip, state, hosts, previous_results, host_slices = carry
-        next_host_slices = fetch(trip + 1)
+        next_slices = fetch(trip + 1)
         hosts = write(trip - 1, hosts, previous_results)
-
-        from_host, from_device = iter(host_slices), iter(device_slices)
-        slices = [
-            next(
-                from_host if isinstance(stack, HostArray) else from_device,
-            )
-            for stack in stacks
-        ]
+        slices = _merged((host_slices, device_slices), is_on_host)
         state, host_results, device_results = body(position(trip), state, slices)
-        return (trip + 1, state, hosts, host_results, next_host_slices), device_results
+        return (trip + 1, state, hosts, host_results, next_slices), device_results
 
     no_results = [compat.empty(host.array.shape[1:], host.array.dtype, DEVICE) for host in hosts]
     carry = jnp.int32(0), state, list(hosts), no_results, fetch(0)
-    (_, state, hosts, last_results, _), device_results = lax.scan(
-        run_trip, carry, device_stacks, length=count, reverse=reverse, unroll=unroll
-    )
+    options = {"length": count, "reverse": reverse, "unroll": unroll}
+    carry, device_results = lax.scan(run_trip, carry, device_stacks, **options)
+    _, state, hosts, last_results, _ = carry
     return state, (write(count - 1, hosts, last_results), device_results)
 
 

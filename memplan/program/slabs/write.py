@@ -282,21 +282,11 @@ class _Loop:
 
     def _trip(self, carry: Any, _: None) -> Any:
         trip, sums, rows_before, pieces, hosts, previous_slabs = carry
-        hosts = [
-            host.written(
-                trip - 1,
-                slab,
-            )
-            for host, slab in zip(hosts, previous_slabs, strict=True)
-        ]
+        written = zip(hosts, previous_slabs, strict=True)
+        hosts = [host.written(trip - 1, slab) for host, slab in written]
 
-        windows = [
-            joined(
-                pieces_of_var,
-                self.axis.dims[var],
-            )
-            for var, pieces_of_var in zip(self.fetched, pieces, strict=True)
-        ]
+        by_var = zip(self.fetched, pieces, strict=True)
+        windows = [joined(own_pieces, self.axis.dims[var]) for var, own_pieces in by_var]
         env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
         # The fetched slab replaces the pieces, so it comes after them. The barrier holds the
         # arrays, not the index, which XLA must see.
@@ -305,13 +295,7 @@ class _Loop:
             if var not in env:
                 env[var] = source.rows(trip, self.spans[var])
 
-        contributions: dict[Any, Any] = {}
-        for number in self.loop.ops:
-            eqn = self.eqns[number]
-            with compat.user_context(eqn):
-                results = self._apply(number, eqn, trip, env, rows_before)
-            reduces = self.axis.equations[number].reduces
-            (contributions if reduces else env).update(zip(eqn.outvars, results, strict=True))
+        contributions = self._run_ops(trip, env, rows_before)
         sums = [
             accumulate(self._reduction(number), total, contributions[var])
             for (number, var), total in zip(self.sums, sums, strict=True)
@@ -324,6 +308,22 @@ class _Loop:
         slabs = [self._slab(var, env) for var in self.to_host]
         carry = trip + 1, sums, rows_before, pieces, hosts, slabs
         return carry, [self._slab(var, env) for var in self.stacked]
+
+    def _run_ops(
+        self,
+        trip: Any,
+        env: dict[Any, Any],
+        rows_before: dict[int, Any],
+    ) -> dict[Any, Any]:
+        """Add the windows of results to `env`; return the contributions to sums."""
+        contributions: dict[Any, Any] = {}
+        for number in self.loop.ops:
+            eqn = self.eqns[number]
+            with compat.user_context(eqn):
+                results = self._apply(number, eqn, trip, env, rows_before)
+            reduces = self.axis.equations[number].reduces
+            (contributions if reduces else env).update(zip(eqn.outvars, results, strict=True))
+        return contributions
 
     def _first_new_row(self, var: Any) -> int:
         """The first row of a trip's window that the previous trip's window does not have."""
@@ -374,22 +374,7 @@ class _Loop:
         span = self._span(number, eqn)
         spans = needed(along.axes, along.axis, span)
         spans = {position: spans[position] for position in along.sliced}
-        operands = [
-            self._cut(
-                atom,
-                env[atom],
-                spans[position],
-            )
-            if position in spans
-            else self.whole[number][position]
-            for position, atom in enumerate(eqn.invars)
-        ]
-        for position, rows in spans.items():
-            atom = eqn.invars[position]
-            fill = padding_value(eqn, along.axes, along.axis, position, operands)
-            if fill is not None:
-                operands[position] = self._padded(atom, operands[position], rows, trip, fill)
-
+        operands = self._operands(number, eqn, trip, env, spans)
         if eqn.primitive.name == "iota":
             return [self._iota(eqn, along.axis, span, trip)]
         if along.carries:
@@ -405,6 +390,29 @@ class _Loop:
             for position in along.axes.masked:
                 operands[position] = jnp.zeros_like(operands[position])
         return run_rows(eqn, along.axes, along.axis, span, spans, operands)
+
+    def _operands(
+        self,
+        number: int,
+        eqn: compat.JaxprEqn,
+        trip: Any,
+        env: Mapping[Any, Any],
+        spans: Mapping[int, Span],
+    ) -> list[Any]:
+        """The operands of an equation: these spans of rows, padded, and the others whole."""
+        along = self.axis.equations[number]
+        operands = list[Any]()
+        for position, atom in enumerate(eqn.invars):
+            if position in spans:
+                operands.append(self._cut(atom, env[atom], spans[position]))
+            else:
+                operands.append(self.whole[number][position])
+        for position, rows in spans.items():
+            atom = eqn.invars[position]
+            fill = padding_value(eqn, along.axes, along.axis, position, operands)
+            if fill is not None:
+                operands[position] = self._padded(atom, operands[position], rows, trip, fill)
+        return operands
 
     def _span(self, number: int, eqn: compat.JaxprEqn) -> Span:
         """The rows that a trip computes of an equation's results, or reduces."""

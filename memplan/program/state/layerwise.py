@@ -333,14 +333,8 @@ class StreamedScan:
 
         start = scan.trips - 1 if scan.reverse else 0
         fetched = [fetch(stack, start) for stack in host_stacks.values()]
-        (carried, _), stacked = jax.lax.scan(
-            trip,
-            (carries, fetched),
-            (scan.following, device_stacks),
-            length=scan.trips,
-            reverse=scan.reverse,
-            unroll=scan.unroll,
-        )
+        xs = scan.following, device_stacks
+        (carried, _), stacked = scan.loop(trip, (carries, fetched), xs)
         return [*carried, *stacked]
 
 
@@ -367,6 +361,14 @@ class UpdatingScan:
         return [*self.eqn.invars, *update.on_host, *update.scalars, *update.in_place.values()]
 
     @property
+    def _prefetched(self) -> list[Any]:
+        """Stacks of which the scan needs slices at the beginning of a trip.
+
+        Only the update, at the end of a trip, needs slices of the others.
+        """
+        return list(dict.fromkeys(self.stacks.values()))
+
+    @property
     def stacked(self) -> list[Any]:
         """Results that the scan stacks and its update does not read."""
         outputs = self.eqn.outvars[_scan(self.eqn).carries :]
@@ -385,9 +387,7 @@ class UpdatingScan:
         env = {atom: value for atom, value in values if compat.is_var(atom)}
         consts, carries, _ = scan.split(operands[: len(eqn.invars)])
         device_stacks = _device_stacks(self.eqn, self.stacks, operands)
-        # The scan needs slices of these stacks at the beginning of a trip, so they are prefetched.
-        prefetched_vars = list(dict.fromkeys(self.stacks.values()))
-        # Only the update, at the end of a trip, needs slices of these.
+        prefetched_vars = self._prefetched
         update_vars = [var for var in update.on_host if var not in prefetched_vars]
         outputs = eqn.outvars[len(carries) :]
 
@@ -411,8 +411,7 @@ class UpdatingScan:
             layer_slices |= dict(zip(outputs, results[len(carries) :], strict=True))
             updated = update.of_layer(env, layer_slices)
             new_results = [updated[result] for result in update.in_place]
-            carried = results[: len(carries)]
-            carry = trip_number + 1, carried, buffers, new_results, next_prefetched
+            carry = trip_number + 1, results[: len(carries)], buffers, new_results, next_prefetched
             return carry, [layer_slices[var] for var in self.stacked]
 
         start, end = (scan.trips - 1, 0) if scan.reverse else (0, scan.trips - 1)
@@ -422,15 +421,8 @@ class UpdatingScan:
         prefetched = [fetch(env[var], start) for var in prefetched_vars]
         carry = jax.numpy.int32(0), carries, buffers, unchanged, prefetched
         previous = _previous_layers(scan)
-
-        (_, carried, buffers, last_results, _), stacked = jax.lax.scan(
-            trip,
-            carry,
-            (scan.following, previous, device_stacks),
-            length=scan.trips,
-            reverse=scan.reverse,
-            unroll=scan.unroll,
-        )
+        xs = scan.following, previous, device_stacks
+        (_, carried, buffers, last_results, _), stacked = scan.loop(trip, carry, xs)
         return [*carried, *stacked, *write(buffers, last_results, end)]
 
 

@@ -31,7 +31,9 @@ def _packed(entry: Any) -> Any:
 def _rows(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "rows": len(rows),
-        "columns": {name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())},
+        "columns": {
+            name: _column([row[name] for row in rows]) for name in (rows[0] if rows else ())
+        },
     }
 
 

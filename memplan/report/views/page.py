@@ -33,7 +33,9 @@ class Header:
     versions: Sequence[tuple[str, str]]  # of all software, by name
 
 
-def of_report(header: Header, entries: Mapping[str, Any], tables: Sequence[Table], fallbacks: Sequence[Table]) -> str:
+def of_report(
+    header: Header, entries: Mapping[str, Any], tables: Sequence[Table], fallbacks: Sequence[Table]
+) -> str:
     """The page of a report.
 
     Args:
@@ -85,7 +87,8 @@ def _page(
 <body>
 <header><h1>{escape(header.title)}</h1>
 <span class="status {"good" if header.is_good else ""}">{escape(header.status)}</span>
-<span class="subtitle">{escape(", ".join(map(" ".join, header.versions)))}</span><span class="spring"></span>
+<span class="subtitle">{escape(", ".join(map(" ".join, header.versions)))}</span>
+<span class="spring"></span>
 <button id="theme" type="button" hidden>theme: auto</button></header>
 <main>
 <div class="tiles" id="tiles"></div>
@@ -102,7 +105,8 @@ def _page(
 def frame(page: str, title: str) -> str:
     """A page inside another page, isolated from it in both directions."""
     return (
-        f'<iframe title="{escape(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" loading="lazy" '
+        f'<iframe title="{escape(title)}" sandbox="allow-scripts" srcdoc="{escape(page)}" '
+        'loading="lazy" '
         'style="width: 100%; height: 760px; border: 0; border-radius: 8px"></iframe>'
     )
 

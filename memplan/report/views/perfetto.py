@@ -47,7 +47,9 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
         copies = [copy for copy in timeline.copies if copy.direction == direction]
         stream = writer.track(f"copies {direction}", writer.top) if copies else 0
         for copy in copies:
-            writer.slice(stream, copy.name, "copy", copy.start_s, copy.end_s, {"bytes": copy.nbytes})
+            writer.slice(
+                stream, copy.name, "copy", copy.start_s, copy.end_s, {"bytes": copy.nbytes}
+            )
     return writer.builder.serialize()
 
 

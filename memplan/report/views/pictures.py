@@ -44,7 +44,9 @@ class Series:
     is_joined: bool  # joined by a line
 
 
-def png_of_series(title: str, axes: tuple[str, str], series: Sequence[Series], limit: tuple[str, float]) -> bytes:
+def png_of_series(
+    title: str, axes: tuple[str, str], series: Sequence[Series], limit: tuple[str, float]
+) -> bytes:
     """Some series, with a named vertical line."""
     picture = figure()
     axis = picture.add_subplot(xlabel=axes[0], ylabel=axes[1], title=title)

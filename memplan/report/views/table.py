@@ -15,11 +15,14 @@ WIDTH = 120  # columns of plain text
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\t\n"}
 _STYLES = {"good": "green", "bad": "red", "": ""}
 _PAGE_STYLE = """
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem; color: #1d2530; }
+body { font: 15px/1.45 system-ui, sans-serif; margin: 2rem auto; max-width: 75rem; padding: 0 1rem;
+  color: #1d2530; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin: 2rem 0 .4rem; }
 .wide { overflow-x: auto; }
-table { border-collapse: collapse; } th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; }
-th { border-bottom: 1px solid #aab2bd; } td { border-bottom: 1px solid #e6e9ed; overflow-wrap: anywhere; }
+table { border-collapse: collapse; }
+th, td { padding: .25rem .8rem .25rem 0; text-align: left; vertical-align: top; }
+th { border-bottom: 1px solid #aab2bd; }
+td { border-bottom: 1px solid #e6e9ed; overflow-wrap: anywhere; }
 .right { text-align: right; white-space: nowrap; font-variant-numeric: tabular-nums; }
 .good { color: #176b37; } .bad { color: #a3201c; }
 @media (prefers-color-scheme: dark) {
@@ -115,7 +118,9 @@ def _html(table: Table) -> str:
     names = [name for name, _ in table.headings]
     title = f"<h2>{escape(table.title)}</h2>\n" if table.title else ""
     head = row("th", names, "") if any(names) else ""
-    rows = "\n".join(row("td", cells, tone) for cells, tone in zip(table.rows, table.tones, strict=True))
+    rows = "\n".join(
+        row("td", cells, tone) for cells, tone in zip(table.rows, table.tones, strict=True)
+    )
     return f'{title}<div class="wide"><table>\n{head}{rows}\n</table></div>'
 
 

@@ -55,9 +55,9 @@ def digits_of(machine: Machine, groups: Groups) -> Digits | None:
     return next(candidates, None)
 
 
-def gathers_in_phases(module: Module, machine: Machine, on_gpu: bool) -> Module:
+def gathers_in_phases(module: Module, machine: Machine) -> Module:
     """The module with all-gathers over hosts in phases, where that is faster."""
-    edit = CollectiveEdit(module, has_layouts=not on_gpu)
+    edit = CollectiveEdit(module)
     for body in module.values():
         replacements: dict[str, Sequence[Instruction]] = {}
         for op in body.ops.values():

@@ -17,9 +17,9 @@ _LIKE_ZERO = ("broadcast", "bitcast", "copy", "reshape", "convert", "transpose")
 _MOVING = ("copy", "bitcast", "reshape", "transpose")
 
 
-def hoist_sums(module: Module, on_gpu: bool) -> Module:
+def hoist_sums(module: Module) -> Module:
     """The module with all-reduces behind the loops whose carries only add them up."""
-    edit = CollectiveEdit(module, has_layouts=not on_gpu)
+    edit = CollectiveEdit(module)
     bodies = module.values()
     callers = Counter(name for body in bodies for op in body.ops.values() for name in op.called)
     for name in module:  # computations come before their callers: inner loops first

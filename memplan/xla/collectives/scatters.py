@@ -22,7 +22,7 @@ from memplan.xla.shapes import Array
 
 def scatters_in_phases(module: Module, machine: Machine) -> Module:
     """The module for a GPU with reduce-scatters over hosts in phases, where that is faster."""
-    edit = CollectiveEdit(module, has_layouts=False)
+    edit = CollectiveEdit(module)
     for body in module.values():
         replacements: dict[str, Sequence[Instruction]] = {}
         dropped: set[str] = set()

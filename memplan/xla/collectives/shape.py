@@ -3,6 +3,7 @@
 Nothing changes on a single host. Elsewhere a collective changes only where that is faster.
 """
 
+from memplan.hardware.backend import Backend
 from memplan.hardware.machine import Machine
 from memplan.xla.collectives.gathers import gathers_in_phases
 from memplan.xla.collectives.hoist import hoist_sums
@@ -11,17 +12,15 @@ from memplan.xla.collectives.sums import sums_in_phases
 from memplan.xla.module import Module
 
 
-def shape(module: Module, machine: Machine, on_gpu: bool, wire: str | None) -> Module:
+def shape(module: Module, machine: Machine, backend: Backend, wire: str | None) -> Module:
     """The module, not scheduled yet, with other collectives; itself if they stay.
 
     Args:
-      on_gpu: XLA:GPU has not assigned layouts yet, and makes collectives asynchronous later;
-        XLA:CPU has assigned layouts.
       wire: the type in which sums of float32 are sent between hosts; None is their own.
     """
     if machine.is_one_host:
         return module
-    shaped = gathers_in_phases(hoist_sums(module, on_gpu), machine, on_gpu)
-    if on_gpu:  # XLA:CPU has fused the slice into its readers
+    shaped = gathers_in_phases(hoist_sums(module), machine)
+    if backend.overlaps_collectives:  # else it has fused the slice into its readers
         shaped = scatters_in_phases(shaped, machine)
-    return sums_in_phases(shaped, machine, on_gpu, wire)
+    return sums_in_phases(shaped, machine, backend, wire)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memplan.hardware.backend import Backend
 from memplan.hardware.collectives import Phase, cheapest
 from memplan.hardware.machine import Groups, Machine
 from memplan.xla.collectives.cost import GATHER, REDUCE, SCATTER
@@ -55,7 +56,7 @@ class _Sum:
 def sums_in_phases(
     module: Module,
     machine: Machine,
-    on_gpu: bool,
+    backend: Backend,
     wire: str | None = None,
 ) -> Module:
     """The module with all-reduces over hosts in phases.
@@ -64,12 +65,12 @@ def sums_in_phases(
       wire: the type in which sums of float32 are sent between hosts, "bfloat16" or "float16"; None
         is their own.
     """
-    edit = CollectiveEdit(module, has_layouts=not on_gpu)
+    edit = CollectiveEdit(module)
     for body in module.values():
         replacements: dict[str, Sequence[Instruction]] = {}
         split: set[str] = set()  # all-reduces of several arrays that are taken apart
         for bucket in _buckets(module, body, machine):
-            phases = _phases(edit, machine, bucket, on_gpu, wire)
+            phases = _phases(edit, machine, bucket, backend, wire)
             if phases:
                 replacements |= {member.op.name: () for member in bucket}
                 replacements[bucket[0].op.name] = phases
@@ -203,7 +204,7 @@ def _phases(
     edit: CollectiveEdit,
     machine: Machine,
     bucket: Sequence[_Sum],
-    on_gpu: bool,
+    backend: Backend,
     wire: str | None,
 ) -> Sequence[Instruction]:
     """The phases of a bucket; none where it stays as XLA has it.
@@ -230,7 +231,7 @@ def _phases(
     builder = Builder(edit, first.op, first.op if first.op.has_metadata else first.collective)
     multiple = _parts(steps) * (steps[-1].size if narrow else 1)
     whole = _concatenated(builder, bucket, multiple)
-    total = _Reduction(builder, first, on_gpu, narrow).run(steps, whole)
+    total = _Reduction(builder, first, backend, narrow).run(steps, whole)
     _split(builder, bucket, total)
     return builder.ops
 
@@ -289,7 +290,7 @@ class _Reduction:
 
     builder: Builder
     first: _Sum  # of the bucket
-    on_gpu: bool
+    backend: Backend
     wire: Wire | None
 
     def run(self, steps: Sequence[_SumPhase], value: Instruction) -> Instruction:
@@ -300,8 +301,9 @@ class _Reduction:
                 value = self._scatter(step, value)
                 scattered.append(step)
             elif self.wire is not None and step is steps[-1]:
-                tuples = not self.on_gpu
-                value = self.wire.sum(self.builder, step.groups, value, self._to_apply, tuples)
+                value = self.wire.sum(
+                    self.builder, step.groups, value, self._to_apply, self.backend
+                )
             else:
                 value = self.builder.collective(
                     "sum",
@@ -326,7 +328,7 @@ class _Reduction:
         """Each device's part of the sum."""
         size = value.result[0].size // step.size
         shape = self._array(size)
-        if self.on_gpu:
+        if self.backend.scatters_sums:
             return self.builder.collective(
                 "scatter",
                 SCATTER,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from memplan.hardware.backend import Backend
 from memplan.hardware.machine import Groups
 from memplan.xla.collectives.cost import EXCHANGE, GATHER
 from memplan.xla.collectives.writing import Builder
@@ -40,18 +41,17 @@ class Wire:
         groups: Groups,
         piece: Instruction,
         to_apply: str,
-        tuples: bool,
+        backend: Backend,
     ) -> Instruction:
         """The sum of a flat piece over the groups.
 
         Args:
           to_apply: the computation that adds two elements.
-          tuples: an all-to-all takes as many operands as a group has devices, as XLA:CPU wants it.
         """
         (size,) = piece.result[0].dims
         hosts = len(groups[0])
         rows = builder.reshape("rows", piece, hosts, size // hosts)
-        bits = _exchanged(builder, groups, self._bits(builder, rows), tuples)
+        bits = _exchanged(builder, groups, self._bits(builder, rows), backend.exchanges_tuples)
         wide = self._wide(builder, bits)
         zero = builder.scalar("f32", 0)
         summed = builder.add(

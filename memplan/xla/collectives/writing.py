@@ -7,8 +7,9 @@ from typing import Unpack
 
 from memplan.hardware.machine import Groups
 from memplan.xla.collectives.cost import EXCHANGE
-from memplan.xla.module import Computation, Edit, Facts, Instruction, Module, instruction
-from memplan.xla.shapes import Array, Shape
+from memplan.xla.edit import Edit, Facts, instruction
+from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.shapes import NO_LAYOUT, Array, Shape
 
 
 def counts_partitions(op: Instruction) -> bool:
@@ -19,10 +20,11 @@ def counts_partitions(op: Instruction) -> bool:
 class CollectiveEdit(Edit):
     """Changes a module's collectives, with channels that the module does not have."""
 
-    def __init__(self, module: Module, has_layouts: bool) -> None:
-        """`has_layouts`: XLA has assigned layouts already, so every new array needs one."""
+    def __init__(self, module: Module) -> None:
         super().__init__(module)
-        self._has_layouts = has_layouts
+        arrays = (array for op in module.entry.ops.values() for array in op.result)
+        # XLA:CPU has assigned layouts already, XLA:GPU has not.
+        self._has_layouts = any(array.layout != NO_LAYOUT for array in arrays)
         ops = itertools.chain.from_iterable(body.ops.values() for body in module.values())
         channels = (op.channel for op in ops if op.channel is not None)
         self._channels = itertools.count(1 + max(channels, default=0))

@@ -12,7 +12,8 @@ import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 
-from memplan.xla.module import Computation, Edit, Instruction, Module
+from memplan.xla.edit import Edit
+from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.rewrites.fusion import NAMING, BodyChanges, is_open, slice_fusion
 
 # Opcodes whose results are their operands' buffers.

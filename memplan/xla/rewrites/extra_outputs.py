@@ -11,9 +11,11 @@ import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from memplan.hardware.backend import GPU
 from memplan.planning.problem import Problem
 from memplan.xla.buffers import problem_of
-from memplan.xla.module import Computation, Edit, Instruction, Module, bitcast, with_blocks
+from memplan.xla.edit import Edit, bitcast
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,
@@ -103,7 +105,7 @@ def _operands_survive(problem: Problem, producer: int, reader: int) -> bool:
 
 def _merge(module: Module, clones: Mapping[str, _FusionResult], room_nbytes: int) -> Merged:
     originals = {clone: result.fusion for clone, result in clones.items()}
-    return merge_fusions(module, problem_of(module, on_gpu=True), room_nbytes, originals)
+    return merge_fusions(module, problem_of(module, GPU), room_nbytes, originals)
 
 
 def _results(module: Module) -> Iterator[_FusionResult]:

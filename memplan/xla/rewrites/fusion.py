@@ -4,7 +4,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.xla.aliasing import ELEMENTWISE
-from memplan.xla.module import Computation, Edit, Instruction, tuple_of
+from memplan.xla.edit import Edit, fused_computation, tuple_of
+from memplan.xla.module import Computation, Instruction
 from memplan.xla.shapes import Array, Shape
 
 CHEAP = ELEMENTWISE | {"broadcast", "bitcast", "constant", "iota", "parameter"}
@@ -139,7 +140,7 @@ def new_fusion(
       name, called: of the new fusion, and of its computation.
       ops: instructions of the computation without parameters; one is the root.
     """
-    fused = Computation.fused(called, parameters, ops)
+    fused = fused_computation(called, parameters, ops)
     shape = fused.root.shape
     fusion = op.changed(name=name, operands=operands, shape=shape, called={op.called[0]: called})
     return fusion, fused

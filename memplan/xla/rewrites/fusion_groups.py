@@ -24,7 +24,7 @@ from memplan.xla.rewrites.fusion import (
     prevents_vectorization,
     result_buffers,
 )
-from memplan.xla.shapes import Array, Shape
+from memplan.xla.shapes import Array, Layout, Shape
 
 MOST_ARRAYS = 96  # most operands and results of a fusion (`MaxOperandsAndOutputsPerFusion`)
 # Most bytes of shared memory in a block: every GPU has them; XLA accepts more, but its assembler
@@ -317,7 +317,7 @@ def _without(names: Sequence[str], removed: Collection[str]) -> list[str]:
 
 # A fusion of these opcodes may be merged.
 _INSIDE = CHEAP | {"reduce", "tuple"}
-Space = tuple[tuple[int, ...], str]  # dimensions and layout
+Space = tuple[tuple[int, ...], Layout]  # dimensions and layout
 Sum = tuple[Shape, tuple[int, ...], Shape]  # a reduction's operand, dimensions and result
 
 

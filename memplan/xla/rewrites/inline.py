@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem, Where
-from memplan.xla.module import Computation, Edit, Instruction, Module, bitcast, with_blocks
+from memplan.xla.edit import Edit, bitcast
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     LEAST_BYTES,
@@ -74,7 +75,9 @@ class _Lifetimes:
         self._writes: dict[str, set[int]] = {}
         self._last_read: dict[int, int] = {}
         for slot, kernel in enumerate(problem.kernels):
-            self._writes[kernel.name] = {problem.buffers[number].alias_set for number in kernel.writes}
+            self._writes[kernel.name] = {
+                problem.buffers[number].alias_set for number in kernel.writes
+            }
             self._last_read.update((number, slot) for number in kernel.reads)
 
     def nbytes(self, name: str) -> int:
@@ -101,7 +104,9 @@ class _Lifetimes:
         if self._last_read.get(number, -1) >= self._slots[kernel]:
             return True
         buffer = self._problem.buffers[number]
-        is_shared = len(self._problem.alias_sets[buffer.alias_set]) > 1 or number in self._problem.donated
+        is_shared = (
+            len(self._problem.alias_sets[buffer.alias_set]) > 1 or number in self._problem.donated
+        )
         return not is_shared and buffer.nbytes <= SMALL_BYTES
 
 

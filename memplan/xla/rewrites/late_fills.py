@@ -10,7 +10,8 @@ copy of a fill is another fill.
 
 from collections.abc import Collection, Iterator, Sequence
 
-from memplan.xla.module import Computation, Edit, Instruction, Module, with_blocks
+from memplan.xla.edit import Edit
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import LEAST_BYTES, has_tuple_readers, is_open, slice_fusion
 
 # An array above this share of a module's temporaries counts as large. A U-Net at 32^3 in slabs, on

@@ -12,15 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from memplan.planning.problem import Problem
-from memplan.xla.module import (
-    Computation,
-    Edit,
-    Instruction,
-    Module,
-    bitcast,
-    tuple_element,
-    with_blocks,
-)
+from memplan.xla.edit import Edit, bitcast, tuple_element
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
     BodyChanges,
     backward_slice,

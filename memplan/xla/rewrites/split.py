@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.xla.aliasing import ELEMENTWISE
-from memplan.xla.module import Computation, Edit, Instruction, Module, with_blocks
+from memplan.xla.edit import Edit
+from memplan.xla.module import Computation, Instruction, Module, with_blocks
 from memplan.xla.rewrites.fusion import (
     CHEAP,
     BodyChanges,

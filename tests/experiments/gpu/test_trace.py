@@ -12,7 +12,6 @@ from experiments.gpu import measure
 from experiments.gpu.trace import Event, copies, events, kernels, overlap
 from memplan.hardware import catalog
 from memplan.xla.replay import replay
-from tests.hlo import read_module
 
 
 def test_a_copy_beside_kernels_is_not_hidden() -> None:
@@ -43,7 +42,7 @@ def test_kernels_and_copies_are_told_apart_in_the_lines_of_streams() -> None:
 def test_a_trace_stands_beside_the_replay(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(measure, "local_device", lambda: catalog.named("h100"))
     plan = memplan.jit(lambda x: jnp.tanh(x @ x) @ x).plan(jnp.ones((64, 64)))
-    module = read_module(plan.compile().as_text())
+    module = plan.compile()._runner.executable.module
     op = next(iter(replay(module, catalog.named("h100")).seconds))
     moved = [Event("MemcpyD2H", "", (0.0, 4e-3), 1 << 20), Event("MemcpyH2D", "", (5e-3, 6e-3), 1 << 20)]
     traced = [Event("one", op, (0.0, 1e-3), 0), Event("of a graph", "", (3e-3, 6e-3), 0), *moved]

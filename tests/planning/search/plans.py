@@ -1,7 +1,5 @@
 """Plans on ledgers, drawn at random, and their schedules."""
 
-from __future__ import annotations
-
 from random import Random
 
 from memplan.planning.problem import Problem

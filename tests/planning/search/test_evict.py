@@ -1,7 +1,5 @@
 """Evictions keep their limit if they say so, by the cheapest decisions, and prune the others."""
 
-from __future__ import annotations
-
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st

@@ -1,7 +1,5 @@
 """The ledger's updated bytes equal those of the layout, of a replay, and of a new ledger."""
 
-from __future__ import annotations
-
 from random import Random
 
 import numpy as np

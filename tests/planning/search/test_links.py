@@ -1,7 +1,5 @@
 """The timeline of the links, and placements of another offload."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from random import Random
 

@@ -1,7 +1,5 @@
 """Neighbourhood search: no worse than its start, and deterministic."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -1,7 +1,5 @@
 """Plans: legal, within the budget if they say so, as fast as they say."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace

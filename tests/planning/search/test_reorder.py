@@ -1,7 +1,5 @@
 """Reordered kernels are legal, and take less if an order can."""
 
-from __future__ import annotations
-
 from itertools import permutations
 
 from hypothesis import given

@@ -1,7 +1,5 @@
 """Streaming plans: legal, within the limit if they can be, with copies that overlap."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -23,12 +21,7 @@ from tests.planning.steps import accumulating, in_a_loop, training
 STREAMINGS = st.builds(Streaming, st.sampled_from([0.0, 0.3, 1.0]), st.booleans())
 
 
-def streamed(
-    ledger: Ledger,
-    limit: int,
-    streaming: Streaming,
-    host_nbytes: int = 2**40,
-) -> Ledger:
+def streamed(ledger: Ledger, limit: int, streaming: Streaming, host_nbytes: int = 2**40) -> Ledger:
     scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**22, host_nbytes)
     stream(ledger, scheduler, limit, streaming, min_nbytes=1)
     return ledger
@@ -66,11 +59,7 @@ def test_plans_are_legal_and_copies_keep_the_limit(
     st.randoms(use_true_random=False),
 )
 def test_a_plan_goes_on_from_any_other(
-    layers: int,
-    seed: int,
-    share: float,
-    streaming: Streaming,
-    draw: Random,
+    layers: int, seed: int, share: float, streaming: Streaming, draw: Random
 ) -> None:
     problem = training(layers, seed)
     check(problem, random_plan(problem, draw, offloads=True), share, streaming)

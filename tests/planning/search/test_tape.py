@@ -1,7 +1,5 @@
 """A problem on a tape: its values and slots, and the slots for recomputations."""
 
-from __future__ import annotations
-
 from hypothesis import given
 from hypothesis import strategies as st
 

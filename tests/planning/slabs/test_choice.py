@@ -1,7 +1,5 @@
 """Choices of stored values: their prices, their refinement, and the limits."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

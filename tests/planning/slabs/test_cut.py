@@ -1,7 +1,5 @@
 """Values of earlier loops that a loop reads, against all choices."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator
 from dataclasses import replace
 from itertools import combinations

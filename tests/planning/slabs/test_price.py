@@ -1,7 +1,5 @@
 """Prices, added up by hand on a device where a byte or a FLOP takes a second."""
 
-from __future__ import annotations
-
 from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits, Streams
 from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls

@@ -1,7 +1,5 @@
 """Programs in loops over slabs: levels, walls, recomputation and rows, by hand and at random."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
@@ -121,12 +119,7 @@ def test_rows_behind_strides() -> None:
 
 @pytest.mark.parametrize(
     ("scales", "rows"),
-    [
-        ([HALF], 2),
-        ([Fraction(1, 4), HALF], 4),
-        ([HALF, Fraction(1, 3)], 6),
-        ([Fraction(3, 2)], 2),
-    ],
+    [([HALF], 2), ([Fraction(1, 4), HALF], 4), ([HALF, Fraction(1, 3)], 6), ([Fraction(3, 2)], 2)],
 )
 def test_the_least_rows_are_whole_everywhere(scales: list[Fraction], rows: int) -> None:
     ops = {f"a{n}": NamedOp({"x": ALIGNED}, scale=scale) for n, scale in enumerate(scales)}

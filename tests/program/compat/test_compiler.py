@@ -1,7 +1,5 @@
 """Lowered modules under another name and with inputs on the host; XLA's texts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Values and traces: what jax knows of them, and the random bits of a part."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

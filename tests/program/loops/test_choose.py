@@ -1,7 +1,5 @@
 """The choice of residuals is the fastest that saves enough, else the one that stacks least."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

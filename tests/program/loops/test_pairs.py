@@ -1,7 +1,5 @@
 """Which loops of a flat jaxpr are a pair, by what one stacks for the other; and the pair as a planner sees it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Loops with other residuals compute the same."""
 
-from __future__ import annotations
-
 import dataclasses
 import random
 import re
@@ -42,12 +40,8 @@ def every_value(loop: Loop) -> Residuals:
 def in_segments(loop: Loop, segments: int = 2, trips: int = 2, moves: bool = False) -> Residuals | None:
     """The first four trips, of all that may be."""
     flags = tuple(moves and loop.body.nbytes(value) > 8 for value in loop.carried)
-    segmented = dataclasses.replace(
-        least(loop),
-        segments=segments,
-        segment_trips=trips,
-        snapshots_on_host=flags,
-    )
+    fields = {"segments": segments, "segment_trips": trips, "snapshots_on_host": flags}
+    segmented = dataclasses.replace(least(loop), **fields)
     return segmented if can_segment(loop, segmented) else least(loop)
 
 
@@ -61,6 +55,14 @@ def all_in_segments(loop: Loop) -> Residuals | None:
 
 def in_one_segment(loop: Loop) -> Residuals | None:
     return in_segments(loop, segments=1, trips=loop.trips)
+
+
+def copied_in_loops(folder: Path) -> int:
+    """How many copies of dumped loops are asynchronous, none of them a kernel."""
+    inside = [thunk for loop in loops(dumped_thunks(folder)) for thunk in loop.inside]
+    moved = [thunk for thunk in inside if thunk.kind == "kAsyncStart"]
+    assert all(thunk.has("kCopy") and not thunk.has("kCustomKernel") for thunk in moved)
+    return len(moved)
 
 
 def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
@@ -120,21 +122,9 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     trips, args = 8, (jax.ShapeDtypeStruct((8, 512, 512), np.float32), jax.ShapeDtypeStruct((4096, 512), np.float32))
     program = with_residuals(trace(jax.grad(loss), args, {}, {}), moved)
     target = Target(catalog.named("a100"), described=True)
-    executable = target.compile(
-        Lowerable(compat.jaxpr_as_fun(program.jaxpr), args),
-        dump_options(tmp_path),
-    )
-    moved_by = [
-        thunk
-        for loop in loops(
-            dumped_thunks(tmp_path),
-        )
-        for thunk in loop.inside
-        if thunk.kind == "kAsyncStart"
-    ]
-    assert len(
-        moved_by,
-    ) >= 2 and all(thunk.has("kCopy") and not thunk.has("kCustomKernel") for thunk in moved_by)
+    lowerable = Lowerable(compat.jaxpr_as_fun(program.jaxpr), args)
+    executable = target.compile(lowerable, dump_options(tmp_path))
+    assert copied_in_loops(tmp_path) >= 2
     layer = 4 * 4096 * 512
     offsets = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', executable.text)
     copies = [(int(offset), int(stride)) for offset, stride in offsets if abs(int(stride)) == layer]
@@ -182,13 +172,8 @@ def test_random_loops_with_random_residuals(seed: int) -> None:
         length = draw.randint(1, loop.trips) if loop.trips else 0
         flags = tuple(draw.random() < 0.3 for _ in loop.carried)
         stacked = tuple(sorted(residuals.stacked))
-        segmented = Residuals(
-            stacked,
-            (),
-            draw.randint(1, max(1, loop.trips // max(1, length))),
-            length,
-            flags,
-        )
+        segments = draw.randint(1, max(1, loop.trips // max(1, length)))
+        segmented = Residuals(stacked, (), segments, length, flags)
         return segmented if draw.random() < 0.5 and can_segment(loop, segmented) else residuals
 
     with jax.enable_x64(True):

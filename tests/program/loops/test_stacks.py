@@ -1,7 +1,5 @@
 """Loops that read their stacks by index compute the same, and XLA writes no second stack for them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from pathlib import Path
@@ -17,6 +15,7 @@ from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.trace import Program, trace
+from tests.arrays import assert_equal
 
 TRIPS, ROWS, WIDTH = 4, 256, 512  # a stack of 2 MiB
 
@@ -66,11 +65,7 @@ def branch_in_scan_in_scan(state: Any, batches: Any) -> Any:
 
     flags = jnp.array([[True, False], [True, True]])
     halves = batches.reshape(2, TRIPS // 2, ROWS, WIDTH)
-    return jax.lax.scan(
-        lambda state, halves: jax.lax.scan(trip, state, halves),
-        state,
-        (flags, halves),
-    )
+    return jax.lax.scan(lambda *args: jax.lax.scan(trip, *args), state, (flags, halves))
 
 
 def by_hand(state: Any, batches: Any) -> Any:
@@ -135,19 +130,16 @@ def large_slices(closed: Any) -> int:
 def test_the_same_bits_and_every_slice_of_a_large_stack_in_order(step: Step) -> None:
     program = of(step)
     rewritten = with_indexed_stacks(program)
-    assert rewritten is not None and rewritten.has_indexed_stacks and not program.has_indexed_stacks
+    assert rewritten.has_indexed_stacks and not program.has_indexed_stacks
     assert large_slices(rewritten.jaxpr) == 0
     assert any(eqn.primitive.name == "layout_constraint" for eqn in equations(rewritten.jaxpr))
     steps = (compat.jaxpr_as_fun(version.jaxpr) for version in (program, rewritten))
-    plain, indexed = (jax.jit(step)(*arguments()) for step in steps)
-    for array, expected in zip(plain, indexed, strict=True):
-        np.testing.assert_array_equal(array, expected)
+    assert_equal(*(jax.jit(step)(*arguments()) for step in steps))
 
 
 def test_an_inner_slice_is_cut_from_the_outer_stack() -> None:
     """The branch that reads it slices the stack by two indices; the outer scan slices nothing."""
     rewritten = with_indexed_stacks(of(branch_in_scan_in_scan))
-    assert rewritten is not None
     (slice_,) = (eqn for eqn in equations(rewritten.jaxpr) if eqn.primitive.name == "dynamic_slice")
     assert slice_.invars[0].aval.shape == (2, TRIPS // 2, ROWS, WIDTH)
     assert slice_.outvars[0].aval.shape == (1, 1, ROWS, WIDTH)
@@ -167,15 +159,8 @@ def images(state: Any, batches: Any) -> Any:
     def trip(state: Any, batch: Any) -> Any:
         image = batch
         for filters in state:
-            image = jax.nn.relu(
-                jax.lax.conv_general_dilated(
-                    image,
-                    filters,
-                    (1, 1),
-                    "SAME",
-                    dimension_numbers=LAST,
-                ),
-            )
+            image = jax.lax.conv_general_dilated(image, filters, (1, 1), "SAME", None, None, LAST)
+            image = jax.nn.relu(image)
         return [filters + image.mean() for filters in state], image.sum()
 
     return jax.lax.scan(trip, state, batches)
@@ -191,11 +176,10 @@ IMAGES = (
 def test_xla_writes_no_second_stack(tmp_path: Path) -> None:
     """As they are, loops keep the whole transposed stack in every trip: no plan of their kernels fits without it."""
     plain = memplan.jit(images, device="a100").plan(*IMAGES).report.compiled_peak_bytes
-    assert plain is not None
     budget = plain - math.prod(IMAGES[1].shape) * 4
     planned = memplan.jit(images, device="a100", budget=budget).plan(*IMAGES)
-    assert planned.plan is not None and planned.plan.indexed_stacks
-    assert planned.report.compiled_peak_bytes is not None and planned.report.compiled_peak_bytes <= budget
+    assert planned.plan.indexed_stacks
+    assert planned.report.compiled_peak_bytes <= budget
     planned.plan.save(tmp_path / "plan.json")
     saved = Plan.load(tmp_path / "plan.json")
     again = memplan.jit(images, device="a100", budget=budget, plan=saved).plan(*IMAGES)

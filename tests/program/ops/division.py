@@ -1,10 +1,16 @@
 """Which axes divide an equation into equal, independent parts."""
 
-from __future__ import annotations
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
 
 from memplan.planning.graph import Rows
 from memplan.program import compat
-from memplan.program.ops import Axes, shape_of
+from memplan.program.flat import flatten
+from memplan.program.interpret import interpret
+from memplan.program.ops import Axes, axes_of, local_params, shape_of
 
 
 def divisible(axes: Axes, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
@@ -34,3 +40,52 @@ def reads_own_part(rows: Rows, result_rows: int, operand_rows: int, parts: int) 
         if low < part * operand_part or high > (part + 1) * operand_part:
             return False
     return result_rows * rows.scale == operand_rows
+
+
+def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], parts: int) -> list[Any]:
+    """Results of an equation from its parts."""
+    params = local_params(eqn, axes, axis, lambda size: size // parts)
+    results_by_part = []
+    for part in range(parts):
+        part_operands = [
+            np.split(np.asarray(x), parts, side.index(axis))[part] if axis in side else x
+            for x, side in zip(operands, axes.operands, strict=True)
+        ]
+        if axis in axes.reduced and part:
+            for position in axes.masked:
+                part_operands[position] = np.zeros_like(part_operands[position])
+        results_by_part.append(compat.bind(eqn.replace(params=params), part_operands))
+    combined = []
+    for results, side in zip(zip(*results_by_part, strict=True), axes.results, strict=True):
+        if axis in side:
+            combined.append(np.concatenate(results, side.index(axis)))
+        elif axis in axes.reduced:
+            combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]]
+            combined.append(combine.reduce(results))
+        else:
+            for part_result in results[1:]:
+                np.testing.assert_array_equal(results[0], part_result)
+            combined.append(results[0])
+    return combined
+
+
+def check_parts(function: Callable[..., Any], args: Sequence[Any], parts: int, tolerance: float) -> int:
+    """Each equation on parts, along its divisible axes, is that on the whole; how many axes."""
+    count = 0
+
+    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+        nonlocal count
+        whole, axes = compat.bind(eqn, operands), axes_of(eqn)
+        if axes is None or eqn.primitive.name == "iota":  # counts from where its part begins
+            return whole
+        sides = (*axes.operands, *axes.results)
+        for axis in {name for side in sides for name in side if name is not None}:
+            if divisible(axes, axis, eqn, parts):
+                pairs = zip(divided(eqn, axes, axis, operands, parts), whole, strict=True)
+                for result, wanted in pairs:
+                    np.testing.assert_allclose(result, wanted, tolerance, tolerance, err_msg=str(eqn))
+                count += 1
+        return whole
+
+    interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
+    return count

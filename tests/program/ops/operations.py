@@ -3,8 +3,6 @@
 The exact ones make small whole numbers of small whole numbers, so that every sum is exact in whatever order.
 """
 
-from __future__ import annotations
-
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -173,14 +171,9 @@ def pooled(function: Callable[..., Array], start: float) -> Op:
     def op(dice: Dice, x: Array) -> Array:
         x = images(x)
         window = dice.of(((1, 2, 2, 1), (1, 2, 1, 1), (1, 1, 2, 2), (2, 1, 1, 1)))
-        return lax.reduce_window(
-            x,
-            np.float32(start),
-            function,
-            window,
-            dice.of((window, (1, 1, 1, 1))),
-            dice.of(("SAME", "VALID")) if len(x) > 1 else "SAME",
-        )
+        strides = dice.of((window, (1, 1, 1, 1)))
+        padding = dice.of(("SAME", "VALID")) if len(x) > 1 else "SAME"
+        return lax.reduce_window(x, np.float32(start), function, window, strides, padding)
 
     return op
 
@@ -188,14 +181,8 @@ def pooled(function: Callable[..., Array], start: float) -> Op:
 def odd_window(dice: Dice, x: Array) -> Array:
     """No sum, no maximum: jax writes it with a body of its own."""
     window = dice.of(((1, 2, 2, 1), (1, 1, 1, 2)))
-    parity = lax.reduce_window(
-        ints(images(x)),
-        np.int32(0),
-        lambda a, b: a ^ b,
-        window,
-        (1, 1, 1, 1),
-        "SAME",
-    )
+    x, ones = ints(images(x)), (1, 1, 1, 1)
+    parity = lax.reduce_window(x, np.int32(0), lambda a, b: a ^ b, window, ones, "SAME")
     return parity.astype(jnp.float32)
 
 

@@ -1,7 +1,5 @@
 """Every rule against its meaning: an equation on the parts, put together again, is the equation on the whole."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,13 +10,10 @@ import numpy as np
 import pytest
 from jax import lax
 
-from memplan.program import compat
 from memplan.program.flat import flatten
-from memplan.program.interpret import interpret
-from memplan.program.ops import Axes, axes_of, local_params
-from tests.program.ops.division import divisible
+from memplan.program.ops import Axes, axes_of
+from tests.program.ops.division import check_parts, divisible
 
-PARTS = 2
 RNG = np.random.default_rng(0)
 
 
@@ -74,72 +69,15 @@ STEPS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 }  # fmt: skip
 
 
-def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], parts: int = PARTS) -> list[Any]:
-    """Results of an equation from its parts."""
-    params = local_params(eqn, axes, axis, lambda size: size // parts)
-    results_by_part = []
-    for part in range(parts):
-        sides = zip(operands, axes.operands, strict=True)
-        part_operands = [part_of(x, side, axis, part, parts) for x, side in sides]
-        if axis in axes.reduced and part:
-            for position in axes.masked:
-                part_operands[position] = np.zeros_like(part_operands[position])
-        results_by_part.append(compat.bind(eqn.replace(params=params), part_operands))
-    combined = []
-    for number, side in enumerate(axes.results):
-        results = [part_results[number] for part_results in results_by_part]
-        if axis in side:
-            combined.append(np.concatenate(results, side.index(axis)))
-        elif axis in axes.reduced:
-            combine = {"sum": np.add, "max": np.maximum, "min": np.minimum}[axes.reduced[axis]]
-            combined.append(combine.reduce(results))
-        else:
-            for part_result in results[1:]:
-                np.testing.assert_array_equal(results[0], part_result)
-            combined.append(results[0])
-    return combined
-
-
-def part_of(x: Any, side: Any, axis: int, part: int, parts: int) -> Any:
-    return np.split(np.asarray(x), parts, side.index(axis))[part] if axis in side else x
-
-
 @pytest.mark.parametrize("name", STEPS)
 def test_an_equation_on_the_parts_put_together_is_the_equation_on_the_whole(name: str) -> None:
-    tried = 0
-
-    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-        nonlocal tried
-        results, axes = compat.bind(eqn, operands), axes_of(eqn)
-        if axes is None or eqn.primitive.name == "iota":  # counts from where its part begins
-            return results
-        sides = (*axes.operands, *axes.results)
-        for axis in {name for side in sides for name in side if name is not None}:
-            if divisible(axes, axis, eqn, PARTS):
-                for whole, combined in zip(
-                    results,
-                    divided(eqn, axes, axis, operands),
-                    strict=True,
-                ):
-                    np.testing.assert_allclose(
-                        combined,
-                        np.asarray(whole),
-                        rtol=2e-5,
-                        atol=2e-5,
-                        err_msg=str(eqn),
-                    )
-                tried += 1
-        return results
-
     function, args = STEPS[name]
-    interpret(flatten(jax.make_jaxpr(function)(*args)), args, rule)
-    assert tried
+    assert check_parts(function, args, 2, 2e-5)
 
 
 def test_an_inner_dimension_that_is_merged_with_an_outer_one_is_not_divided() -> None:
     (eqn,) = jax.make_jaxpr(lambda a: a.reshape(24))(floats(4, 6)).jaxpr.eqns
     axes = axes_of(eqn)
-    assert axes is not None
     assert axes.operands == ((0, None),) and axes.results == ((0,),)
 
 
@@ -149,15 +87,8 @@ def test_what_is_cumulative_is_carried_forward_and_divided_along_other_dimension
     x = jnp.ones((4, 6))
     eqns = jax.make_jaxpr(lambda x: (scan(x, 1), scan(x, 1, True), scan(lax.complex(x, x), 1)))(x).jaxpr.eqns
     forward, *not_carried = (axes_of(eqn) for eqn in eqns if eqn.primitive.name != "complex")
-    assert (
-        forward
-        == Axes(
-            ((0, 1),),
-            ((0, 1),),
-            carried=(1,),
-        )
-        and not_carried == [Axes(((0, None),), ((0, None),))] * 2
-    )
+    assert forward == Axes(((0, 1),), ((0, 1),), carried=(1,))
+    assert not_carried == [Axes(((0, None),), ((0, None),))] * 2
     assert forward and divisible(forward, 0, eqns[0], 2) and not divisible(forward, 1, eqns[0], 2)
 
 

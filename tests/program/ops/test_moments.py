@@ -1,7 +1,5 @@
 """Squares about a mean, against numpy in double precision; parts put together, against the whole."""
 
-from __future__ import annotations
-
 import functools
 
 import jax
@@ -80,7 +78,7 @@ def test_its_equation_is_a_reduction_that_nobody_divides_by_devices():
 
     eqn = jax.make_jaxpr(function)(normals(0, 8, 4, 2)).jaxpr.eqns[-1]
     axes = axes_of(eqn)
-    assert axes is not None and axes.reduced == {0: "moments"}  # of other rows nobody says which ones count
+    assert axes.reduced == {0: "moments"}  # of other rows nobody says which ones count
     assert axes.operands == ((0, None, 2), (0, None, None)) and axes.results == ((2,),)
     assert not divisible(axes, 0, eqn, 2) and divisible(axes, 2, eqn, 2)
     assert ops.of(eqn).fusion == "reduction" and ops.flops_of(eqn) == 4 * 8 * 4 * 2
@@ -90,4 +88,4 @@ def test_its_equation_is_a_reduction_that_nobody_divides_by_devices():
 def test_a_single_row_counts_alone_however_many_a_window_has():
     eqn = jax.make_jaxpr(lambda x: squares_about_mean(x, jnp.ones((1, 1)), (0,)))(normals(0, 1, 2)).jaxpr.eqns[-1]
     axes = axes_of(eqn)
-    assert axes is not None and axes.operands == ((0, 1), (0, None))
+    assert axes.operands == ((0, 1), (0, None))

@@ -1,7 +1,5 @@
 """Every equation on windows of its rows, also of rows that do not exist, against the equation on all of them."""
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -35,7 +33,15 @@ from memplan.program.ops import (
 )
 from memplan.program.ops.record import Primitive
 from tests.program.ops import operations
-from tests.program.ops.windows import SEEDS, Convolution, Dim, Windows, convolutions, floats, windows
+from tests.program.ops.windows import (
+    SEEDS,
+    Convolution,
+    Dim,
+    Windows,
+    convolutions,
+    floats,
+    windows,
+)
 
 BEYOND = 3  # rows that a window may reach beyond an array
 COUNTED = ("iota",)  # where a window begins says what is in it: whoever runs it knows
@@ -67,14 +73,7 @@ def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: S
     if axis in axes.reduced:
         for position in axes.masked:
             own[position] = np.zeros_like(own[position])
-    return run_rows(
-        eqn,
-        axes,
-        axis,
-        span,
-        needed(axes, axis, span),
-        [jnp.asarray(operand) for operand in own],
-    )
+    return run_rows(eqn, axes, axis, span, needed(axes, axis, span), [*map(jnp.asarray, own)])
 
 
 def windows_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
@@ -101,12 +100,7 @@ def check_windows(
 
 
 def compare(
-    eqn: compat.JaxprEqn,
-    axes: Axes,
-    axis: int,
-    span: Span,
-    results: Sequence[Any],
-    whole: Sequence[Any],
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, results: Sequence[Any], whole: Sequence[Any]
 ) -> None:
     """Compare the rows that the whole result has."""
     (low, high), count = span, axes.counted(axis, eqn)
@@ -120,11 +114,8 @@ def compare(
         first, last = max(low, 0), max(min(high, count), 0)
         if first < last:
             window = np.take(result, np.arange(first - low, last - low), dim)
-            close(
-                window,
-                np.take(wanted, np.arange(first, last), dim),
-                f"{eqn} rows {low} to {high}",
-            )
+            rows = np.take(wanted, np.arange(first, last), dim)
+            close(window, rows, f"{eqn} rows {low} to {high}")
 
 
 def check_sum(
@@ -136,15 +127,15 @@ def check_sum(
     if reduction == "moments":
         each = (on_rows(eqn, axes, axis, (low, low + rows), operands)[0] for low in range(0, count + rows, rows))
         return close(functools.reduce(Moments.accumulate, each).squares, whole[0], f"{eqn} in slabs of {rows}")
-    start = {
-        "sum": 0,
-        "max": extreme(whole[0].dtype, "min"),
-        "min": extreme(whole[0].dtype, "max"),
+    combine, start = {
+        "sum": (np.add, 0),
+        "max": (np.maximum, extreme(whole[0].dtype, "min")),
+        "min": (np.minimum, extreme(whole[0].dtype, "max")),
     }[reduction]
     total = np.full(whole[0].shape, start, whole[0].dtype)
     for low in range(0, count + rows, rows):
         (part,) = on_rows(eqn, axes, axis, (low, low + rows), operands)
-        total = {"sum": np.add, "max": np.maximum, "min": np.minimum}[reduction](total, part)
+        total = combine(total, part)
     for position in axes.masked:
         total = total + operands[position]
     close(total, whole[0], f"{eqn} in slabs of {rows}")
@@ -227,7 +218,6 @@ def a_product(dice: operations.Dice, x: Any) -> Any:
     """With a banded matrix."""
     matrix = np.tri(7, x.shape[0], dice.below(3)) - np.tri(7, x.shape[0], -1)
     band = Band.of(matrix.shape, *np.nonzero(matrix), matrix[np.nonzero(matrix)].astype(np.float32))
-    assert band is not None
     return banded(x, band.weights, 0, band.rows, 7, x.dtype)
 
 
@@ -305,11 +295,8 @@ def drawn_equations(name: str, function: Any, x: Any) -> list[tuple[compat.Jaxpr
 @few
 @given(convolutions())
 def test_a_convolution(convolution: Convolution) -> None:
-    assert check(
-        convolution.run,
-        convolution.operands,
-        convolution.seed,
-    ) == {"conv_general_dilated"}
+    tried = check(convolution.run, convolution.operands, convolution.seed)
+    assert tried == {"conv_general_dilated"}
 
 
 @few
@@ -351,9 +338,8 @@ def test_no_window_has_the_form_on_which_xla_ends_the_process(size: int) -> None
     """Of a whole with as many rows as the kernel has, for which the form means what XLA takes it for."""
     deadly = Dim(size, size, size - 1, (0, 0), size, 1), Dim(2, 5, 1, (4, 4), 2, 1)
     convolution = Convolution(list(deadly), 1, 0, size)
-    [eqn] = flatten(jax.make_jaxpr(convolution.run)(*convolution.operands)).jaxpr.eqns
-    axes, whole, padded_outside = axes_of(eqn), compat.bind(eqn, convolution.operands), 0
-    assert axes is not None
+    eqn, axes = only(convolution.run, *convolution.operands)
+    whole, padded_outside = compat.bind(eqn, convolution.operands), 0
     axis = axes.operands[0][1]
     assert axis is not None
     for span in ((low, high) for low in range(size) for high in range(low + 1, size + 3)):
@@ -396,17 +382,13 @@ def test_what_is_padded_between_rows_is_not_folded_into_that_form() -> None:
 def test_reductions_over_windows(windows_: Windows) -> None:
     def reductions(x: Any) -> Any:
         sums, greatest = windows_.reduce(x, 0.0, lax.add), windows_.reduce(x, -np.inf, lax.max)
-        counted = windows_.reduce(
-            (x * 10).astype(jnp.int32),
-            np.int32(np.iinfo(np.int32).max),
-            lax.min,
-        )
-        maxima, square = windows_.reduce(
-            (x, x * x),
-            (-1.0, 0.5),
-            lambda a, b: (lax.max(a[0], b[0]), a[1] + b[1] - 0.5),
-        )
-        return sums, greatest, counted, maxima, square
+        largest = np.int32(np.iinfo(np.int32).max)
+        counted = windows_.reduce((x * 10).astype(jnp.int32), largest, lax.min)
+
+        def reducer(a: Any, b: Any) -> Any:
+            return lax.max(a[0], b[0]), a[1] + b[1] - 0.5
+
+        return sums, greatest, counted, *windows_.reduce((x, x * x), (-1.0, 0.5), reducer)
 
     wanted = {"reduce_window_sum", "reduce_window_max", "reduce_window_min", "reduce_window"}
     assert wanted < check(reductions, (windows_.array,), windows_.seed)
@@ -414,20 +396,15 @@ def test_reductions_over_windows(windows_: Windows) -> None:
 
 @few
 @given(windows(negative=False, dilation=1, apart=1), st.sampled_from([lax.max, lax.min]))
-def test_the_derivatives_of_extremes_over_windows(
-    windows_: Windows,
-    extreme_: Callable[..., Any],
-) -> None:
-    start = -np.inf if extreme_ is lax.max else np.inf
+def test_the_derivatives_of_extremes_over_windows(windows_: Windows, reducer: Any) -> None:
+    start = -np.inf if reducer is lax.max else np.inf
 
     def derivatives(x: Any) -> Any:
-        result, forward = jax.linearize(lambda x: windows_.reduce(x, start, extreme_), x)
-        return forward(x * x), jax.vjp(lambda x: windows_.reduce(x, start, extreme_), x)[1](result)
+        result, forward = jax.linearize(lambda x: windows_.reduce(x, start, reducer), x)
+        return forward(x * x), jax.vjp(lambda x: windows_.reduce(x, start, reducer), x)[1](result)
 
-    assert {
-        "select_and_gather_add",
-        "select_and_scatter_add",
-    } <= check(derivatives, (windows_.array,), windows_.seed)
+    tried = check(derivatives, (windows_.array,), windows_.seed)
+    assert {"select_and_gather_add", "select_and_scatter_add"} <= tried
 
 
 @pytest.mark.parametrize("dtype", [jnp.int8, jnp.uint8, jnp.int32, jnp.bfloat16])
@@ -466,41 +443,30 @@ def test_slice(start: int, length: int, stride: int, unread: int, seed: int) -> 
 def test_concatenate_along_the_axis(rows: list[int], seed: int) -> None:
     operands = [floats(seed + number, size, 2) for number, size in enumerate(rows)]
     assert check(lambda *x: lax.concatenate(x, 0), operands, seed, windows=3) == {"concatenate"}
-    assert check(
-        lambda *x: lax.concatenate([operand > 0 for operand in x], 0),
-        operands,
-        seed,
-    ) == {"gt", "concatenate"}
+    tried = check(lambda *x: lax.concatenate([operand > 0 for operand in x], 0), operands, seed)
+    assert tried == {"gt", "concatenate"}
+
+
+def only(function: Callable[..., Any], *args: Any) -> tuple[compat.JaxprEqn, Axes]:
+    (eqn,) = flatten(jax.make_jaxpr(function)(*args)).jaxpr.eqns
+    axes = axes_of(eqn)
+    assert axes is not None
+    return eqn, axes
 
 
 def test_concatenated_zeros_keep_their_sign() -> None:
     zeros = np.array([-0.0, 0.0], np.float32)
-    (eqn,) = jax.make_jaxpr(lambda a, b: lax.concatenate([a, b], 0))(zeros, zeros).jaxpr.eqns
-    axes = axes_of(eqn)
-    assert axes is not None
+    eqn, axes = only(lambda a, b: lax.concatenate([a, b], 0), zeros, zeros)
     (result,) = on_rows(eqn, axes, 0, (0, 4), [zeros, zeros])
     assert np.signbit(result).tolist() == [True, False, True, False]
 
 
 @few
 @given(st.integers(2, 9), st.integers(2, 9), st.integers(-2, 2), st.integers(1, 3), SEEDS)
-def test_products_with_banded_matrices(
-    result_rows: int,
-    operand_rows: int,
-    offset: int,
-    width: int,
-    seed: int,
-) -> None:
+def test_products_with_banded_matrices(result_rows: int, operand_rows: int, offset: int, width: int, seed: int) -> None:
     x, matrix = floats(seed, 2, operand_rows, 3), floats(seed + 1, result_rows, operand_rows)
-    distance = (
-        np.arange(
-            result_rows,
-        )[:, None]
-        * operand_rows
-        // result_rows
-        - np.arange(operand_rows)
-        + offset
-    )
+    middle = np.arange(result_rows)[:, None] * operand_rows // result_rows
+    distance = middle - np.arange(operand_rows) + offset
     matrix[(distance < 0) | (distance >= width)] = 0
     band = Band.of((result_rows, operand_rows), *np.nonzero(matrix), matrix[np.nonzero(matrix)])
     if band is not None:
@@ -558,13 +524,6 @@ ALIGNED_STEPS: dict[str, Callable[..., Any]] = {
 @pytest.mark.parametrize("name", ALIGNED_STEPS)
 def test_equations_that_read_the_rows_that_they_make(name: str) -> None:
     assert check(ALIGNED_STEPS[name], (floats(0, 5, 4, 3),), every=True)
-
-
-def only(function: Callable[..., Any], *args: Any) -> tuple[compat.JaxprEqn, Axes]:
-    (eqn,) = jax.make_jaxpr(function)(*args).jaxpr.eqns
-    axes = axes_of(eqn)
-    assert axes is not None
-    return eqn, axes
 
 
 def test_only_what_reads_rows_that_do_not_exist_has_a_fill() -> None:

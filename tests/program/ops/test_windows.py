@@ -1,8 +1,6 @@
 """What the rules with rows call divisible among devices; that the rows are right is in test_rows.py."""
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,46 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
-from memplan.program import compat
-from memplan.program.flat import flatten
-from memplan.program.interpret import interpret
 from memplan.program.ops import axes_of
-from tests.program.ops.division import divisible
-from tests.program.ops.test_axis_rules import divided
+from tests.program.ops.division import check_parts, divisible
 from tests.program.ops.windows import SEEDS, Convolution, Windows, convolutions, floats, windows
 
 PARTS = st.sampled_from([2, 3])
 few = settings(max_examples=4)
-
-
-def check(function: Callable[..., Any], args: Sequence[Any], parts: int) -> int:
-    """Equations on parts, along all axes that are called divisible, are the equations on the whole; how many were."""
-    tried = 0
-
-    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-        nonlocal tried
-        whole, axes = compat.bind(eqn, operands), axes_of(eqn)
-        sides = (*axes.operands, *axes.results) if axes else ()
-        names = {name for side in sides for name in side if name is not None}
-        for axis in names:
-            if axes and divisible(axes, axis, eqn, parts):
-                for result, wanted in zip(
-                    divided(eqn, axes, axis, operands, parts),
-                    whole,
-                    strict=True,
-                ):
-                    np.testing.assert_allclose(
-                        result,
-                        np.asarray(wanted),
-                        rtol=3e-5,
-                        atol=3e-5,
-                        err_msg=str(eqn),
-                    )
-                tried += 1
-        return whole
-
-    interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
-    return tried
 
 
 @few
@@ -62,36 +26,34 @@ def test_parts_of_a_convolution_and_of_its_gradients(convolution: Convolution, p
         result, pull = jax.vjp(convolution.run, x, w)
         return pull(result)
 
-    check(gradients, convolution.operands, parts)
+    check_parts(gradients, convolution.operands, parts, 3e-5)
 
 
 @few
 @given(windows(divisible=True, negative=False, dilation=1, apart=1), PARTS)
 def test_parts_of_windows_and_of_their_gradients(windows_: Windows, parts: int) -> None:
     def derivatives(x: Any) -> Any:
-        result, forward = jax.linearize(lambda x: windows_.reduce(x, -np.inf, lax.max), x)
-        return (
-            forward(x),
-            jax.vjp(lambda x: windows_.reduce(x, -np.inf, lax.max), x)[1](result),
-            windows_.reduce(x, 0.0, lax.add),
-        )
+        def greatest(x: Any) -> Any:
+            return windows_.reduce(x, -np.inf, lax.max)
 
-    check(derivatives, (windows_.array,), parts)
+        result, forward = jax.linearize(greatest, x)
+        return forward(x), jax.vjp(greatest, x)[1](result), windows_.reduce(x, 0.0, lax.add)
+
+    check_parts(derivatives, (windows_.array,), parts, 3e-5)
 
 
 @few
 @given(st.integers(1, 6), st.integers(-2, 2), st.integers(-1, 2), st.integers(0, 2), PARTS, SEEDS)
 def test_parts_of_what_is_padded_and_cut(size: int, low: int, high: int, within: int, parts: int, seed: int) -> None:
     high = max(high, -low - (size - 1) * (within + 1))
-    check(lambda x: lax.pad(x, 2.0, [(low, high, within)]), (floats(seed, size),), parts)
-    check(lambda x: x[max(low, 0) :: within + 1], (floats(seed, 3 + size),), parts)
+    check_parts(lambda x: lax.pad(x, 2.0, [(low, high, within)]), (floats(seed, size),), parts, 3e-5)
+    check_parts(lambda x: x[max(low, 0) :: within + 1], (floats(seed, 3 + size),), parts, 3e-5)
 
 
 def divided_in_two(function: Callable[..., Any], *args: Any) -> list[bool]:
     """Of the last equation, by dimension of its result: into two."""
     *_, eqn = jax.make_jaxpr(function)(*args).jaxpr.eqns
     axes = axes_of(eqn)
-    assert axes is not None
     return [axis is not None and divisible(axes, axis, eqn, 2) for axis in axes.results[0]]
 
 

@@ -1,7 +1,5 @@
 """Random windows over arrays, for convolutions and for reductions."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -42,13 +40,7 @@ def dims(
     if divisible and draw(st.booleans()):
         size = draw(st.integers(1, 2))
         return Dim(size * draw(st.integers(1, 6)), size, size, (0, 0), 1, 1)
-    rows, size, stride = (
-        draw(
-            st.integers(1, max_rows),
-        ),
-        draw(st.integers(1, 3)),
-        draw(st.integers(1, 3)),
-    )
+    rows, size, stride = (draw(st.integers(1, most)) for most in (max_rows, 3, 3))
     wide, between = draw(st.integers(1, dilation)), draw(st.integers(1, apart))
     low, high = draw(st.integers(-2 if negative else 0, 3)), draw(st.integers(-2 if negative else 0, 3))
     missing = (size - 1) * between + 1 - ((rows - 1) * wide + 1 + low + high)

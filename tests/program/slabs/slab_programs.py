@@ -1,7 +1,5 @@
 """Random steps with an axis to follow (convolutions with what stands between them, and a loss), and random slabs."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -65,9 +63,8 @@ class Step(NamedTuple):
     def numbers(self, *shape: int, seed: int = 0) -> np.ndarray:
         """Normal ones, or where all is exact whole ones, half of them zero."""
         draw = np.random.default_rng(self.seed + seed)
-        normal = draw.normal(
-            size=shape,
-        ) / (1 if not seed else math.sqrt(max(math.prod(shape[:-1]), 1)))
+        scale = math.sqrt(max(math.prod(shape[:-1]), 1)) if seed else 1
+        normal = draw.normal(size=shape) / scale
         whole = draw.integers(-1, 2, shape) * draw.integers(0, 2, shape)
         return np.asarray(whole if self.exact else normal, jnp.dtype(self.dtype))
 
@@ -176,12 +173,8 @@ def _windows(layer: Layer, x: Any, size: int) -> tuple[tuple[int, ...], tuple[in
 
 def _max_pool(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
     lowest = -np.inf if jnp.issubdtype(x.dtype, jnp.floating) else np.iinfo(x.dtype).min
-    return lax.reduce_window(
-        x,
-        np.array(lowest, x.dtype),
-        lax.max,
-        *_windows(layer, x, 2 + layer.valid),
-    )
+    windows = _windows(layer, x, 2 + layer.valid)
+    return lax.reduce_window(x, np.array(lowest, x.dtype), lax.max, *windows)
 
 
 def _average_pool(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -194,11 +187,8 @@ def _upsample(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> An
         return x
     batch, *space, features = x.shape
     spaced = x.reshape(batch, *(size for rows in space for size in (rows, 1)), features)
-    wide = jnp.broadcast_to(
-        spaced,
-        (batch, *(size for rows in space for size in (rows, 2)), features),
-    )
-    return wide.reshape(batch, *(2 * rows for rows in space), features)
+    shape = batch, *(size for rows in space for size in (rows, 2)), features
+    return jnp.broadcast_to(spaced, shape).reshape(batch, *(2 * rows for rows in space), features)
 
 
 def _resize(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -336,17 +326,15 @@ class Cut(NamedTuple):
     def of(self, closed: compat.ClosedJaxpr) -> tuple[SlabAxis, Slabs] | None:
         """None where nothing on the axis runs in slabs."""
         variables = Flat(closed).values
-        largest = sorted(
-            range(len(variables)),
-            key=lambda number: -compat.nbytes_of(variables[number].aval),
-        )
+        sizes = [compat.nbytes_of(variable.aval) for variable in variables]
+        largest = sorted(range(len(sizes)), key=lambda number: -sizes[number])
         value = largest[self.value % min(len(largest), 6)]
         dims = [dim for dim, size in enumerate(shape_of(variables[value])) if size > 1]
         if not dims:
             return None
         dim = dims[self.dim % len(dims)]
         axis = axis_at(Flat(closed), value, dim)
-        ops = large_ops(axis.graph, compat.nbytes_of(variables[largest[0]].aval) // self.theta)
+        ops = large_ops(axis.graph, max(sizes) // self.theta)
         if not ops:
             return None
         min_rows = least_rows(axis.graph, ops)
@@ -359,17 +347,12 @@ class Cut(NamedTuple):
         if self.stored is not None:
             draw = np.random.default_rng(self.stored)
             half = draw.integers(0, 2, len(values))
-            slabs = replace(
-                bare,
-                stored=frozenset(value for value, take in zip(values, half, strict=True) if take),
-            )
-            read = [
-                (value, loop.level) for loop in loops_of(axis, slabs) for value in loop.reads if value in slabs.stored
-            ]
-            return replace(
-                slabs,
-                recomputed_in=frozenset(pair for pair in read if draw.integers(0, 3) == 0),
-            )
+            stored = frozenset(value for value, take in zip(values, half, strict=True) if take)
+            slabs = replace(bare, stored=stored)
+            loops = loops_of(axis, slabs)
+            read = [(value, loop.level) for loop in loops for value in loop.reads if value in stored]
+            recomputed = frozenset(pair for pair in read if draw.integers(0, 3) == 0)
+            return replace(slabs, recomputed_in=recomputed)
         limits = SlabLimits(1 << 40, 1 << 40, 0)
         slabs, _ = Choice(Pricer(Walls(axis.graph, bare.ops), _DEVICE), bare, limits).best()
         return replace(slabs, on_host=frozenset())

@@ -1,7 +1,5 @@
 """A step that calls Python runs in slabs, and calls it once, in order."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

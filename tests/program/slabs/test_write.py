@@ -1,7 +1,5 @@
 """Programs in loops over slabs compute what they computed: random ones, and those that people want in slabs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from jax import lax
 
 from memplan.errors import PlanMismatchError
@@ -21,6 +20,7 @@ from memplan.program.interpret import interpret
 from memplan.program.slabs.axis import SlabAxis
 from memplan.program.slabs.write import axis_at, follow_slabs, in_slabs, with_slabs
 from memplan.program.trace import Program, trace
+from tests.arrays import assert_close, assert_equal, assert_near
 from tests.program.slabs.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
 
 _QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled once, run once
@@ -32,10 +32,10 @@ def results(programs: Sequence[compat.ClosedJaxpr], args: Sequence[Any]) -> list
     return [[*map(np.asarray, each)] for each in lowered.compile(_QUICK)(list(args))]
 
 
-def without_and_with_slabs(
-    step: Step,
-    cut: Cut,
-) -> tuple[list[np.ndarray], list[np.ndarray]] | None:
+Results = list[np.ndarray]
+
+
+def without_and_with_slabs(step: Step, cut: Cut) -> tuple[Results, Results] | None:
     """Results without slabs and with them; None where nothing can be in any."""
     closed, args = step.made()
     axis_and_slabs = cut.of(closed)
@@ -48,8 +48,25 @@ def without_and_with_slabs(
 
 
 def check_exact(step: Step, cut: Cut) -> None:
-    for array, expected in zip(*(without_and_with_slabs(step, cut) or ([], [])), strict=True):
-        np.testing.assert_array_equal(expected, array)
+    """In slabs, and with all that is written on the host, between spare rows of anything."""
+    closed, args = step.made()
+    axis_and_slabs = cut.of(closed)
+    if axis_and_slabs is not None:
+        axis, slabs = axis_and_slabs
+        written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(compat, "empty", anything)
+            on_host = in_slabs(axis, replace(slabs, on_host=written))
+        plain, *variants = results([closed, in_slabs(axis, slabs), on_host], args)
+        types = [(array.shape, array.dtype) for array in plain]
+        for variant in variants:
+            assert [(array.shape, array.dtype) for array in variant] == types
+            assert_equal(variant, plain)
+
+
+def anything(shape: tuple[int, ...], dtype: Any, space: jax.memory.Space) -> Any:
+    fill = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
+    return jax.device_put(jnp.full(shape, fill, dtype), space)
 
 
 def distance(arrays: Sequence[np.ndarray], expected: Sequence[np.ndarray]) -> float:
@@ -105,16 +122,18 @@ _UPSAMPLED = Step(
 )  # fmt: skip
 
 
-@given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
-@settings(max_examples=8)
-def test_whole_numbers_are_the_same_to_the_bit(step: Step, cut: Cut) -> None:
-    check_exact(step, cut)
+EXACT = slab_programs(exact=True, dtypes=("float32", "float32", "int32"))
 
 
-@given(slab_programs(layers=4), CUTS)
-@settings(max_examples=6)
-def test_any_numbers_are_the_same_but_for_rounding(step: Step, cut: Cut) -> None:
-    check_close(step, cut, 2e-4)
+@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+def test_whole_numbers_are_the_same_to_the_bit(examples: int) -> None:
+    settings(max_examples=examples)(given(EXACT, CUTS)(check_exact))()
+
+
+@pytest.mark.parametrize(("examples", "layers"), [(6, 4), pytest.param(100, 6, marks=pytest.mark.slow)])
+def test_any_numbers_are_the_same_but_for_rounding(examples: int, layers: int) -> None:
+    steps = slab_programs(layers=layers)
+    settings(max_examples=examples)(given(steps, CUTS, st.just(2e-4))(check_close))()
 
 
 @given(slab_programs(layers=3, dtypes=("bfloat16", "float16")), CUTS)
@@ -122,52 +141,6 @@ def test_any_numbers_are_the_same_but_for_rounding(step: Step, cut: Cut) -> None
 @settings(max_examples=4)
 def test_halves_are_the_same_but_for_their_rounding(step: Step, cut: Cut) -> None:
     check_halves(step, cut, 0.06)
-
-
-def check_on_host(step: Step, cut: Cut) -> None:
-    """All that is written lies on the host, between spare rows of anything."""
-    closed, args = step.made()
-    axis_and_slabs = cut.of(closed)
-    if axis_and_slabs is not None:
-        axis, slabs = axis_and_slabs
-        written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(compat, "empty", anything)
-            rewritten = in_slabs(axis, replace(slabs, on_host=written))
-        for array, expected in zip(*results([rewritten, closed], args), strict=True):
-            np.testing.assert_array_equal(array, expected)
-
-
-def anything(shape: tuple[int, ...], dtype: Any, space: jax.memory.Space) -> Any:
-    fill = jnp.nan if jnp.issubdtype(dtype, jnp.floating) else -77
-    return jax.device_put(jnp.full(shape, fill, dtype), space)
-
-
-@given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
-@settings(max_examples=8)
-def test_spare_rows_on_the_host_are_in_no_result(step: Step, cut: Cut) -> None:
-    check_on_host(step, cut)
-
-
-@pytest.mark.slow
-@given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
-@settings(max_examples=100)
-def test_spare_rows_on_the_host_are_in_no_result_of_many(step: Step, cut: Cut) -> None:
-    check_on_host(step, cut)
-
-
-@pytest.mark.slow
-@given(slab_programs(exact=True, dtypes=("float32", "float32", "int32")), CUTS)
-@settings(max_examples=100)
-def test_many_programs_of_whole_numbers(step: Step, cut: Cut) -> None:
-    check_exact(step, cut)
-
-
-@pytest.mark.slow
-@given(slab_programs(), CUTS)
-@settings(max_examples=100)
-def test_many_programs_of_any_numbers(step: Step, cut: Cut) -> None:
-    check_close(step, cut, 2e-4)
 
 
 def normals(*shape: int, seed: int = 0) -> jax.Array:
@@ -196,17 +169,11 @@ def never_whole(axis: SlabAxis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
     return bool(makers) and makers <= slabs.ops and shape not in crossing
 
 
-def assert_close(
-    closed: compat.ClosedJaxpr, axis: SlabAxis, slabs: Slabs, args: Sequence[Any], within: float = 1e-5
+def assert_same_numbers(
+    closed: compat.ClosedJaxpr, axis: SlabAxis, slabs: Slabs, args: Any, within: float = 1e-5
 ) -> None:
     plain, split = results([closed, in_slabs(axis, slabs)], jax.tree.leaves(args))
-    for array, expected in zip(split, plain, strict=True):
-        np.testing.assert_allclose(
-            array,
-            expected,
-            rtol=0,
-            atol=within * (np.abs(expected).max() + 1e-9),
-        )
+    assert_near(split, plain, within)
 
 
 def token_loss(hidden: Any, table: Any, labels: Any) -> Any:
@@ -222,7 +189,7 @@ def test_logits_never_exist_for_the_loss_of_tokens_and_its_gradient() -> None:
     assert never_whole(axis, slabs, (13, 17))
     assert [axis.graph.graph.values[value].shape for value in loop.writes] == [(13, 3)]  # the gradient of `hidden`
     assert len(loop.sums) == 2  # the loss, the gradient of the table
-    assert_close(closed, axis, slabs, args)
+    assert_same_numbers(closed, axis, slabs, args)
 
 
 def test_a_wide_layer_never_exists() -> None:
@@ -232,7 +199,7 @@ def test_a_wide_layer_never_exists() -> None:
     args = normals(10, 3), normals(3, 64, seed=1), normals(64, 3, seed=2)
     closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (10, 64), 0, 3)
     assert len(loops_of(axis, slabs)) == 1 and never_whole(axis, slabs, (10, 64))
-    assert_close(closed, axis, slabs, args)
+    assert_same_numbers(closed, axis, slabs, args)
 
 
 def attention(q: Any, k: Any, v: Any) -> Any:
@@ -253,7 +220,7 @@ def test_attention_by_rows_of_queries_has_the_scores_of_a_slab_alone() -> None:
     assert [variables[value] for value in loop.reads] == [axis.flat.invars[0]]
     summed = [axis.graph.graph.values[value].shape for op in loop.sums for value in axis.graph.graph.ops[op].outputs]
     assert sorted(summed) == [(), (2, 3, 9), (2, 9, 3)] or sorted(summed) == [(), (2, 9, 3), (2, 9, 3)]
-    assert_close(closed, axis, slabs, args)
+    assert_same_numbers(closed, axis, slabs, args)
 
 
 def test_attention_of_tokens_to_one_another() -> None:
@@ -265,7 +232,7 @@ def test_attention_of_tokens_to_one_another() -> None:
     args = normals(2, 11, 3), normals(3, 3, 3, seed=1)
     closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1)), args, (2, 11, 11), 1, 4)
     assert never_whole(axis, slabs, (2, 11, 11))
-    assert_close(closed, axis, slabs, args)
+    assert_same_numbers(closed, axis, slabs, args)
 
 
 @pytest.mark.parametrize("method", ["linear", "nearest", "cubic"])
@@ -283,7 +250,7 @@ def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
     assert never_whole(axis, slabs, (1, 24, 12, 5)) and not axis.blocked
     assert names.count("banded") == 4
     assert len(loop.sums) == 2  # the loss, the gradient of the weights
-    assert_close(closed, axis, slabs, args)
+    assert_same_numbers(closed, axis, slabs, args)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5])
@@ -298,7 +265,7 @@ def test_the_statistics_of_a_batch_norm_are_those_of_the_whole_batch(rows: int) 
         jax.value_and_grad(loss, argnums=(0, 1), has_aux=True), args, (5, 4, 4, 3), 0, rows
     )
     assert len(loops_of(axis, slabs)) == 3  # statistics; sums of the gradient; the gradient
-    assert_close(closed, axis, slabs, args, 2e-5)
+    assert_same_numbers(closed, axis, slabs, args, 2e-5)
 
 
 def test_rows_of_a_table_by_index_and_their_gradients_added_up() -> None:
@@ -311,7 +278,7 @@ def test_rows_of_a_table_by_index_and_their_gradients_added_up() -> None:
     closed, axis, slabs = everything(jax.value_and_grad(loss), args, (7, 3), 0, 3)
     names = {axis.graph.graph.ops[op].name for loop in loops_of(axis, slabs) for op in loop.ops}
     assert {"gather", "scatter-add"} <= names
-    assert_close(closed, axis, slabs, args, 1e-6)
+    assert_same_numbers(closed, axis, slabs, args, 1e-6)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
@@ -336,7 +303,7 @@ def test_what_is_read_whole_is_put_together_before_the_loop() -> None:
     closed, axis, slabs = everything(function, args, (6, 3), 0, 4)
     new = in_slabs(axis, slabs)
     assert all(not isinstance(value, jax.core.Tracer) for _, value in compat.consts_of(new))
-    assert_close(closed, axis, slabs, args)
+    assert_same_numbers(closed, axis, slabs, args)
 
 
 SCANS = {
@@ -357,19 +324,10 @@ def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> 
 
     def function(x: Any, w: Any) -> Any:
         cumulative = scan(x * 1, 1)
-        wide = lax.conv_general_dilated(
-            cumulative,
-            w,
-            (1,),
-            "SAME",
-            dimension_numbers=("NHC", "HIO", "NHC"),
-        )
-        return (
-            cumulative,
-            jnp.square(wide.astype(jnp.float32)),
-            scan(wide, 1, reverse=True),
-            cumulative.astype(jnp.float32).sum(),
-        )
+        numbers = "NHC", "HIO", "NHC"
+        wide = lax.conv_general_dilated(cumulative, w, (1,), "SAME", dimension_numbers=numbers)
+        square, total = jnp.square(wide.astype(jnp.float32)), cumulative.astype(jnp.float32).sum()
+        return cumulative, square, scan(wide, 1, reverse=True), total
 
     cuts = [everything(function, args, (1, 11, 2), 1, rows) for rows in (1, 2, 3, 4, 6, 11)]
     plain, *split = results([cuts[0][0], *(in_slabs(axis, slabs) for _, axis, slabs in cuts)], args)
@@ -379,8 +337,7 @@ def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> 
         assert [name for name in names if name.startswith("cum")] == [scan.__name__]
         assert [axis.flat.eqns[number].params["reverse"] for number in axis.blocked] == [True]
     for results_of_cut in split:
-        for array, expected in zip(results_of_cut, plain, strict=True):
-            np.testing.assert_array_equal(array, expected)
+        assert_equal(results_of_cut, plain)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 5])
@@ -389,8 +346,7 @@ def test_rows_that_nobody_reads_are_made_for_those_behind_them(read: slice, rows
     """Of the slab's first ones, which a shift leaves out."""
     args = (jnp.arange(33).reshape(11, 3) % 7,)
     closed, axis, slabs = everything(lambda x: jnp.cumsum(x, 0)[read] * 2, args, (11, 3), 0, 2 * rows)
-    for array, expected in zip(*results([in_slabs(axis, slabs), closed], args), strict=True):
-        np.testing.assert_array_equal(array, expected)
+    assert_equal(*results([in_slabs(axis, slabs), closed], args))
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 9])
@@ -404,7 +360,7 @@ def test_cumulative_logarithms_of_sums_are_the_same_but_for_rounding(rows: int) 
     args = (normals(9, 3),)
     closed, axis, slabs = everything(function, args, (9, 3), 0, rows)
     assert len(loops_of(axis, slabs)) == 1 and not axis.blocked
-    assert_close(closed, axis, slabs, args, 1e-6)
+    assert_same_numbers(closed, axis, slabs, args, 1e-6)
 
 
 def test_what_is_cumulative_and_behind_a_wall_begins_anew_where_it_is_made_again() -> None:
@@ -418,7 +374,7 @@ def test_what_is_cumulative_and_behind_a_wall_begins_anew_where_it_is_made_again
     closed, axis, slabs = everything(function, args, (11, 3), 0, 4)
     names = [[axis.graph.graph.ops[op].name for op in loop.ops].count("cumsum") for loop in loops_of(axis, slabs)]
     assert names == [1, 2]
-    assert_close(closed, axis, slabs, args, 1e-5)
+    assert_same_numbers(closed, axis, slabs, args, 1e-5)
 
 
 def step(x: Any, w: Any) -> Any:
@@ -440,8 +396,7 @@ def test_a_plan_is_followed_and_recorded() -> None:
     (recorded,) = followed.in_slabs
     assert recorded.slabs == slabs and recorded.loops
     split, plain = results([followed.jaxpr, program.jaxpr], [normals(12, 3), normals(3, 4)])
-    for array, expected in zip(split, plain, strict=True):
-        np.testing.assert_allclose(array, expected, rtol=1e-5, atol=1e-6)
+    assert_close(split, plain, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

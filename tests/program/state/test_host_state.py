@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import warnings
 from pathlib import Path
@@ -18,13 +19,14 @@ from hypothesis import strategies as st
 
 import memplan
 from memplan.errors import MemplanError, PlanMismatchError
-from memplan.pipeline import target_of
 from memplan.planning.plan import Plan
 from memplan.program import compat
 from memplan.program.lowerable import Lowerable, as_step
 from memplan.program.state.host_state import large_leaves, offload_state, place_argument
 from memplan.program.trace import Program, trace
+from memplan.request import target_of
 from memplan.xla.replay import replay
+from tests.arrays import assert_equal, shapes_of
 from tests.xla.test_target import needs_compiler
 
 WIDTH, OPTIMIZER = 512, optax.adamw(1e-3)
@@ -56,12 +58,12 @@ def arguments(layers: int = 4) -> tuple[Any, jax.Array]:
 
 
 def program(layers: int = 4) -> Program:
-    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(layers))
-    return trace(train_step, args, {}, {"donate_argnums": 0})
+    return trace(train_step, shapes_of(arguments(layers)), {}, {"donate_argnums": 0})
 
 
-def copies(state: Any) -> Any:
-    return jax.tree.map(jnp.copy, state)
+def on_host() -> Program:
+    """With the whole state in host memory."""
+    return offload_state(program(), large_leaves(program(), (0,)))
 
 
 def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_host() -> None:
@@ -76,20 +78,19 @@ def test_large_leaves_of_an_argument_are_held_and_their_updates_return_to_the_ho
 LARGE = jax.ShapeDtypeStruct((512, 512), jnp.float32)  # 1 MiB
 
 
+NUMBERS = st.integers(0, 3)
+
+
 @given(
-    donated=st.sets(st.integers(0, 3)),
-    arguments_on_host=st.sets(st.integers(0, 3), min_size=1),
-    order=st.permutations(range(4)),
-    unread=st.sets(st.integers(0, 3), max_size=2),
-    keep_unused=st.booleans(),
+    st.sets(NUMBERS),
+    st.sets(NUMBERS, min_size=1),
+    st.permutations(range(4)),
+    st.sets(NUMBERS, max_size=2),
+    st.booleans(),
 )
 @settings(max_examples=60, deadline=None)
 def test_what_jax_aliases_is_in_one_memory(
-    donated: set[int],
-    arguments_on_host: set[int],
-    order: list[int],
-    unread: set[int],
-    keep_unused: bool,
+    donated: set[int], host: set[int], order: list[int], unread: set[int], keep_unused: bool
 ) -> None:
     """jax pairs arguments and outputs by their types, whatever memory they are in; XLA dies of a pair in two."""
 
@@ -98,7 +99,7 @@ def test_what_jax_aliases_is_in_one_memory(
 
     options = {"donate_argnums": tuple(donated), "keep_unused": keep_unused}
     traced = trace(step, [LARGE] * 4, {}, options)
-    moved = offload_state(traced, large_leaves(traced, arguments_on_host))
+    moved = offload_state(traced, large_leaves(traced, host))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # some donated buffers are not usable
         lowered = jax.jit(as_step(moved, moved.jaxpr), **options).lower(*[LARGE] * 4)
@@ -145,7 +146,7 @@ def test_state_in_containers_that_jax_cannot_lower() -> None:
     state, x = Picky(jnp.ones((512, 512))), jnp.ones((512, 512))
     jitted = memplan.jit(step, host_state=0, donate_argnums=0)
     planned = jitted.plan(state, x)
-    assert planned._found.program.traced.lowers_by_leaves and planned._found.program.on_host == {0}
+    assert planned._outcome.program.traced.lowers_by_leaves and planned._outcome.program.on_host == {0}
     state = planned.place(state)
     for expected in (3, 7):
         state, total = planned.compile()(state, x)
@@ -161,8 +162,8 @@ def test_state_on_the_host_is_planned_for_without_being_copied(monkeypatch: pyte
     assert jitted.plan(state, x) is planned
     monkeypatch.setattr(jax, "device_put", None)
     again = memplan.jit(train_step, donate_argnums=0, plan=planned.plan).plan(state, x)
-    assert again._found.program.on_host == planned._found.program.on_host
-    for leaf in jax.tree.leaves((again._found.program.traced.args, again._found.program.traced.kwargs)):
+    assert again._outcome.program.on_host == planned._outcome.program.on_host
+    for leaf in jax.tree.leaves((again._outcome.program.traced.args, again._outcome.program.traced.kwargs)):
         assert getattr(leaf.sharding, "memory_kind", None) != "pinned_host"
 
 
@@ -187,7 +188,8 @@ def test_training_with_state_on_the_host_is_training() -> None:
     state, x = arguments()
     planned = memplan.jit(train_step, host_state=0, donate_argnums=0, verify="numbers").plan(state, x)
     compiled, plain = planned.compile(), jax.jit(train_step, donate_argnums=0)
-    device_state, host_state = copies(state), planned.place(copies(state))
+    device_state, copied = (jax.tree.map(jnp.copy, state) for _ in range(2))
+    host_state = planned.place(copied)
     for _ in range(20):
         before = host_state
         device_state, expected_loss = plain(device_state, x)
@@ -202,37 +204,34 @@ def test_training_with_state_on_the_host_is_training() -> None:
 def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Path) -> None:
     state, x = arguments()
     plan = memplan.jit(train_step, host_state=0, donate_argnums=0).plan(state, x).plan
-    assert plan is not None and len(plan.on_host) == 3 * 4
+    assert len(plan.on_host) == 3 * 4
     plan.save(tmp_path / "plan.json")
     followed = memplan.jit(train_step, plan=Plan.load(tmp_path / "plan.json"), donate_argnums=0)
     assert followed.plan(state, x).plan == plan
 
 
 def test_a_checkpoint_of_it_loses_nothing(tmp_path: Path) -> None:
-    moved = offload_state(program(), large_leaves(program(), (0,)))
-    state = place_argument(moved, arguments()[0], 0)
+    state = place_argument(on_host(), arguments()[0], 0)
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
         checkpointer.wait_until_finished()
         restored = checkpointer.restore(tmp_path / "state", like)
-    for before, after in zip(jax.tree.leaves(state), jax.tree.leaves(restored), strict=True):
-        assert after.sharding == before.sharding
-        np.testing.assert_array_equal(after, before)
+    shardings = (jax.tree.map(lambda leaf: leaf.sharding, tree) for tree in (state, restored))
+    assert jax.tree.all(jax.tree.map(operator.eq, *shardings))
+    assert_equal(restored, state)
 
 
 def test_another_structure_is_not_placed() -> None:
-    moved = offload_state(program(), large_leaves(program(), (0,)))
     with pytest.raises(MemplanError, match="leaves"):
-        place_argument(moved, arguments(3)[0], 0)
+        place_argument(on_host(), arguments(3)[0], 0)
 
 
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
     target = target_of("v100")
-    moved = offload_state(program(), large_leaves(program(), (0,)))
-    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
+    moved, args = on_host(), shapes_of(arguments())
     step = as_step(moved, moved.jaxpr)
     executable = target.compile(Lowerable(step, args, {}, moved.options, on_host=moved.on_host))
     inputs = moved.jaxpr.jaxpr.invars
@@ -249,13 +248,12 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.slow
 def test_a_state_larger_than_the_device_is_trained() -> None:
-    args = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments(16))
+    args = shapes_of(arguments(16))
     nbytes = sum(leaf.dtype.itemsize * leaf.size for leaf in jax.tree.leaves(args[0]))
-    step = memplan.jit(
-        train_step, budget=nbytes // 2, host_budget="1GiB", device="v100", host_state=0, donate_argnums=0
-    )
+    options = {"host_budget": "1GiB", "host_state": 0, "donate_argnums": 0}
+    step = memplan.jit(train_step, budget=nbytes // 2, device="v100", **options)
     report = step.plan(*args).report
-    assert report.compiled_peak_bytes is not None and report.compiled_peak_bytes <= nbytes // 2
+    assert report.compiled_peak_bytes <= nbytes // 2
     assert 0 <= nbytes - report.host_peak_bytes < 1 << 20
 
 
@@ -263,12 +261,11 @@ def test_a_state_larger_than_the_device_is_trained() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.slow
 def test_state_streams_under_the_computation() -> None:
-    state = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), start(16))
     x = jax.ShapeDtypeStruct((131072, WIDTH), jnp.float32)
-    planned = memplan.jit(
-        train_step, budget="3GiB", host_budget="1GiB", device="h200", host_state=0, donate_argnums=0
-    ).plan(state, x)
-    timeline = replay(planned._found.executable.text, target_of("h200").device)
+    options = {"host_budget": "1GiB", "host_state": 0, "donate_argnums": 0}
+    step = memplan.jit(train_step, budget="3GiB", device="h200", **options)
+    planned = step.plan(shapes_of(start(16)), x)
+    timeline = replay(planned._outcome.executable.module, target_of("h200").device)
     for stream in ("out", "in"):
         transfers = [transfer for transfer in timeline.transfers if transfer.stream == stream]
         assert sum(transfer.nbytes for transfer in transfers) >= 3 * 16 << 20

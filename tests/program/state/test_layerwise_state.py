@@ -1,7 +1,5 @@
 """Stacks of layers in host memory: found, read and updated a layer at a time, with the same numbers."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 
@@ -12,12 +10,19 @@ import optax
 import pytest
 
 import memplan
-from memplan.pipeline import target_of
 from memplan.program import compat
 from memplan.program.lowerable import Lowerable, as_step
 from memplan.program.state.host_state import donation_pairs, large_leaves, offload_state
-from memplan.program.state.layerwise import LayerwiseState, StreamedScan, Update, UpdatingScan, layerwise_state
+from memplan.program.state.layerwise import (
+    LayerwiseState,
+    StreamedScan,
+    Update,
+    UpdatingScan,
+    layerwise_state,
+)
 from memplan.program.trace import Program, trace
+from memplan.request import target_of
+from tests.arrays import assert_close, shapes_of
 from tests.xla.test_target import needs_compiler
 
 LAYERS, WIDTH = 4, 512
@@ -59,42 +64,26 @@ def batch() -> tuple[jax.Array, jax.Array]:
 
 
 def program(step: Step, *args: Any) -> Program:
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
-    return trace(step, shapes, {}, {"donate_argnums": 0})
+    return trace(step, shapes_of(args), {}, {"donate_argnums": 0})
 
 
 def layerwise(program: Program) -> LayerwiseState:
     inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
     on_host = large_leaves(program, (0,))
     aliases = {outputs[number]: inputs[position] for number, position in donation_pairs(inputs, outputs, on_host)}
-    return layerwise_state(
-        program.flat,
-        frozenset(inputs[position] for position in on_host),
-        aliases,
-    )
+    return layerwise_state(program.flat, frozenset(map(inputs.__getitem__, on_host)), aliases)
 
 
 @pytest.mark.slow
 def test_stacks_that_scans_slice_and_their_moments_are_found() -> None:
     traced = program(step_of(), start(), *batch())
     state = layerwise(traced)
-    assert (
-        len(
-            large_leaves(traced, (0,)),
-        )
-        == 9
-        and len(state.stacks) == 6
-    )  # not the table and its moments
+    # not the table and its moments
+    assert len(large_leaves(traced, (0,))) == 9 and len(state.stacks) == 6
     (scan,) = (equation for equation in state.equations if isinstance(equation, UpdatingScan))
     assert not any(isinstance(equation, Update) for equation in state.equations)
-    assert (
-        scan.update.trips == LAYERS
-        and set(
-            scan.update.on_host,
-        )
-        == state.stacks
-        and len(scan.update.results) == 6
-    )
+    assert scan.update.trips == LAYERS and len(scan.update.results) == 6
+    assert set(scan.update.on_host) == state.stacks
 
 
 def test_a_stack_that_is_read_whole_is_none() -> None:
@@ -113,13 +102,8 @@ def test_a_norm_over_all_gradients_leaves_the_rest_layerwise() -> None:
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), OPTIMIZER)
     state = layerwise(program(step_of(optimizer), start(optimizer), *batch()))
     assert len(state.stacks) == 6
-    kinds = [
-        type(
-            equation,
-        )
-        for equation in state.equations
-        if isinstance(equation, StreamedScan | Update | UpdatingScan)
-    ]
+    streamed = StreamedScan, Update, UpdatingScan
+    kinds = [type(equation) for equation in state.equations if isinstance(equation, streamed)]
     assert kinds == [StreamedScan, StreamedScan, Update]  # all gradients first
 
 
@@ -149,12 +133,7 @@ def test_training_layer_by_layer_is_training(optimizer: optax.GradientTransforma
         device_state, expected_loss = plain(device_state, *batch())
         host_state, loss = compiled(host_state, *batch())
         np.testing.assert_allclose(loss, expected_loss, rtol=1e-5)
-    for expected_leaf, leaf in zip(
-        jax.tree.leaves(device_state),
-        jax.tree.leaves(host_state),
-        strict=True,
-    ):
-        np.testing.assert_allclose(leaf, expected_leaf, rtol=1e-3, atol=1e-4)
+    assert_close(host_state, device_state, rtol=1e-3, atol=1e-4)
 
 
 @needs_compiler
@@ -167,8 +146,8 @@ def test_a_described_gpu_never_holds_a_stack() -> None:
     nbytes = sum(compat.nbytes_of(inputs[position].aval) for position in offloaded)
     moved = offload_state(traced, offloaded)
     step = as_step(moved, moved.jaxpr)
-    shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), (state, *batch()))
-    compiled = target_of("v100").compile(Lowerable(step, shapes, {}, moved.options, moved.on_host))
+    lowerable = Lowerable(step, shapes_of((state, *batch())), {}, moved.options, moved.on_host)
+    compiled = target_of("v100").compile(lowerable)
     assert compiled.memory.host_bytes == nbytes  # updated in place
     stacks = sum(compat.nbytes_of(var.aval) for var in layerwise(traced).stacks)
     assert compiled.memory.device_bytes < stacks  # two stacks of gradients, the table, slices

@@ -1,7 +1,5 @@
 """The page as a browser shows it: whole, alone, and usable by pointer and keys."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from dataclasses import replace
@@ -29,10 +27,7 @@ class Shown:
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.errors.append(message.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on(
-            "dialog",
-            lambda dialog: self.errors.append(f"dialog {dialog.message}") or dialog.dismiss(),
-        )
+        self.page.on("dialog", lambda box: self.errors.append(box.message or "dialog") or box.dismiss())
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(file.as_uri())
 
@@ -94,7 +89,6 @@ def test_pointing_shows_and_clicking_pins(shown: Shown, drawn_report: Report) ->
     assert shown.page.locator("#live-title").inner_text().startswith("At the peak")
     before = shown.rows("#live-table")
     timeline = drawn_report.timeline
-    assert timeline is not None
     alive = [stay for stay in timeline.stays if stay.first <= timeline.peak < stay.last]
     has_other = bool(timeline.instants[timeline.peak].other_bytes)
     assert f"{len(alive) + has_other} arrays" in shown.page.locator("#live-told").inner_text()
@@ -130,11 +124,8 @@ def test_decisions_sort_search_and_filter(shown: Shown, drawn_report: Report) ->
     assert set(shown.texts("#decisions tbody .pill")) == {"offloaded"}
     assert len(shown.column("value")) == 10
     shown.page.get_by_role("searchbox").fill("net.py:1")
-    decisions = [
-        decision
-        for decision in drawn_report.decisions
-        if decision.decision == "offload" and "net.py:1" in decision.source
-    ]
+    offloaded = [decision for decision in drawn_report.decisions if decision.decision == "offload"]
+    decisions = [decision for decision in offloaded if "net.py:1" in decision.source]
     assert 0 < len(decisions) < 10
     assert set(shown.column("value")) == {decision.name for decision in decisions}
     total = sum(decision.nbytes for decision in decisions) / 2**20
@@ -197,11 +188,8 @@ def test_colors_follow_the_system_and_the_switch(open_page: Any, drawn_report: R
 
 
 def test_a_phone_needs_no_sideways_scrolling(open_page: Any, drawn_report: Report) -> None:
-    named = replace(
-        drawn_report,
-        step="models.train:resnet_step(batch=64)",
-        exports=("export XLA_" + "X" * 60 + "=1",),
-    )
+    exports = ("export XLA_" + "X" * 60 + "=1",)
+    named = replace(drawn_report, step="models.train:resnet_step(batch=64)", exports=exports)
     for result in (named, Difference.of(named, named)):
         shown = open_page(result, viewport={"width": 360, "height": 740})
         assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
@@ -235,9 +223,8 @@ def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report
     context = browser.new_context()
     shown = Shown(context, tmp_path / "notebook.html")
     tiles = [frame.locator(".tile") for frame in shown.page.frames]
-    tiles[1].first.wait_for()
-    tiles[2].first.wait_for()
-    tiles[3].first.wait_for()
+    for tile in tiles[1:]:
+        tile.first.wait_for()
     assert [tile.count() for tile in tiles] == [1, 5, 5, 4]
     assert shown.page.locator(".tile").evaluate("e => getComputedStyle(e).borderTopWidth") == "0px"
     assert not shown.errors
@@ -245,29 +232,16 @@ def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report
 
 
 def test_known_work_is_drawn(open_page: Any, drawn_report: Report) -> None:
-    assert drawn_report.timeline is not None
     quiet = open_page(drawn_report)
     assert not {"CUDA graphs", "Pinned by XLA", "Between devices"} & set(quiet.texts(".tile h3"))
     blocks = (Block("slabs", "Net/slabs_1", 16, 0.0, drawn_report.timeline.end_s / 2, "net.py:3"),)
-    copies = (
-        *drawn_report.timeline.copies,
-        Copy("Net", 7, "to devices", 0.0, drawn_report.timeline.end_s, "all-gather"),
-    )
+    gather = Copy("Net", 7, "to devices", 0.0, drawn_report.timeline.end_s, "all-gather")
+    copies = (*drawn_report.timeline.copies, gather)
     timeline = replace(drawn_report.timeline, blocks=blocks, copies=copies)
-    regions = {
-        "cuda_graphs": 3,
-        "single_launches": 7,
-        "pinned_bytes": 3 << 30,
-        "pinned_regions_bytes": (2 << 30, 1 << 30),
-    }
-    mesh = Mesh(
-        (("data", 8),),
-        "2x4",
-        (),
-        (CollectiveRow("all-gather", ("host",), 1, 5, 7, 0.1),),
-        0.1,
-        0.05,
-    )
+    pinned = {"pinned_bytes": 3 << 30, "pinned_regions_bytes": (2 << 30, 1 << 30)}
+    regions = {"cuda_graphs": 3, "single_launches": 7, **pinned}
+    gathers = (CollectiveRow("all-gather", ("host",), 1, 5, 7, 0.1),)
+    mesh = Mesh((("data", 8),), "2x4", (), gathers, 0.1, 0.05)
     shown = open_page(replace(drawn_report, timeline=timeline, mesh=mesh, **regions))
     tiles = " ".join(shown.texts(".tile"))
     assert "in 2 regions: 2.00 GiB, 1.00 GiB" in tiles and "and 7 kernels and copies outside of them" in tiles
@@ -337,11 +311,8 @@ def test_a_chart_of_many_instants_draws_the_highest_of_each_pixel(browser: Any) 
 def grown(drawn_report: Report) -> Difference:
     """Two reports; of the buffers, one is larger, one gone and one new."""
     values = tuple(LiveValue(f"Net/{n}", n << 20, f"float32[{n}]", f"net.py:{n}", "") for n in range(1, 9))
-    new = (
-        replace(values[0], nbytes=5 << 20, shape="float32[5]"),
-        *values[2:],
-        LiveValue(HOSTILE, 99 << 20, "", "", ""),
-    )
+    larger = replace(values[0], nbytes=5 << 20, shape="float32[5]")
+    new = larger, *values[2:], LiveValue(HOSTILE, 99 << 20, "", "", "")
     later = replace(drawn_report, timeline=random_timeline(random.Random(8), 30, 40), live_at_peak=new)
     return Difference.of(replace(drawn_report, live_at_peak=values), later)
 
@@ -355,9 +326,8 @@ def test_a_difference_shows_both_steps_and_the_changes(open_page: Any, grown: Di
         ["+4.0 MiB", "larger", "1.0 MiB", "5.0 MiB"],
         ["\N{MINUS SIGN}2.0 MiB", "gone", "2.0 MiB", "0 B"],
     ]
-    assert (
-        rows[0][-1] == HOSTILE and rows[1][-2:] == ["net.py:1", "Net/1"] and "float32[1] \u2192 float32[5]" in rows[1]
-    )
+    assert rows[0][-1] == HOSTILE and rows[1][-2:] == ["net.py:1", "Net/1"]
+    assert "float32[1] \u2192 float32[5]" in rows[1]
     shown.page.get_by_role("button", name="gone 1").click()
     assert len(shown.rows("#buffers")) == 1
     first, second = shown.page.get_by_role("slider").all()

@@ -1,7 +1,5 @@
 """Traces: Perfetto reads the figures of the report."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -71,7 +69,6 @@ def test_perfetto_reads_the_figures_of_the_report(load: Any, drawn_report: Repor
     drawn_report.save_trace(tmp_path / "report.pftrace")
     processor = load((tmp_path / "report.pftrace").read_bytes())
     timeline = drawn_report.timeline
-    assert timeline is not None
     peak = max(instant.device_bytes for instant in timeline.instants)
     assert processor.query(MAXIMUM.format("device bytes")) == [(float(peak),)]
     assert processor.query(MAXIMUM.format("host bytes")) == [(float(max(i.host_bytes for i in timeline.instants)),)]

@@ -1,7 +1,5 @@
 """Pictures by matplotlib: bands add up to the memory, curves are joined or not."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 from typing import Any
@@ -37,19 +35,14 @@ def test_without_memory_over_time_there_is_no_picture(report: Report, tmp_path: 
 def test_a_series_is_joined_or_not_and_all_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(pictures, "encode", lambda figure: drawn.append(figure) or b"")
-    series = [
-        pictures.Series("one", [(1, 2), (3, 4)], True),
-        pictures.Series("two", [(5, 6)], False),
-    ]
-    pictures.png_of_series("title", ("x", "y"), series, ("limit", 2.5))
+    joined, apart = pictures.Series("one", [(1, 2), (3, 4)], True), pictures.Series("two", [(5, 6)], False)
+    pictures.png_of_series("title", ("x", "y"), [joined, apart], ("limit", 2.5))
     (axes,) = drawn[0].axes
     limit, first_line, two = axes.get_lines()
     assert (axes.get_title(), axes.get_xlabel(), axes.get_ylabel()) == ("title", "x", "y")
     assert [line.get_label() for line in (limit, first_line, two)] == ["limit", "one", "two"]
-    assert list(limit.get_xdata()) == [2.5, 2.5] and first_line.get_xydata().tolist() == [
-        [1, 2],
-        [3, 4],
-    ]
+    assert list(limit.get_xdata()) == [2.5, 2.5]
+    assert first_line.get_xydata().tolist() == [[1, 2], [3, 4]]
     assert first_line.get_linestyle() == "-" and two.get_linestyle() == "None"
 
 

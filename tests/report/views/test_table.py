@@ -1,7 +1,5 @@
 """Tables: literal text in a terminal; an escaped, self-contained page."""
 
-from __future__ import annotations
-
 import io
 import re
 
@@ -15,17 +13,10 @@ from memplan.report.views.table import Table
 HOSTILE = "<script>alert(1)</script>\"'&"
 
 
-@pytest.mark.parametrize(
-    ("source", "written"),
-    [
-        ("", ""),
-        ("net.py:3", "net.py:3"),
-        ("/a/b/c/net.py:3", "../c/net.py:3"),
-        ("c/d/net.py:3", "c/d/net.py:3"),
-    ],
-)
-def test_long_sources_keep_their_end(source: str, written: str) -> None:
-    assert views.short_source(source) == written
+def test_long_sources_keep_their_end() -> None:
+    for source in ("", "net.py:3", "c/d/net.py:3"):
+        assert views.short_source(source) == source
+    assert views.short_source("/a/b/c/net.py:3") == "../c/net.py:3"
 
 
 def test_a_title_counts_the_omitted_rows() -> None:

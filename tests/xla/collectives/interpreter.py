@@ -1,6 +1,5 @@
-"""Runs the text of a small module on all partitions at once, without XLA."""
+"""Runs a small module on all partitions at once, without XLA."""
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,7 +22,7 @@ def run(module: Module, *arguments: Values) -> list[Values]:
         if op.opcode != "tuple":
             sources = [ops[name].result[0] for name in op.operands]
             known[op.name] = _Call(op, sources, [known[name] for name in op.operands], arguments).value()
-            assert known[op.name].shape[1:] == op.result[0].dims, op.line
+            assert known[op.name].shape[1:] == op.result[0].dims, op.name
     return [known[op.name] for op in module.entry.results]
 
 
@@ -47,14 +46,14 @@ class _Call:
         return _ELEMENTWISE[kind](*self.given) if kind in _ELEMENTWISE else getattr(self, kind.replace("-", "_"))()
 
     def parameter(self) -> Values:
-        return self.arguments[int(self.op.attributes)]
+        return self.arguments[self.op.parameter_number]
 
     def partition_id(self) -> Values:
         return np.arange(self.partitions)
 
     def constant(self) -> Values:
-        numbers = [int(number) for number in re.findall(r"\d+", self.op.attributes)]
-        return np.broadcast_to(np.array(numbers).reshape(self.array.dims), (self.partitions, *self.array.dims))
+        elements = self.op.integers or (0,) * self.array.size  # of floats only zeros are padded with
+        return np.broadcast_to(np.array(elements).reshape(self.array.dims), (self.partitions, *self.array.dims))
 
     def convert(self) -> Values:
         return self.given[0]
@@ -70,7 +69,7 @@ class _Call:
         return shaped.transpose(0, *(1 + dim for dim in np.argsort(np.array(after, int))))
 
     def transpose(self) -> Values:
-        return self.given[0].transpose(0, *(dim + 1 for dim in self.dimensions))
+        return self.given[0].transpose(0, *(dim + 1 for dim in self.op.dimensions))
 
     def dynamic_slice(self) -> Values:
         found = []
@@ -82,14 +81,14 @@ class _Call:
         return np.stack(found)
 
     def all_gather(self) -> Values:
-        (dim,) = self.dimensions
+        (dim,) = self.op.dimensions
         return self.in_groups(lambda parts: [np.concatenate(parts, dim)] * len(parts))
 
     def all_reduce(self) -> Values:
         return self.in_groups(lambda parts: [np.sum(parts, 0)] * len(parts))
 
     def reduce_scatter(self) -> Values:
-        (dim,) = self.dimensions
+        (dim,) = self.op.dimensions
         return self.in_groups(lambda parts: np.split(np.sum(parts, 0), len(parts), dim))
 
     def in_groups(self, communicate: Callable[[list[Values]], list[Values]]) -> Values:
@@ -98,13 +97,6 @@ class _Call:
             found |= dict(zip(group, communicate([self.given[0][one] for one in group]), strict=True))
         return np.stack([found[one] for one in range(self.partitions)])
 
-    @property
-    def dimensions(self) -> list[int]:
-        listed = re.search(r"\bdimensions=\{([\d,]*)\}", self.op.attributes)
-        assert listed is not None
-        return [int(dim) for dim in listed[1].split(",")]
-
 
 def _outermost_first(array: Array) -> list[int]:
-    listed = re.findall(r"\d+", array.layout)
-    return [int(dim) for dim in reversed(listed)] if listed else list(range(len(array.dims)))
+    return list(reversed(array.layout.order)) or list(range(len(array.dims)))

@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 
+from memplan.hardware.backend import CPU, GPU
 from tests.xla.collectives.links import steep
 from tests.xla.collectives.shaped_on_devices import Step, mesh_of, off, run_shaped, spread
 
@@ -109,8 +110,8 @@ def differences(number: int) -> tuple[dict[str, float], Counter[str]]:
     x = spread(mesh, jnp.asarray(rng.integers(-7, 8, (8, *rng.integers(3, 6, 2))), jnp.float32))
     step = program(mesh, rng)
     expected, found, written = jax.jit(step)(x), dict[str, float](), Counter[str]()
-    for form, on_gpu in (("cpu", False), ("gpu", True)):
-        results, module = run_shaped(step, (x,), machine, on_gpu=on_gpu)
+    for form, backend in (("cpu", CPU), ("gpu", GPU)):
+        results, module = run_shaped(step, (x,), machine, backend=backend)
         found[form] = off(expected, results)
         written.update(op.opcode for body in module.values() for op in body.ops.values())
     return found, written

@@ -8,10 +8,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from memplan.compilation.shaping import Shaping
+from memplan.hardware.backend import CPU, Backend
 from memplan.hardware.machine import Machine
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module
-from tests.hlo import read_module
 
 Step = Callable[..., Any]
 
@@ -34,13 +34,13 @@ def run_shaped(
     machine: Machine,
     *,
     wire: str | None = None,
-    on_gpu: bool = False,
+    backend: Backend = CPU,
     unfused: bool = False,
 ) -> tuple[Any, Module]:
     """Results, and the module that XLA went on with.
 
     Args:
-      on_gpu: collectives as XLA:GPU gets them; within one process XLA:CPU runs all but arrays' all-to-all.
+      backend: gets these collectives; within one process XLA:CPU runs all of a GPU's but arrays' all-to-all.
       unfused: XLA:CPU calls back behind fusion, XLA:GPU before it, and no sum leaves a loop out of a fusion. XLA:CPU
         transposes some results of a program wrongly then, so it is for steps that are loops.
     """
@@ -48,22 +48,22 @@ def run_shaped(
     def shaped(*args: Any) -> Any:
         return step(*args)
 
-    shaping, written = Shaping(machine, on_gpu, wire), list[str]()
+    shaping, written = Shaping(machine, backend, wire), list[Module]()
 
-    def shape(text: str) -> str | None:
-        found = shaping(text)
-        written.append(found or text)
-        return found
+    def shape(module: Module) -> Module | None:
+        result = shaping(module)
+        written.append(result or module)
+        return result
 
-    with intercept("jit_shaped", lambda text: None, "cpu", shape) as interception:
+    with intercept("jit_shaped", lambda module: None, "cpu", shape) as interception:
         compiled = (
             jax.jit(shaped)
             .lower(*args)
             .compile(compiler_options={"xla_disable_hlo_passes": _UNFUSED if unfused else _SEPARATE})
         )
     interception.check()
-    (text,) = written
-    return compiled(*args), read_module(text, scheduled=False)
+    (module,) = written
+    return compiled(*args), module
 
 
 def off(a: Any, b: Any) -> float:

@@ -6,8 +6,8 @@ from memplan.hardware.collectives import LAUNCH_S, all_reduce_seconds, reduce_sc
 from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.xla.collectives.cost import Collective, collective, is_collective
-from memplan.xla.module import read_instruction
 from tests.hardware.machines import on
+from tests.hlo import read_instruction
 
 DDL = topology_named("ddl@2x4")
 MACHINE = on(DDL, 8)
@@ -15,8 +15,17 @@ NBYTES = 1 << 20
 ALL, HOSTS, DEVICES = (
     "replica_groups={{0,1,2,3,4,5,6,7}}",
     "replica_groups={{0,4},{1,5},{2,6},{3,7}}",
-    "replica_groups={{0,1,2,3},{4,5,6,7}}, to_apply=%sum",
+    "replica_groups={{0,1,2,3},{4,5,6,7}}",
 )
+REQUIRED = {  # by XLA's parser
+    "all-reduce": "to_apply=%add",
+    "all-gather": "dimensions={0}",
+    "all-gather-start": "dimensions={0}",
+    "collective-permute": "channel_id=1",
+    "collective-permute-start": "channel_id=1",
+    "reduce-scatter": "dimensions={0}, to_apply=%add",
+    "all-to-all": "dimensions={0}",
+}
 AXES = {
     DEVICES: ("device",),
     HOSTS: ("host",),
@@ -28,7 +37,8 @@ AXES = {
 
 
 def of(opcode: str, attributes: str, nbytes: int = NBYTES, machine: Machine = MACHINE) -> Collective:
-    return collective(machine, read_instruction(f"  %c = u8[{nbytes}] {opcode}(%a), {attributes}"), nbytes)
+    line = f"  %c = u8[{nbytes}] {opcode}(%a), {attributes}"
+    return collective(machine, read_instruction(f"{line}, {REQUIRED[opcode]}"), nbytes)
 
 
 @pytest.mark.parametrize(("attributes", "axes"), AXES.items())
@@ -59,8 +69,8 @@ def test_a_collective_takes_what_the_links_of_its_group_take(attributes: str) ->
         )
     )
     assert reduce.seconds == all_reduce_seconds(links, reduce.axes, NBYTES)
-    start = read_instruction(f"  %g = u8[{NBYTES}] all-gather-start(%a), {attributes}")
-    gather = collective(MACHINE, start, NBYTES // 8)
+    line = f"  %g = u8[{NBYTES}] all-gather-start(%a), {attributes}, dimensions={{0}}"
+    gather = collective(MACHINE, read_instruction(line), NBYTES // 8)
     assert (gather.kind, gather.nbytes) == ("all-gather", NBYTES)
     assert gather.seconds == reduce_scatter_seconds(links, reduce.axes, NBYTES)
 

@@ -9,9 +9,11 @@ import jax
 import pytest
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import CPU, GPU
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.planning.schedule import runs
+from memplan.program import compat
 from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
@@ -19,7 +21,6 @@ from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
 from memplan.xla.target import Target, described_devices
 from memplan.xla.write import write
-from tests.hlo import read_module
 
 
 def compile_rewritten(
@@ -29,13 +30,12 @@ def compile_rewritten(
     modules: list[Module] = []
     done: Any
 
-    def in_hook(text: str) -> str:
-        plain = read_module(text)
-        found = rewrite(plain, problem_of(plain, on_gpu=device is not None))
-        judge(plain, found)
-        modules.extend([plain, found])
-        problem = problem_of(found, on_gpu=device is not None)
-        return write(found, problem, runs(range(len(problem.kernels))))
+    def in_hook(plain: Module) -> Module:
+        rewritten = rewrite(plain, problem_of(plain, backend=GPU if device else CPU))
+        judge(plain, rewritten)
+        modules.extend([plain, rewritten])
+        problem = problem_of(rewritten, backend=GPU if device else CPU)
+        return write(rewritten, problem, runs(range(len(problem.kernels))))
 
     def unique(*args: Any) -> Any:
         return step(*args)
@@ -50,9 +50,11 @@ def compile_rewritten(
             target = Target(catalog.DEVICES[device], described=True)
             done = target.compile(Lowerable(unique, args)).compiled
     interception.check()
-    plain, found = modules
+    plain, rewritten = modules
     if device is not None:
-        problem, result = problem_of(found, on_gpu=True), problem_of(read_module(done.as_text()), on_gpu=True)
-        assert [one.name for one in result.kernels] == [one.name for one in problem.kernels]
-        assert done.memory_analysis().temp_size_in_bytes == pytest.approx(pack(problem).nbytes, abs=2048)
-    return done, plain, found
+        problem = problem_of(rewritten, backend=GPU)
+        result = problem_of(Module.read(compat.module_of(done)), backend=GPU)
+        assert [kernel.name for kernel in result.kernels] == [kernel.name for kernel in problem.kernels]
+        predicted_nbytes = pack(problem).nbytes
+        assert done.memory_analysis().temp_size_in_bytes == pytest.approx(predicted_nbytes, abs=2048)
+    return done, plain, rewritten

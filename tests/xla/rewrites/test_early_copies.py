@@ -5,7 +5,7 @@ from __future__ import annotations
 from memplan.verify.same_module import judge
 from memplan.xla.module import Module
 from memplan.xla.rewrites.early_copies import copy_early
-from tests.hlo import read_module
+from tests.hlo import read_module, texts_of
 
 FETCH = "((f32[8,4]{1,0:S(5)}, s32[]), f32[1,4]{1,0}, u32[])"
 TEXT = f"""HloModule jit_step, is_scheduled=true, entry_computation_layout={{()->f32[1,4]{{1,0}}}}
@@ -51,14 +51,14 @@ def test_a_copy_begins_when_it_may_and_is_awaited_when_it_has_to_be() -> None:
     moved = copy_early(module)
     assert list(moved["body"].ops) == EARLY
     assert moved["body"].ops == module["body"].ops
-    assert {name: text for name, text in moved.texts.items() if name != "body"} == {
-        name: text for name, text in module.texts.items() if name != "body"
+    assert {name: text for name, text in texts_of(moved).items() if name != "body"} == {
+        name: text for name, text in texts_of(module).items() if name != "body"
     }
 
 
 def test_copies_on_the_device_stay_where_they_are() -> None:
     module = read_module(TEXT.replace(":S(5)", ""))
-    assert copy_early(module).texts == module.texts
+    assert texts_of(copy_early(module)) == texts_of(module)
 
 
 def test_what_the_next_trip_gets_is_not_written_over_what_is_still_read() -> None:
@@ -123,4 +123,4 @@ def test_a_copy_does_not_wait_until_this_trip_s_number_is_written_over() -> None
     place = moved["body"].ops[moved["body"].ops["fetch-start"].operands[1]]
     assert place.operands == ("trip",)
     assert [op.opcode for op in moved[place.called[0]].ops.values()].count("add") == 2
-    assert "control-predecessors" not in place.attributes
+    assert not place.predecessors

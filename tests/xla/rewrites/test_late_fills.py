@@ -9,14 +9,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 
+from memplan.hardware.backend import GPU
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
 from memplan.verify.same_module import judge
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
 from memplan.xla.rewrites.late_fills import fill_late
-from memplan.xla.write import as_it_stands
-from tests.hlo import read_module
+from tests.hlo import read_module, replaced
 from tests.xla.rewrites.compiled import compile_rewritten
 
 LARGE, SMALL = "f32[1024,512]{1,0}", "f32[8]{0}"
@@ -68,7 +68,7 @@ def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(data: s
     if not any(kinds):
         assert found is module
         return
-    before, now = (pack(problem_of(one, on_gpu=True)).nbytes for one in (module, found))
+    before, now = (pack(problem_of(one, backend=GPU)).nbytes for one in (module, found))
     assert before >= sum(kinds) * NBYTES and now < NBYTES + 4096 * (len(kinds) + 1)
     fills = [op for op in found.entry.ops.values() if op.opcode == "fusion" and not op.operands]
     assert len(fills) == sum(kinds) + (not all(kinds))  # small ones stay one kernel
@@ -82,9 +82,8 @@ def test_what_control_edges_order_stays() -> None:
 def test_a_control_edge_may_be_all_that_an_instruction_says() -> None:
     module = module_of([True, True], [0, 1])
     last = "copy(%k1)"
-    text = as_it_stands(module).replace(last, f"{last}, control-predecessors={{%e0}}")
-    ordered = read_module(text)
-    assert ordered.entry.ops["done"].attributes.startswith("control-predecessors")
+    ordered = replaced(module, last, f"{last}, control-predecessors={{%e0}}")
+    assert ordered.entry.ops["done"].predecessors == ("e0",)
     assert fill_late(ordered, 0) is ordered
 
 
@@ -137,4 +136,4 @@ def test_in_a_body_a_copy_of_a_fill_is_a_fill() -> None:
 
     _, plain, found = compile_rewritten(step, (x,), "memplan_test_late_fills_in_bodies", "v100", rewrite)
     assert copies(plain) and not copies(found)
-    assert pack(problem_of(found, True)).nbytes < pack(problem_of(plain, True)).nbytes
+    assert pack(problem_of(found, GPU)).nbytes < pack(problem_of(plain, GPU)).nbytes

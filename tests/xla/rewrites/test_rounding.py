@@ -13,30 +13,29 @@ import pytest
 
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
-from memplan.xla.module import Computation, Instruction, read_instruction
+from memplan.xla.edit import fused_computation, instruction
+from memplan.xla.module import Computation, Instruction
 from memplan.xla.rewrites.fusion import keeps_bits, narrowest_bits, prevents_vectorization
+from memplan.xla.shapes import Array
 from memplan.xla.target import Target, described_devices
 
-ARRAY = "f32[4]{0}"
+VECTOR = Array.row_major("f32", (4,))
 
 
 def instructions(text: str) -> list[Instruction]:
-    """From `m = multiply(a, b); n = s32 convert(m)`, floats unless they say otherwise."""
-    found = list[Instruction]()
-    for line in text.split("; "):
-        name, _, rest = line.partition(" = ")
+    """From `m = multiply(a, b); n = s32 convert(m)`, floats unless they say otherwise; a root."""
+    ops = list[Instruction]()
+    for statement in text.split("; "):
+        name, _, rest = statement.partition(" = ")
         said, _, operands = rest.rstrip(")").partition("(")
         dtype, _, opcode = said.rpartition(" ")
-        given = ", ".join(f"%{one}" for one in operands.split(", "))
-        found.append(read_instruction(f"  %{name} = {dtype or 'f32'}[4]{{0}} {opcode}({given})"))
-    return found
+        ops.append(instruction(name, opcode, Array.row_major(dtype or "f32", (4,)), operands.split(", ")))
+    return [*ops[:-1], ops[-1].changed(root=True)]
 
 
 def computed(text: str) -> Computation:
     """A computation of two parameters that ends so."""
-    *before, last = [op.line for op in instructions(text)]
-    given = [f"  %{name} = {ARRAY} parameter({number})" for number, name in enumerate("ab")]
-    return Computation("f", "\n".join(["%f () -> () {", *given, *before, last.replace("  %", "  ROOT %", 1), "}"]))
+    return fused_computation("f", [("a", VECTOR), ("b", VECTOR)], instructions(text))
 
 
 @pytest.mark.parametrize(
@@ -57,15 +56,17 @@ def test_all_but_an_integer_that_becomes_a_float_is_rounded_within_as_between(te
 
 
 def test_the_narrowest_arrays_are_those_of_the_fewest_bits() -> None:
-    given = [
-        read_instruction(f"  %{n} = {dtype}[4]{{0}} parameter({n})") for n, dtype in enumerate(("f32", "pred", "s4"))
+    read = [
+        instruction(dtype, "parameter", Array.row_major(dtype, (4,)), parameter_number=number)
+        for number, dtype in enumerate(("f32", "pred", "s4"))
     ]
-    several = read_instruction("  %t = (f32[4]{0}, (bf16[4]{0}, f64[4]{0})) fusion(%0, %1), kind=kLoop, calls=%f")
-    assert narrowest_bits(several, given[:1]) == (32, 16)
-    assert narrowest_bits(several, given[:2]) == (8, 16)
-    assert narrowest_bits(given[0], given) == (4, 32)
+    shape = VECTOR, (Array.row_major("bf16", (4,)), Array.row_major("f64", (4,)))
+    several = instruction("several", "fusion", shape, ["f32", "pred"])
+    assert narrowest_bits(several, read[:1]) == (32, 16)
+    assert narrowest_bits(several, read[:2]) == (8, 16)
+    assert narrowest_bits(read[0], read) == (4, 32)
     assert narrowest_bits(several, [several]) == (16, 16)
-    assert narrowest_bits(given[1], []) == (0, 8)
+    assert narrowest_bits(read[1], []) == (0, 8)
 
 
 def test_some_functions_are_read_for_prevents_vectorization() -> None:

@@ -10,7 +10,14 @@ import pytest
 
 from experiments.applications.large_batch import run
 from experiments.applications.large_batch.shapes import SHAPES, SIDE, draw
-from experiments.applications.large_batch.training import RULES, ScalingRule, Settings, batches, matrices, sgd
+from experiments.applications.large_batch.training import (
+    RULES,
+    ScalingRule,
+    Settings,
+    batches,
+    matrices,
+    sgd,
+)
 from experiments.readme import inserted
 
 TINY = Settings("448KiB", examples=96, held_out=64, epochs=2, warmup_epochs=1, base_batch=48, filters=1)

@@ -14,7 +14,13 @@ from hypothesis import strategies as st
 from nibabel.loadsave import load
 from nibabel.nifti1 import Nifti1Image
 
-from experiments.applications.segmentation.decathlon import DatasetError, Volume, _centre, load_case, open_dataset
+from experiments.applications.segmentation.decathlon import (
+    DatasetError,
+    Volume,
+    _centre,
+    load_case,
+    open_dataset,
+)
 from experiments.applications.segmentation.phantoms import LABELS, MODALITIES, save
 
 IMAGE, LABEL = "imagesTr/PHANTOM_001.nii.gz", "labelsTr/PHANTOM_001.nii.gz"

@@ -10,8 +10,22 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.applications.skin_lesions.isic import Dataset, Lesion, _opened, mask_pixels, open_dataset, pixels
-from experiments.applications.skin_lesions.phantoms import IMAGES, LOOKS, MASKS, TRUTH, draw, write_phantoms
+from experiments.applications.skin_lesions.isic import (
+    Dataset,
+    Lesion,
+    _opened,
+    mask_pixels,
+    open_dataset,
+    pixels,
+)
+from experiments.applications.skin_lesions.phantoms import (
+    IMAGES,
+    LOOKS,
+    MASKS,
+    TRUTH,
+    draw,
+    write_phantoms,
+)
 from experiments.datasets import DatasetError
 
 FIRST = "ISIC_0024306"

@@ -1,0 +1,64 @@
+"""What XLA does for a kind of device, as answers to the questions that memplan has.
+
+Nothing else asks whether a device is a GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Backend:
+    """One of XLA's back ends."""
+
+    platform: str  # jax's name
+    alignment: int  # bytes: the offset of every buffer is a multiple
+    has_own_memory: bool  # apart from the host's, so that values can move between them
+    # A fusion may have several results, and rounds narrow floats as several fusions would.
+    merges_fusions: bool
+    # A fusion may be written over an operand if it reads each element before it writes it; else
+    # only an elementwise one may.
+    fusions_overwrite_operands: bool
+    collectives_overwrite_operands: bool  # a collective may be written over its operand
+    # It schedules collectives before it fuses, and beside kernels, by a profile of their seconds.
+    overlaps_collectives: bool
+    scatters_sums: bool  # it has a reduce-scatter that adds right
+    exchanges_tuples: bool  # its all-to-all takes an operand for each device, not one array
+    rematerializes: bool  # it recomputes values by itself where a step exceeds the device's memory
+    launches_graphs: bool  # kernels run in graphs of launches
+    indexes_in_32_bits: bool  # its libraries cannot index arrays of 2**31 elements
+    # Convolutions inside of loops and branches are fast only if channels are the last dimension.
+    convolves_channels_last: bool
+
+
+GPU = Backend(
+    platform="cuda",
+    alignment=256,
+    has_own_memory=True,
+    merges_fusions=True,
+    fusions_overwrite_operands=True,
+    collectives_overwrite_operands=True,
+    overlaps_collectives=True,
+    scatters_sums=True,
+    exchanges_tuples=False,
+    rematerializes=True,
+    launches_graphs=True,
+    indexes_in_32_bits=True,
+    convolves_channels_last=False,
+)
+CPU = Backend(
+    platform="cpu",
+    alignment=64,  # `cpu_function_runtime::MinAlign`
+    has_own_memory=False,
+    merges_fusions=False,
+    fusions_overwrite_operands=False,
+    collectives_overwrite_operands=False,
+    overlaps_collectives=False,
+    scatters_sums=False,  # gloo's gives wrong sums
+    exchanges_tuples=True,
+    rematerializes=False,
+    launches_graphs=False,
+    indexes_in_32_bits=False,
+    convolves_channels_last=True,
+)

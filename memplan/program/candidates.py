@@ -1,0 +1,60 @@
+"""The transformed programs of a step that may be compiled in its place."""
+
+import functools
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, replace
+
+from memplan.hardware.device import Device
+from memplan.program.loops.choose import fewer_residuals
+from memplan.program.loops.stacks import with_indexed_stacks
+from memplan.program.slabs.choose import SlabCandidate, slab_programs
+from memplan.program.state.host_state import offload_state
+from memplan.program.trace import Program
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Other programs of a step, made on demand, all with the same state on the host."""
+
+    step: Program  # before all transforms
+    device: Device
+    device_bytes: int  # the limit
+    host_bytes: int  # the limit
+    on_host: Collection[int]  # positions of the inputs in host memory
+
+    def indexed_stacks(self, program: Program) -> Program | None:
+        """The program with stacks that loops read by index; None if it has no large stacks.
+
+        Only for one GPU, without state on the host.
+        """
+        is_divided = program.traced.division is not None
+        if self.device.target is None or is_divided or self.on_host:
+            return None
+        return with_indexed_stacks(program)
+
+    def fewer_residuals(
+        self,
+        program: Program,
+        excess_bytes: int,
+        may_use_host: bool,
+    ) -> Program | None:
+        """The fastest program whose loops keep so many bytes fewer (see `loops.choose`)."""
+        host_bytes = self.host_bytes if may_use_host else 0
+        # With state on the host, each trip of a loop in one piece streams its layer.
+        may_segment = not self.on_host
+        candidate = fewer_residuals(program, self.device, host_bytes, excess_bytes, may_segment)
+        return None if candidate is None else self._with_state_on_host(candidate)
+
+    def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
+        """Yield the step in slabs; none is expected to take more than `slowdown` times as long."""
+        program = self.indexed_stacks(self.step) or self.step
+        limits = self.device_bytes, self.host_bytes
+        for candidate in slab_programs(program, self.device, *limits, slowdown):
+            yield replace(candidate, write=functools.partial(self._written, candidate))
+
+    def _written(self, slabs: SlabCandidate) -> Program:
+        return self._with_state_on_host(slabs.write())
+
+    def _with_state_on_host(self, program: Program) -> Program:
+        streams = self.device.target is not None
+        return offload_state(program, inputs=self.on_host, streams=streams)

@@ -1,0 +1,82 @@
+"""Rows of a report: the loops over slabs of a step."""
+
+from collections.abc import Iterator, Mapping
+
+from memplan.compilation.outcome import Outcome
+from memplan.planning.slabs.slabs import LoopOverSlabs, slab_rows, trips_of
+from memplan.program import compat
+from memplan.program.trace import InSlabs, Program
+from memplan.report.slabs import SlabArray, SlabLoopRow
+from memplan.results.infeasible import axis_of
+from memplan.results.memory import Origins
+
+
+def slab_loops(
+    outcome: Outcome,
+    origins: Origins,
+    transfers_of_loops: Mapping[str, tuple[int, int]],
+) -> Iterator[SlabLoopRow]:
+    """One row per loop over slabs.
+
+    Args:
+      transfers_of_loops: loop of the compiled program -> transfers between device and host per
+        trip.
+    """
+    blocks = outcome.planned.result.replay.blocks
+    records = outcome.program.in_slabs
+    loop_of_scope = {origins.scope(name).rpartition("/")[2]: name for name in transfers_of_loops}
+    arrays = _Arrays(outcome.program)
+    numbered = (
+        (record, number, loop)
+        for record in records
+        for number, loop in enumerate(record.loops, record.first)
+    )
+    for record, number, loop in numbered:
+        graph = record.graph.graph
+        name = loop_of_scope.get(record.scope(number), "")
+        copies, kernels = transfers_of_loops.get(name, (0, 0))
+        yield SlabLoopRow(
+            number=number,
+            axis=axis_of(record),
+            trips=trips_of(record.graph, record.slabs),
+            rows=record.slabs.rows,
+            halo=_halo(record, loop),
+            ops=len(loop.ops),
+            reads=tuple(arrays.row(record, value) for value in loop.reads),
+            writes=tuple(arrays.row(record, value) for value in loop.writes),
+            sums=len(loop.sums),
+            seconds=blocks.get(name),
+            source=graph.ops[loop.largest_op(graph)].source,
+            copies=copies,
+            kernels=kernels,
+        )
+
+
+def _halo(record: InSlabs, loop: LoopOverSlabs) -> int:
+    """The most rows that a loop reads beside a slab."""
+    halos = [0]
+    for value in loop.reads:
+        low, high = loop.spans[value]
+        halos += [-low, high - slab_rows(record.graph, record.slabs, value)]
+    return max(halos)
+
+
+class _Arrays:
+    """Rows of the arrays that loops over slabs read and write."""
+
+    def __init__(self, program: Program) -> None:
+        self._on_host = program.on_host
+        # The first values of every graph are the inputs.
+        self._inputs = compat.input_names(program.traced.jaxpr) if program.in_slabs else ()
+
+    def row(self, record: InSlabs, value: int) -> SlabArray:
+        array = record.graph.graph.values[value]
+        is_input = value < len(self._inputs) and not record.slabs.inside
+        on_host = value in record.slabs.on_host or value in self._on_host
+        return SlabArray(
+            name=self._inputs[value] if is_input else array.name,
+            shape=array.shape,
+            dtype=array.dtype,
+            nbytes=array.nbytes,
+            place="host" if on_host else "device",
+        )
