@@ -21,7 +21,9 @@ def inserted(text: str, new: str, name: str = "tables") -> str:
     before, mark, remainder = text.partition(begin)
     _, closed, after = remainder.partition(END)
     if not mark or not closed:
-        raise ValueError(f"the README lacks {begin.strip()} or {END.strip()}; put the two lines back.")
+        raise ValueError(
+            f"the README lacks {begin.strip()} or {END.strip()}; put the two lines back."
+        )
     return f"{before}{begin}\n{new}\n{END}{after}"
 
 
@@ -55,7 +57,9 @@ def command_line(
     module's docstring. `measure` returns the JSON of a case, written to `results/` next to the
     README.
     """
-    parser = argparse.ArgumentParser(description=description.splitlines()[0] if description else None)
+    parser = argparse.ArgumentParser(
+        description=description.splitlines()[0] if description else None
+    )
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=cases)
     parser.add_argument("--table", action="store_true")
     args = parser.parse_args()

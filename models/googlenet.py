@@ -59,7 +59,8 @@ class GoogLeNetConfig:
         }
         if self.aux and not blocks.issuperset(AUXILIARY):
             raise ValueError(
-                "Auxiliary classifiers sit behind blocks 4a and 4d, which `stages` lacks; leave `aux` off."
+                "Auxiliary classifiers sit behind blocks 4a and 4d, which `stages` lacks; leave "
+                "`aux` off."
             )
 
     def channels(self, count: int) -> int:

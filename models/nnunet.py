@@ -66,7 +66,8 @@ class NNUNetConfig:
             or len({len(stage) for stage in self.strides}) > 1
         ):
             raise ValueError(
-                f"Need two stages or more, each with a stride per axis of 2 or 3 axes; got {self.strides}."
+                "Need two stages or more, each with a stride per axis of 2 or 3 axes; got "
+                f"{self.strides}."
             )
 
     @property
@@ -87,7 +88,8 @@ class NNUNetConfig:
             extent < factor or extent % factor for extent, factor in zip(size, factors, strict=True)
         ):
             raise ValueError(
-                f"This nnU-Net shrinks its {self.rank} axes by {factors}, so the sides must be divisible by these; "
+                f"This nnU-Net shrinks its {self.rank} axes by {factors}, so the sides must be "
+                "divisible by these; "
                 f"got {tuple(size)}. Pad or crop the image, or use fewer stages."
             )
 
@@ -144,7 +146,8 @@ class NNUNet(nn.Module):
     def _check(self, image: jax.Array) -> None:
         if image.ndim != self.config.rank + 2 or image.shape[-1] != self.config.in_channels:
             raise ValueError(
-                f"Expected an image of shape (batch, {self.config.rank} spatial axes, {self.config.in_channels} "
+                f"Expected an image of shape (batch, {self.config.rank} spatial axes, "
+                f"{self.config.in_channels} "
                 f"channels), channels last; got {image.shape}."
             )
         self.config.check_size(image.shape[1:-1])

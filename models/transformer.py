@@ -48,7 +48,8 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise ValueError(
-                f"Width {self.width} cannot be split among {self.heads} heads; choose a divisor of it."
+                f"Width {self.width} cannot be split among {self.heads} heads; choose a divisor of "
+                "it."
             )
         if self.checkpoint and self.checkpoint not in CHECKPOINTS:
             raise ValueError(
@@ -109,7 +110,8 @@ class Decoder(nn.Module):
         config, length = self.config, tokens.shape[-1]
         if length > config.context:
             raise ValueError(
-                f"{length} tokens exceed the context of {config.context}; shorten them or raise `context`."
+                f"{length} tokens exceed the context of {config.context}; shorten them or raise "
+                "`context`."
             )
         narrow = nn.initializers.normal(0.02)
         embed = nn.Embed(

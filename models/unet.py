@@ -45,8 +45,10 @@ class UNetConfig:
         factor = 2 ** (self.levels - 1)
         if any(extent < factor or extent % factor for extent in size):
             raise ValueError(
-                f"U-Net with {self.levels} levels halves the image {self.levels - 1} times, so every side must be "
-                f"divisible by {factor}; got {tuple(size)}. Pad or crop the image, or use fewer levels."
+                f"U-Net with {self.levels} levels halves the image {self.levels - 1} times, so "
+                "every side must be "
+                f"divisible by {factor}; got {tuple(size)}. Pad or crop the image, or use fewer "
+                "levels."
             )
 
 
@@ -153,7 +155,8 @@ class UNet(nn.Module):
     def _check(self, image: jax.Array) -> None:
         if image.ndim != self.rank + 2 or image.shape[-1] != self.config.in_channels:
             raise ValueError(
-                f"Expected an image of shape (batch, {self.rank} spatial axes, {self.config.in_channels} channels), "
+                f"Expected an image of shape (batch, {self.rank} spatial axes, "
+                f"{self.config.in_channels} channels), "
                 f"channels last; got {image.shape}."
             )
         self.config.check_size(image.shape[1:-1])

@@ -78,7 +78,10 @@ def by_name(cases: Iterable[Case]) -> Cases:
 def under(name: str, make: Callable[..., Any], *where: Where, **facts: Any) -> Iterator[Case]:
     """Cases of one step on devices under budgets."""
     for device, budgets in where:
-        yield from (Case(f"{name}-{device}-{budget}", make, device, budget, facts=facts) for budget in budgets)
+        yield from (
+            Case(f"{name}-{device}-{budget}", make, device, budget, facts=facts)
+            for budget in budgets
+        )
 
 
 # First the cases that README.md quotes, then other models, types and devices, to avoid overfitting.
@@ -86,12 +89,15 @@ UNET3D_144, RESNET50_64 = unet3d(144), resnet(64)
 BUDGETS = by_name((
     *under("unet3d_144", UNET3D_144, ("v100", (75, 60, 55)), ("h200", (75, 60, 55)), required=True),
     *under("resnet50_b64", RESNET50_64, ("v100", (75, 50, 30)), required=True),
-    *under("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("a100", (75, 50, 35)), required=True),
+    *under("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("a100", (75, 50, 35)),
+        required=True),
     *under("mlp_24", mlp_step, ("b200", (70, 50)), ("gh200", (40,))),
     *under("unet3d_96_f16", unet3d(96, filters=16), ("p100", (70, 50)), ("a100", (50,))),
-    *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"), ("a100", (70, 50))),
+    *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"),
+        ("a100", (70, 50))),
     *under("unet3d_96_bf16", unet3d(96, dtype=BF16), ("h200", (70, 50))),
-    *under("unet2d_256_b8", partial(train.unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
+    *under("unet2d_256_b8", partial(train.unet2d_step, 256, batch=8), ("v100", (70, 50, 40)),
+        ("h200", (50,))),
     *under("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100", (70, 50))),
     *under("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16), ("h100", (70, 50))),
     *under("decoder_8_scan", decoder(**DECODER_8, dtype=F32, scan=True), ("a100", (95,))),
@@ -133,7 +139,12 @@ DRAWN = by_name([
     Case("nested_300", drawn_program, minutes=90, facts={"count": 300, "nested": True}),
 ])  # fmt: skip
 ABORTS = by_name(
-    Case(f"{first}-{first + 49}", second_order.drawn_step, minutes=20, facts={"first": first, "count": 50})
+    Case(
+        f"{first}-{first + 49}",
+        second_order.drawn_step,
+        minutes=20,
+        facts={"first": first, "count": 50},
+    )
     for first in range(0, 500, 50)
 )
 JUDGED = by_name(
@@ -141,10 +152,18 @@ JUDGED = by_name(
     for device in ("v100", "a100")
     for name, make in (
         ("unet3d", partial(train.unet3d_step, 32, config=UNet3DConfig(levels=3, filters=8))),
-        ("unet2d", partial(train.unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group"))),
+        (
+            "unet2d",
+            partial(train.unet2d_step, 128, 2, UNet2DConfig(levels=3, filters=8, norm="group")),
+        ),
         ("resnet", partial(train.resnet_step, 64, 8, 14, ResNetConfig(filters=8, classes=5))),
         ("decoder", partial(train.decoder_step, 2, 64, 4, 128, DecoderConfig(heads=2, vocab=1024))),
-        ("decoder_scan", partial(train.decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True))),
+        (
+            "decoder_scan",
+            partial(
+                train.decoder_step, 4, 64, 8, 128, DecoderConfig(heads=2, vocab=128, scan=True)
+            ),
+        ),
     )
 )
 
@@ -162,7 +181,8 @@ RIVALS = by_name(
 )
 
 SIZE = by_name(
-    Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget, facts={"batch": batch})
+    Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget,
+        facts={"batch": batch})
     for batch, budget, host_budget in (
         (64, "1250MiB", "0"), *((batch, "15GiB", "0") for batch in (240, 448)),
         *((batch, "15GiB", "256GiB") for batch in (768, 1024, 1152, 1216)),
@@ -178,7 +198,8 @@ def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[
 _CT = 512, 512, 192  # The shape of a volume of computed tomography.
 _WIDE_MLP = decoder(32, 1024, layers=2, width=1024, heads=8, mlp_ratio=64, vocab=4096, dtype=BF16)
 SLABS = by_name(
-    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30, facts={"samples": n, "of": unit})
+    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30,
+        facts={"samples": n, "of": unit})
     for name, make, device, budget, n, unit in (
         ("unet3d_240", unet3d(240), "v100", "15GiB", 240**3 / 1e6, "Mvoxel"),
         ("unet3d_304", unet3d(304), "v100", "15GiB", 304**3 / 1e6, "Mvoxel"),
@@ -187,15 +208,18 @@ SLABS = by_name(
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet2d_8192", partial(train.unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
-        ("nnunet3d_512x512x192", partial(train.nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
-        ("deeplab_16384", partial(train.deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
+        ("nnunet3d_512x512x192", partial(train.nnunet3d_step, _CT, 1), "v100", "15GiB",
+            prod(_CT) / 1e6, "Mvoxel"),
+        ("deeplab_16384", partial(train.deeplab_step, 16384, batch=1), "v100", "11GiB",
+            16384**2 / 1e6, "Mpixel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
         ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),
         ("decoder_12_128k", _long(8, 4096), "a100", "20GiB", 8 * 4096, "tokens"),
         ("decoder_4_128k", _long(8, 4096, layers=4), "a100", "12GiB", 8 * 4096, "tokens"),
         ("decoder_12_32768", _long(1, 32768), "a100", "20GiB", 32768, "tokens"),
-        ("decoder_12_34816_remat", _long(1, 34816, checkpoint="nothing"), "a100", "75GiB", 34816, "tokens"),
+        ("decoder_12_34816_remat", _long(1, 34816, checkpoint="nothing"), "a100", "75GiB", 34816,
+            "tokens"),
         ("decoder_12_139264", _long(1, 139264), "a100", "75GiB", 139264, "tokens"),
         ("decoder_2_mlp65536", _WIDE_MLP, "a100", "9GiB", 32 * 1024, "tokens"),
     )
@@ -207,19 +231,27 @@ SLABS_JAX011 = by_name(SLABS[f"{name}GiB"] for name in (
 ))  # fmt: skip
 
 RESIDENT = by_name(
-    Case(f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30)
+    Case(
+        f"volume_{size}-{budget or 'plain'}", partial(parcellation, size), budget=budget, minutes=30
+    )
     for size, budget in ((64, None), (64, 28), (208, "8GiB"))
 )
-SLAB_NUMBERS = by_name(Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items())
+SLAB_NUMBERS = by_name(
+    Case(name, face.make, minutes=15, facts={"face": face}) for name, face in FACES.items()
+)
 SLAB_TIME = by_name([
     Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
     Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
-    Case("decoder_4_128k", _long(8, 4096, layers=4), "a100", facts={"dim": 0, "part": 1, "counts": (2, 8)}),
+    Case("decoder_4_128k", _long(8, 4096, layers=4), "a100",
+        facts={"dim": 0, "part": 1, "counts": (2, 8)}),
 ])  # fmt: skip
 
 LINKS = by_name(
     Case(f"{name}-{link}", make, device, "2GiB", host)
-    for name, make in (("googlenet", partial(train.googlenet_step, image=1120, batch=5)), ("unet3d_144", UNET3D_144))
+    for name, make in (
+        ("googlenet", partial(train.googlenet_step, image=1120, batch=5)),
+        ("unet3d_144", UNET3D_144),
+    )
     for link, device, host in (
         ("none", "v100", "0"),
         *(
@@ -233,7 +265,8 @@ LINKS = by_name(
 STATE = by_name(
     Case(
         f"{device}-{width}-b{batch}" + ("-scan" if scan else ""),
-        decoder(batch, 1024, width=width, heads=width // 64, scan=scan), device, budget, "64GiB", host_state=(0,),
+        decoder(batch, 1024, width=width, heads=width // 64, scan=scan), device, budget, "64GiB",
+        host_state=(0,),
     )
     for device, width, batch, budget, scan in (
         ("v100", 3072, 1, "15GiB", False),
@@ -248,11 +281,22 @@ STATE = by_name(
 
 def _loop_methods(device: str, kind: str, dtype: Any) -> Iterator[Case]:
     """A decoder scanned over its layers: plain, with policies of `jax.checkpoint`, and planned."""
-    network, facts = partial(decoder, **DECODER_24, scan=True, dtype=dtype), {"of": f"{device}-{kind}"}
+    network, facts = (
+        partial(decoder, **DECODER_24, scan=True, dtype=dtype),
+        {"of": f"{device}-{kind}"},
+    )
     yield Case(f"{device}-{kind}-plain", network(), device, facts=facts)
     for policy in CHECKPOINTS:
-        yield Case(f"{device}-{kind}-{policy}", network(checkpoint=policy), device, facts=facts | {"policy": policy})
-    yield from (Case(f"{device}-{kind}-{share}", network(), device, share, facts=facts) for share in (50, 30, 20))
+        yield Case(
+            f"{device}-{kind}-{policy}",
+            network(checkpoint=policy),
+            device,
+            facts=facts | {"policy": policy},
+        )
+    yield from (
+        Case(f"{device}-{kind}-{share}", network(), device, share, facts=facts)
+        for share in (50, 30, 20)
+    )
 
 
 LOOPS = by_name(
@@ -302,10 +346,17 @@ def growths(faster: int) -> Iterator[Growth]:
         multiplied = partial(_grown, builder, "batch", image=224)
         yield Growth(f"{name}-image", enlarged, images, lambda size, n=batch: n * size**2)
         yield Growth(f"{name}-batch", multiplied, batches, lambda size: 224**2 * size)
-    yield Growth("unet3d-volume", partial(_grown, train.unet3d_step, "size"), range(64, 769, 8), lambda size: size**3)
+    yield Growth(
+        "unet3d-volume",
+        partial(_grown, train.unet3d_step, "size"),
+        range(64, 769, 8),
+        lambda size: size**3,
+    )
 
 
-def _grown(builder: Callable[..., Any], grows: str, size: int, remat: bool = False, **fields: int) -> Any:
+def _grown(
+    builder: Callable[..., Any], grows: str, size: int, remat: bool = False, **fields: int
+) -> Any:
     return builder(**{grows: size}, remat=remat, **fields)
 
 
@@ -364,7 +415,9 @@ def layers(width: int, count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]
             return ((x - batch["y"]) ** 2).mean()
 
         loss, gradients = jax.value_and_grad(loss_of)(weights)
-        return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], loss
+        return [
+            weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)
+        ], loss
 
     rows = jax.ShapeDtypeStruct((1024, width), F32)
     return step, ([jax.ShapeDtypeStruct((width, width), F32)] * count, {"x": rows, "y": rows})
@@ -372,7 +425,12 @@ def layers(width: int, count: int) -> tuple[Callable[..., Any], tuple[Any, ...]]
 
 _DDL = {"published": ("ResNet-50, ImageNet-1k, 32 images each", 0.95)}
 MESHES = by_name(
-    Case(f"{name}-{device}-{topology.partition('@')[2]}", make, device, facts={"topology": topology, **facts})
+    Case(
+        f"{name}-{device}-{topology.partition('@')[2]}",
+        make,
+        device,
+        facts={"topology": topology, **facts},
+    )
     for name, make, device, topology, facts in (
         ("mlp", partial(layers, 2048, 8), "a100", "today@2x4", {}),
         ("mlp", partial(layers, 2048, 8), "a100", "today@8x8", {}),
@@ -406,7 +464,14 @@ SHARDED = by_name(
 )
 
 PUBLIC_MESHES = by_name(
-    Case(f"{name}-70", partial(_meshed, name), step.device, 70, minutes=20, facts={"topology": step.topology})
+    Case(
+        f"{name}-70",
+        partial(_meshed, name),
+        step.device,
+        70,
+        minutes=20,
+        facts={"topology": step.topology},
+    )
     for name, step in MESH_STEPS.items()
 )
 
@@ -414,7 +479,8 @@ PUBLIC_MESHES = by_name(
 SPACE = by_name(
     Case(
         f"unet3d_{size}-{hosts}x{per_host}{'-height' if height else ''}",
-        partial(spread_unet3d, size, hosts, per_host, "depth", 2 if height else "depth"), "v100", "15GiB", host_budget,
+        partial(spread_unet3d, size, hosts, per_host, "depth", 2 if height else "depth"), "v100",
+        "15GiB", host_budget,
         minutes=30,
         facts={
             "topology": f"today@{hosts}x{per_host}", "single": f"unet3d_{size}-v100-15GiB",
@@ -459,7 +525,12 @@ OVERHEAD = by_name(
     Case(name, small_resnet, budget=budget, facts={"what": label, "unit_s": unit_s})
     for name, budget, label, unit_s in (
         ("first_call", None, "first call, ResNet-26, 32 of 64^2", 1.0),
-        ("second_start", 60, "the same within 60 % of its bytes, both in jax's persistent cache", 1.0),
+        (
+            "second_start",
+            60,
+            "the same within 60 % of its bytes, both in jax's persistent cache",
+            1.0,
+        ),
         ("later_calls", None, "later calls, 200 arguments", 1e-6),
     )
 )

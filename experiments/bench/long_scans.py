@@ -21,7 +21,9 @@ def scanned(body: Body, carry: Any, slices: Any, trips: int, inner: int) -> Any:
     if not inner:
         return jax.lax.scan(body, carry, slices, length=trips)[0]
     segment = jax.checkpoint(lambda carry, slices: jax.lax.scan(body, carry, slices, length=inner))
-    segments = jax.tree.map(lambda leaf: leaf.reshape(trips // inner, inner, *leaf.shape[1:]), slices)
+    segments = jax.tree.map(
+        lambda leaf: leaf.reshape(trips // inner, inner, *leaf.shape[1:]), slices
+    )
     return jax.lax.scan(segment, carry, segments, length=trips // inner)[0]
 
 
@@ -32,7 +34,13 @@ def wave(inner: int = 0, trips: int = 300, rows: int = 2000, columns: int = 400)
         def loss(decay: jax.Array) -> jax.Array:
             def body(carry: Any, _: None) -> tuple[Any, None]:
                 u, speed, w = carry
-                near = jnp.roll(u, 1, 0) + jnp.roll(u, -1, 0) + jnp.roll(u, 1, 1) + jnp.roll(u, -1, 1) - 4 * u
+                near = (
+                    jnp.roll(u, 1, 0)
+                    + jnp.roll(u, -1, 0)
+                    + jnp.roll(u, 1, 1)
+                    + jnp.roll(u, -1, 1)
+                    - 4 * u
+                )
                 w = w + 0.1 * jnp.tanh(near) * speed
                 return (u + 0.1 * w, speed * jnp.exp(-(w**2) * decay), w), None
 
@@ -52,7 +60,8 @@ def gru(inner: int = 0, trips: int = 1000, batch: int = 256, width: int = 512) -
         def loss(weights: Any) -> jax.Array:
             def body(h: jax.Array, x: jax.Array) -> tuple[jax.Array, None]:
                 update, reset = (
-                    jax.nn.sigmoid(x @ weights[f"{gate}_x"] + h @ weights[f"{gate}_h"]) for gate in ("update", "reset")
+                    jax.nn.sigmoid(x @ weights[f"{gate}_x"] + h @ weights[f"{gate}_h"])
+                    for gate in ("update", "reset")
                 )
                 new = jnp.tanh(x @ weights["new_x"] + (reset * h) @ weights["new_h"])
                 return (1 - update) * h + update * new, None
@@ -63,7 +72,11 @@ def gru(inner: int = 0, trips: int = 1000, batch: int = 256, width: int = 512) -
 
     names = [f"{gate}_{of}" for gate in ("update", "reset", "new") for of in "xh"]
     weights = {name: jax.ShapeDtypeStruct((width, width), F32) for name in names}
-    return step, (weights, jax.ShapeDtypeStruct((trips, batch, width), F32), jax.ShapeDtypeStruct((batch, width), F32))
+    return step, (
+        weights,
+        jax.ShapeDtypeStruct((trips, batch, width), F32),
+        jax.ShapeDtypeStruct((batch, width), F32),
+    )
 
 
 def neural_ode(
@@ -92,7 +105,9 @@ def neural_ode(
     return step, (weights, rows, rows)
 
 
-def decoder(inner: int = 0, trips: int = 48, batch: int = 8, tokens: int = 1024, width: int = 1024) -> StepWithShapes:
+def decoder(
+    inner: int = 0, trips: int = 48, batch: int = 8, tokens: int = 1024, width: int = 1024
+) -> StepWithShapes:
     """A decoder with its layers as one scan; SGD."""
     heads = width // 64
 
@@ -115,16 +130,26 @@ def decoder(inner: int = 0, trips: int = 48, batch: int = 8, tokens: int = 1024,
         return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, weights, gradient), value
 
     sides = {"attention": (1, 3), "output": (1, 1), "up": (1, 4), "down": (4, 1)}
-    weights = {name: jax.ShapeDtypeStruct((trips, a * width, b * width), F32) for name, (a, b) in sides.items()}
+    weights = {
+        name: jax.ShapeDtypeStruct((trips, a * width, b * width), F32)
+        for name, (a, b) in sides.items()
+    }
     rows = jax.ShapeDtypeStruct((batch, tokens, width), F32)
     return step, (weights, rows, rows)
 
 
-LONG_SCANS = {"wave": (wave, 300), "gru": (gru, 1000), "neural_ode": (neural_ode, 500), "decoder": (decoder, 48)}
+LONG_SCANS = {
+    "wave": (wave, 300),
+    "gru": (gru, 1000),
+    "neural_ode": (neural_ode, 500),
+    "decoder": (decoder, 48),
+}
 """Name -> step, and the trips of its loop."""
 
 
-def nested(make: Callable[..., StepWithShapes], trips: int) -> dict[int, Callable[[], StepWithShapes]]:
+def nested(
+    make: Callable[..., StepWithShapes], trips: int
+) -> dict[int, Callable[[], StepWithShapes]]:
     """Trips of a segment -> the step with two levels of `jax.checkpoint`."""
     return {inner: partial(make, inner) for inner in range(2, trips // 2 + 1) if not trips % inner}
 

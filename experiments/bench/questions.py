@@ -26,7 +26,11 @@ from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.results import SOURCES, Measurement, Result, stored_result
 from experiments.bench.tables import Rows
 
-_PUBLIC = ("memplan/**/*.py", "experiments/bench/public/checkouts.py", "experiments/bench/public/*steps.py")
+_PUBLIC = (
+    "memplan/**/*.py",
+    "experiments/bench/public/checkouts.py",
+    "experiments/bench/public/*steps.py",
+)
 _FITS = ("fits", "untouched")
 _NAMED = 8  # Names at most this many cases without a result; counts more.
 
@@ -56,7 +60,9 @@ class Question:
 
     def results(self) -> list[Result]:
         """The stored results, in the order of the cases."""
-        stored = (stored_result(self.name, name) for name, case in self.cases.items() if self.asks(case))
+        stored = (
+            stored_result(self.name, name) for name, case in self.cases.items() if self.asks(case)
+        )
         return [result for result in stored if result is not None]
 
     def rows(self) -> Rows:
@@ -64,7 +70,8 @@ class Question:
         for result in self.results():
             case = self.cases[result.case]
             of_all = {
-                **case.facts, "case": case.name, "device": case.device, "budget": case.budget, "status": result.status,
+                **case.facts, "case": case.name, "device": case.device, "budget": case.budget,
+                "status": result.status,
                 "reason": result.reason,
             }  # fmt: skip
             rows += [{**of_all, **row} for row in result.rows or [{}]]
@@ -77,11 +84,19 @@ class Question:
         unmeasured = [name for name in names if name not in {result.case for result in results}]
         parts = [self.view(self.rows()) if results else ""]
         if unmeasured:
-            listing = ", ".join(unmeasured) if len(unmeasured) <= _NAMED else f"{len(unmeasured)} of {len(names)} cases"
+            listing = (
+                ", ".join(unmeasured)
+                if len(unmeasured) <= _NAMED
+                else f"{len(unmeasured)} of {len(names)} cases"
+            )
             parts.append(f"Not measured: {listing}.")
-        measured = ((result.source, tuple(result.versions.items()), result.hardware) for result in results)
+        measured = (
+            (result.source, tuple(result.versions.items()), result.hardware) for result in results
+        )
         for source, versions, machine in dict.fromkeys(measured):
-            by = ", ".join([*(f"{name} {version}" for name, version in versions), *filter(None, [machine])])
+            by = ", ".join(
+                [*(f"{name} {version}" for name, version in versions), *filter(None, [machine])]
+            )
             parts.append(f"Measured by memplan {source}{f' with {by}' if by else ''}.")
         return "\n\n".join(filter(None, parts))
 
@@ -96,7 +111,14 @@ QUESTIONS = {
         Question("judged", cases.JUDGED, judged.measure, views.judged),
         Question("judged_jax011", cases.JUDGED, judged.measure, views.judged, jax="0.11"),
         Question("public", cases.PUBLIC, planned.measure, views.public, _PUBLIC, checkouts_folder),
-        Question("public_bits", cases.PUBLIC_BITS, bits.measure, views.same_bits, _PUBLIC, checkouts_folder),
+        Question(
+            "public_bits",
+            cases.PUBLIC_BITS,
+            bits.measure,
+            views.same_bits,
+            _PUBLIC,
+            checkouts_folder,
+        ),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
         Question("size", cases.SIZE, planned.measure, views.size),
         Question("slabs", cases.SLABS, planned.measure, views.slabs),
@@ -114,9 +136,22 @@ QUESTIONS = {
         Question("state", cases.STATE, planned.measure, views.state),
         Question("meshes", cases.MESHES, meshed.measure, views.meshes),
         Question("sharded", cases.SHARDED, sharded.measure, views.sharded),
-        Question("public_meshes", cases.PUBLIC_MESHES, sharded.measure, views.public_meshes, _PUBLIC, checkouts_folder),
+        Question(
+            "public_meshes",
+            cases.PUBLIC_MESHES,
+            sharded.measure,
+            views.public_meshes,
+            _PUBLIC,
+            checkouts_folder,
+        ),
         Question("space", cases.SPACE, sharded.measure, views.space),
-        Question("releases", cases.RELEASES, releases.measure, views.releases, needs=releases.older_python),
+        Question(
+            "releases",
+            cases.RELEASES,
+            releases.measure,
+            views.releases,
+            needs=releases.older_python,
+        ),
         Question("overhead", cases.OVERHEAD, overhead.measure, views.overhead),
     )
 }

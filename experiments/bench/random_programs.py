@@ -77,13 +77,24 @@ _NUMBER = jax.ShapeDtypeStruct((), jnp.float32)
 Call = Callable[[int], Callable[[Array, Array], Array]]
 """tag -> (x, number to write) -> x."""
 _DEBUG: Sequence[Call] = (
-    lambda tag: _unanswered(partial(jax.debug.callback, partial(_write, "ordered", tag), ordered=True)),
+    lambda tag: _unanswered(
+        partial(jax.debug.callback, partial(_write, "ordered", tag), ordered=True)
+    ),
     lambda tag: _unanswered(partial(jax.debug.callback, partial(_write, "unordered", tag))),
 )
-_PURE: Call = lambda tag: _answered(partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER))  # noqa: E731
+
+
+def _pure(tag: int) -> Callable[[Array, Array], Array]:
+    return _answered(partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER))
+
+
 _IO: Sequence[Call] = (
-    lambda tag: _unanswered(partial(io_callback, partial(_write, "ordered", tag), None, ordered=True)),
-    lambda tag: _answered(partial(io_callback, partial(_answer, "ordered", tag), _NUMBER, ordered=True)),
+    lambda tag: _unanswered(
+        partial(io_callback, partial(_write, "ordered", tag), None, ordered=True)
+    ),
+    lambda tag: _answered(
+        partial(io_callback, partial(_answer, "ordered", tag), _NUMBER, ordered=True)
+    ),
     lambda tag: _answered(partial(io_callback, partial(_answer, "unordered", tag), _NUMBER)),
 )
 
@@ -123,7 +134,7 @@ class Drawing:
         """An effect or none; `remade` says whether it is under `jax.checkpoint`."""
         if self.draw.random() >= self.writes:
             return lambda x: x
-        call = self.draw.choice((*_DEBUG, _PURE, *(() if remade else _IO)))(self.tag())
+        call = self.draw.choice((*_DEBUG, _pure, *(() if remade else _IO)))(self.tag())
         return lambda x: call(x, lax.stop_gradient(x[0, 0].astype(jnp.float32)))
 
     def block(self, depth: int, remade: bool = False) -> Block:
@@ -147,10 +158,17 @@ def _leaf(drawing: Drawing, remade: bool) -> Block:
     written, tag = drawing.written(remade), drawing.tag()
 
     def init(front: tuple[int, ...]) -> Weights:
-        square = drawing.normal(size=(len(kinds), 2, *front, drawing.width, drawing.width)) * 0.5 * drawing.width**-0.5
-        first = [jnp.asarray(matrix, jnp.float32) for matrix in square.reshape(-1, *square.shape[2:])]
+        square = (
+            drawing.normal(size=(len(kinds), 2, *front, drawing.width, drawing.width))
+            * 0.5
+            * drawing.width**-0.5
+        )
+        first = [
+            jnp.asarray(matrix, jnp.float32) for matrix in square.reshape(-1, *square.shape[2:])
+        ]
         return [
-            {"in": into, "out": out, "bias": into[..., 0, :]} for into, out in zip(first[::2], first[1::2], strict=True)
+            {"in": into, "out": out, "bias": into[..., 0, :]}
+            for into, out in zip(first[::2], first[1::2], strict=True)
         ]
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
@@ -173,7 +191,11 @@ def _sequence(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A scan over stacked weights, forwards or backwards; its stacked outputs are summed."""
-    trips, inner, written = drawing.draw.choice(_TRIPS), drawing.block(depth - 1, remade), drawing.written(remade)
+    trips, inner, written = (
+        drawing.draw.choice(_TRIPS),
+        drawing.block(depth - 1, remade),
+        drawing.written(remade),
+    )
     reverse, unroll = drawing.draw.random() < 0.3, drawing.draw.choice((1, 1, 2))
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
@@ -189,17 +211,27 @@ def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _fori(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A loop with a fixed number of trips and the same weights, which jax differentiates."""
-    trips, inner, written = drawing.draw.choice(_TRIPS), drawing.block(depth - 1, remade), drawing.written(remade)
+    trips, inner, written = (
+        drawing.draw.choice(_TRIPS),
+        drawing.block(depth - 1, remade),
+        drawing.written(remade),
+    )
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
-        return lax.fori_loop(0, trips, lambda trip, x: written(inner.apply(weights, x, at + trip)), x)
+        return lax.fori_loop(
+            0, trips, lambda trip, x: written(inner.apply(weights, x, at + trip)), x
+        )
 
     return Block(inner.init, apply)
 
 
 def _while(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A loop with a data-dependent number of trips, which jax does not differentiate."""
-    limit, inner, written = drawing.draw.choice(_TRIPS), drawing.block(depth - 1, remade), drawing.written(remade)
+    limit, inner, written = (
+        drawing.draw.choice(_TRIPS),
+        drawing.block(depth - 1, remade),
+        drawing.written(remade),
+    )
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
         weights, start = lax.stop_gradient((weights, x))
@@ -222,9 +254,15 @@ def _branches(count: int, drawing: Drawing, depth: int, remade: bool) -> Block:
     sides, decided = drawing.sides(depth - 1, count, remade), drawing.decided()
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
-        branches = [partial(side.apply, weight) for side, weight in zip(sides, weights, strict=True)]
+        branches = [
+            partial(side.apply, weight) for side, weight in zip(sides, weights, strict=True)
+        ]
         index = decided(x, at) % count
-        return lax.cond(index == 1, *branches, x, at) if count == 2 else lax.switch(index, branches, x, at)
+        return (
+            lax.cond(index == 1, *branches, x, at)
+            if count == 2
+            else lax.switch(index, branches, x, at)
+        )
 
     return Block(lambda front: [side.init(front) for side in sides], apply)
 
@@ -232,7 +270,8 @@ def _branches(count: int, drawing: Drawing, depth: int, remade: bool) -> Block:
 def _checkpointed(drawing: Drawing, depth: int, remade: bool) -> Block:
     inner = drawing.block(depth - 1, remade=True)
     policy = drawing.draw.choice((None, jax.checkpoint_policies.dots_saveable))
-    return Block(inner.init, jax.checkpoint(inner.apply, policy=policy))  # pyright: ignore[reportArgumentType]
+    apply: Any = jax.checkpoint(inner.apply, policy=policy)
+    return Block(inner.init, apply)
 
 
 def _jitted(drawing: Drawing, depth: int, remade: bool) -> Block:
@@ -241,7 +280,8 @@ def _jitted(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 
 _NESTS = (
-    _scan, _scan, _scan, _fori, _fori, _while, partial(_branches, 2), partial(_branches, 2), partial(_branches, 3),
+    _scan, _scan, _scan, _fori, _fori, _while, partial(_branches, 2), partial(_branches, 2),
+    partial(_branches, 3),
     _checkpointed, _jitted, _sequence,
 )  # fmt: skip
 
@@ -255,7 +295,9 @@ def _scanned(step: Step, trips: int) -> Step:
 
 def _repeated(step: Step, trips: int) -> Step:
     def steps(state: Any, batch: Array) -> Any:
-        return lax.fori_loop(0, trips, lambda trip, carry: step(carry[0], batch), (state, jnp.float32(0)))
+        return lax.fori_loop(
+            0, trips, lambda trip, carry: step(carry[0], batch), (state, jnp.float32(0))
+        )
 
     return steps
 
@@ -283,7 +325,11 @@ def drawn_program(number: int) -> tuple[Step, tuple[Any, ...]]:
     outer = draw.choice((None, None, None, _scanned, _repeated, _until_small))
     blocks = [drawing.block(0), drawing.block(DEPTH - (outer is not None))]
     draw.shuffle(blocks)
-    momentum, at_entry, at_end = draw.choice((0.0, 0.9)), drawing.written(False), drawing.written(False)
+    momentum, at_entry, at_end = (
+        draw.choice((0.0, 0.9)),
+        drawing.written(False),
+        drawing.written(False),
+    )
 
     def loss(weights: Weights, at: Array, batch: Array) -> Array:
         x = batch.astype(dtype)
@@ -296,12 +342,18 @@ def drawn_program(number: int) -> tuple[Step, tuple[Any, ...]]:
         value, gradients = jax.value_and_grad(loss)(weights, at, at_entry(batch))
         value = at_end(value.reshape(1, 1))[0, 0]
         if momentum:
-            moments = gradients = jax.tree.map(lambda old, new: momentum * old + new, moments, gradients)
-        weights = jax.tree.map(lambda weight, gradient: weight - _RATE * gradient, weights, gradients)
+            moments = gradients = jax.tree.map(
+                lambda old, new: momentum * old + new, moments, gradients
+            )
+        weights = jax.tree.map(
+            lambda weight, gradient: weight - _RATE * gradient, weights, gradients
+        )
         return (weights, moments, at + 1), value
 
     weights = [block.init(()) for block in blocks]
     moments = jax.tree.map(jnp.zeros_like, weights) if momentum else ()
     trips = draw.choice((2, 3))
-    batch = jnp.asarray(normal(size=(*((trips,) if outer is _scanned else ()), rows, width)), jnp.float32)
+    batch = jnp.asarray(
+        normal(size=(*((trips,) if outer is _scanned else ()), rows, width)), jnp.float32
+    )
     return step if outer is None else outer(step, trips), ((weights, moments, jnp.int32(0)), batch)

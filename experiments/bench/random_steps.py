@@ -35,7 +35,9 @@ def _attention(weights: Any, x: Array, early: Array, key: Array) -> Array:
 def _convolved(weights: Any, x: Array, early: Array, key: Array) -> Array:
     kernel = jnp.stack([weights["in"], weights["out"], weights["in"]])
     signal = x.reshape(-1, 32, x.shape[1])
-    convolved = lax.conv_general_dilated(signal, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC"))
+    convolved = lax.conv_general_dilated(
+        signal, kernel, (1,), "SAME", dimension_numbers=("NWC", "WIO", "NWC")
+    )
     return jax.nn.relu(convolved).reshape(x.shape)
 
 
@@ -50,11 +52,15 @@ LAYERS: Mapping[str, Layer] = {
     "residual": lambda w, x, early, key: x + jax.nn.gelu(x @ w["in"]) @ w["out"],
     "gated": lambda w, x, early, key: jax.nn.silu(x @ w["in"]) * (x @ w["out"]),
     "normalized": _normalized,
-    "over batch": lambda w, x, early, key: jax.nn.relu((x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + w["bias"]),
+    "over batch": lambda w, x, early, key: jax.nn.relu(
+        (x - x.mean(0)) * lax.rsqrt(x.var(0) + 1e-2) + w["bias"]
+    ),
     "attention": _attention,
     "convolved": _convolved,
     "pooled": _pooled,
-    "joined": lambda w, x, early, key: jnp.concatenate([x, early], 1) @ jnp.concatenate([w["in"], w["out"]]),
+    "joined": lambda w, x, early, key: (
+        jnp.concatenate([x, early], 1) @ jnp.concatenate([w["in"], w["out"]])
+    ),
     "dropped": lambda w, x, early, key: (
         jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x / jnp.asarray(0.7, x.dtype), 0) + early
     ),

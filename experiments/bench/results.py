@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SOURCES = ("memplan/**/*.py", "models/**/*.py")
 _DECIDING = (  # Packages that determine what is compiled.
-    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12",
+    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin",
+    "nvidia-cuda-nvcc-cu12",
 )  # fmt: skip
 
 Row = Mapping[str, Any]
@@ -66,10 +67,14 @@ class Result:
         return self.source == source_here(sources) and decided == _packages()
 
 
-def measured_here(question: str, case: str, measurement: Measurement, sources: tuple[str, ...]) -> Result:
+def measured_here(
+    question: str, case: str, measurement: Measurement, sources: tuple[str, ...]
+) -> Result:
     """The result of a measurement in this process."""
     by = source_here(sources), {"python": platform.python_version(), **_packages()}, hardware()
-    return Result(question, case, *by, measurement.status, measurement.reason, tuple(measurement.rows))
+    return Result(
+        question, case, *by, measurement.status, measurement.reason, tuple(measurement.rows)
+    )
 
 
 def stored_result(question: str, case: str) -> Result | None:
@@ -82,7 +87,9 @@ def source_here(sources: tuple[str, ...] = SOURCES) -> str:
     """A digest of the files that a result depends on; patterns are relative to the repository."""
     digest = hashlib.sha256()
     for path in sorted(path for pattern in sources for path in ROOT.glob(pattern)):
-        digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0")
+        digest.update(
+            path.relative_to(ROOT).as_posix().encode() + b"\0" + path.read_bytes() + b"\0"
+        )
     return digest.hexdigest()[:12]
 
 
@@ -97,6 +104,10 @@ def _packages() -> dict[str, str]:
 
 def hardware() -> str:
     cpu = Path("/proc/cpuinfo")
-    models = [line for line in cpu.read_text().splitlines() if line.startswith("model name")] if cpu.exists() else []
+    models = (
+        [line for line in cpu.read_text().splitlines() if line.startswith("model name")]
+        if cpu.exists()
+        else []
+    )
     model = models[0].partition(":")[2].strip() if models else platform.machine()
     return f"{os.cpu_count()} cores {model}"

@@ -28,7 +28,13 @@ def apart(question: Question, case: Case, minutes: float | None = None) -> Resul
     reason = f"was not ready after {limit:g} minutes"
     with contextlib.suppress(subprocess.TimeoutExpired):
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=60 * limit, check=False, env=settings, cwd=ROOT
+            command,
+            capture_output=True,
+            text=True,
+            timeout=60 * limit,
+            check=False,
+            env=settings,
+            cwd=ROOT,
         )
         if not done.returncode:
             return Result(**json.loads(done.stdout.splitlines()[-1]))
@@ -41,12 +47,16 @@ def apart(question: Question, case: Case, minutes: float | None = None) -> Resul
 def selected(question: Question, beginnings: list[str] | None) -> list[Case]:
     """Cases whose names begin with one of `beginnings`; None selects all."""
     wanted = None if beginnings is None else tuple(beginnings)
-    return [case for name, case in question.cases.items() if wanted is None or name.startswith(wanted)]
+    return [
+        case for name, case in question.cases.items() if wanted is None or name.startswith(wanted)
+    ]
 
 
 def missing(question: Question, cases: Iterable[Case], force: bool, keep: bool) -> Iterator[Case]:
     """Cases without a result, or with an outdated one."""
     for case in cases:
         result = None if force else stored_result(question.name, case.name)
-        if question.asks(case) and (result is None or not (keep or result.is_of_today(question.sources))):
+        if question.asks(case) and (
+            result is None or not (keep or result.is_of_today(question.sources))
+        ):
             yield case

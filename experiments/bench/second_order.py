@@ -45,12 +45,16 @@ def drawn_step(number: int) -> tuple[Step, tuple[Any, ...]]:
 
     def step(kernels: Any, x: Array) -> Any:
         value, gradients = jax.value_and_grad(lambda kernels: loss(score, kernels, x))(kernels)
-        return [kernel - 0.1 * gradient for kernel, gradient in zip(kernels, gradients, strict=True)], value
+        return [
+            kernel - 0.1 * gradient for kernel, gradient in zip(kernels, gradients, strict=True)
+        ], value
 
     return step, (kernels, images)
 
 
-def _layer(draw: random.Random, shape: tuple[int, ...]) -> tuple[tuple[int, ...], Callable[[Array, Array], Array]]:
+def _layer(
+    draw: random.Random, shape: tuple[int, ...]
+) -> tuple[tuple[int, ...], Callable[[Array, Array], Array]]:
     """The shape of a kernel, and a convolution whose result has two or more rows per dimension."""
     rank = len(shape) - 2
     sizes = [draw.randint(1, 4) for _ in range(rank)]
@@ -64,13 +68,26 @@ def _layer(draw: random.Random, shape: tuple[int, ...]) -> tuple[tuple[int, ...]
         padding = [(draw.randint(0, size), draw.randint(0, size)) for size in sizes]
     if padding != "SAME":
         low_high = [(0, 0)] * rank if padding == "VALID" else padding
-        needed = [(size - 1) * apart + 1 + stride for size, apart, stride in zip(sizes, between, strides, strict=True)]
-        if any(rows + sum(pair) < need for rows, pair, need in zip(shape[1:-1], low_high, needed, strict=True)):
+        needed = [
+            (size - 1) * apart + 1 + stride
+            for size, apart, stride in zip(sizes, between, strides, strict=True)
+        ]
+        if any(
+            rows + sum(pair) < need
+            for rows, pair, need in zip(shape[1:-1], low_high, needed, strict=True)
+        ):
             padding = [(need, size) for need, size in zip(needed, sizes, strict=True)]
 
     def convolve(x: Array, kernel: Array) -> Array:
         return lax.conv_general_dilated(
-            x, kernel, strides, padding, before, between, (f"N{space}C", f"{space}IO", f"N{space}C"), groups
+            x,
+            kernel,
+            strides,
+            padding,
+            before,
+            between,
+            (f"N{space}C", f"{space}IO", f"N{space}C"),
+            groups,
         )
 
     return (*sizes, shape[-1] // groups, draw.choice(_CHANNELS)), convolve
@@ -79,7 +96,9 @@ def _layer(draw: random.Random, shape: tuple[int, ...]) -> tuple[tuple[int, ...]
 def _gradient_penalty(score: Step, kernels: Any, x: Array) -> Array:
     """A penalty on the norm of each image's own gradient."""
     slopes = jax.vmap(jax.grad(lambda image: score(kernels, image[None])))(x)
-    return score(kernels, x) + ((jnp.sqrt((slopes**2).sum(range(1, x.ndim)) + 1e-6) - 1) ** 2).mean()
+    return (
+        score(kernels, x) + ((jnp.sqrt((slopes**2).sum(range(1, x.ndim)) + 1e-6) - 1) ** 2).mean()
+    )
 
 
 def _norm_of_the_gradient(score: Step, kernels: Any, x: Array) -> Array:
@@ -91,7 +110,10 @@ def _after_a_step(score: Step, kernels: Any, x: Array) -> Array:
 
     def fitted(image: Array) -> Array:
         gradients = jax.grad(score)(kernels, image[None])
-        return score([kernel - 0.1 * gradient for kernel, gradient in zip(kernels, gradients, strict=True)], x)
+        return score(
+            [kernel - 0.1 * gradient for kernel, gradient in zip(kernels, gradients, strict=True)],
+            x,
+        )
 
     return jax.vmap(fitted)(x).mean()
 

@@ -36,8 +36,12 @@ def regions(size: int, classes: int, seed: int = 0) -> Batch:
     label = np.empty((size, size, size), np.int32)
     for plane in range(size):
         middle = (size - 1) / 2
-        inside = (plane - middle) ** 2 + (rows - middle) ** 2 + (columns - middle) ** 2 <= (0.45 * size) ** 2
-        label[plane] = np.where(inside, 1 + np.argmin(in_plane + (plane - points[:, 0]) ** 2, -1), 0)
+        inside = (plane - middle) ** 2 + (rows - middle) ** 2 + (columns - middle) ** 2 <= (
+            0.45 * size
+        ) ** 2
+        label[plane] = np.where(
+            inside, 1 + np.argmin(in_plane + (plane - points[:, 0]) ** 2, -1), 0
+        )
     image = intensities[label] + 0.2 * random.standard_normal(label.shape, np.float32)
     return {"image": jnp.asarray(image[None, ..., None]), "label": jnp.asarray(label[None])}
 
@@ -77,7 +81,10 @@ def attention(tokens: int = 96, width: int = 16) -> Built:
 
 
 def _regression(
-    model: Callable[[Any, jax.Array], jax.Array], tokens: int, width: int, shapes: list[list[tuple[int, int]]]
+    model: Callable[[Any, jax.Array], jax.Array],
+    tokens: int,
+    width: int,
+    shapes: list[list[tuple[int, int]]],
 ) -> Built:
     """Mean squared error on random tokens; SGD with momentum."""
     random, optimizer = np.random.default_rng(0), optax.sgd(1e-2, momentum=0.9)
@@ -90,7 +97,10 @@ def _regression(
 
     params = [[normals(*shape) * (2 / shape[0]) ** 0.5 for shape in layer] for layer in shapes]
     state = TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params))
-    return make_step(loss, optimizer), (state, {"x": normals(tokens, width), "y": normals(tokens, width)})
+    return make_step(loss, optimizer), (
+        state,
+        {"x": normals(tokens, width), "y": normals(tokens, width)},
+    )
 
 
 _DECODER: Mapping[str, Any] = {"layers": 2, "width": 32, "heads": 4, "vocab": 512, "context": 64}

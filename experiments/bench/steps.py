@@ -24,7 +24,12 @@ BF16, F32 = jnp.bfloat16, jnp.float32
 
 
 def mlp_step(
-    layers: int = 24, width: int = 2048, batch: int = 16384, *, concrete: bool = False, seed: int = 0
+    layers: int = 24,
+    width: int = 2048,
+    batch: int = 16384,
+    *,
+    concrete: bool = False,
+    seed: int = 0,
 ) -> train.Built:
     """Regression by `layers` dense ReLU layers; SGD with momentum. Batch: two (batch, width)."""
     optimizer = optax.sgd(1e-2, momentum=0.9)
@@ -40,7 +45,10 @@ def mlp_step(
         scale = (2 / width) ** 0.5
         kernels = (scale * jax.random.normal(weight_key, (width, width)) for weight_key in weights)
         params = [{"kernel": kernel, "bias": jnp.zeros(width)} for kernel in kernels]
-        data = {"x": jax.random.normal(x, (batch, width)), "y": jax.random.normal(y, (batch, width))}
+        data = {
+            "x": jax.random.normal(x, (batch, width)),
+            "y": jax.random.normal(y, (batch, width)),
+        }
         return train.TrainState(jnp.zeros((), jnp.int32), params, {}, optimizer.init(params)), data
 
     key = jax.random.key(seed)
@@ -52,7 +60,9 @@ def unet3d(size: int, **config: Any) -> Callable[[], train.Built]:
     return partial(train.unet3d_step, size, config=UNet3DConfig(**config))
 
 
-def spread_unet3d(size: int, hosts: int, per_host: int, host: int | str, device: int | str) -> train.Built:
+def spread_unet3d(
+    size: int, hosts: int, per_host: int, host: int | str, device: int | str
+) -> train.Built:
     """A U-Net for one volume; hosts split one dimension, the devices of a host another."""
     step, args = unet3d(size)()
     mesh = AbstractMesh((hosts, per_host), ("host", "device"))
@@ -71,7 +81,9 @@ def least_halo_bytes(size: int, parts: Sequence[int], config: UNet3DConfig = UNe
         down = (width // 2 + width if level else config.in_channels, width + width)
         # Nearest-neighbour upsampling keeps the channels.
         up = (3 * width + width, width + width) if level + 1 < config.levels else ()
-        rim = prod(side + 2 * (part > 1) for side, part in zip(sides, parts, strict=True)) - prod(sides)
+        rim = prod(side + 2 * (part > 1) for side, part in zip(sides, parts, strict=True)) - prod(
+            sides
+        )
         nbytes += 4 * rim * sum((*down, *up))
     return nbytes
 
@@ -89,7 +101,9 @@ _TENSOR = {  # Dimension of a parameter to split inside a host, as Megatron-LM (
 }  # fmt: skip
 
 
-def sharded_decoder(kind: str, layers: int, hosts: int, per_host: int, checkpoint: str = "") -> train.Built:
+def sharded_decoder(
+    kind: str, layers: int, hosts: int, per_host: int, checkpoint: str = ""
+) -> train.Built:
     """A decoder with four sequences of 1,024 tokens for every part of the batch.
 
     kind: "fsdp" splits parameters, optimizer state and batch over all devices; "tensor" splits
@@ -106,7 +120,8 @@ def sharded_decoder(kind: str, layers: int, hosts: int, per_host: int, checkpoin
         spec: list[Any] = [None] * len(shape)
         if (
             kind != "fsdp"
-            and (tensor_dim := next((_TENSOR[name] for name in names if name in _TENSOR), None)) is not None
+            and (tensor_dim := next((_TENSOR[name] for name in names if name in _TENSOR), None))
+            is not None
         ):
             divided = tensor_dim if names[-1] != "bias" else -2 if len(shape) == 2 else -1
             # The bias after a split contraction is replicated.
@@ -115,11 +130,15 @@ def sharded_decoder(kind: str, layers: int, hosts: int, per_host: int, checkpoin
         free = [axis for axis, size in enumerate(shape) if spec[axis] is None and not size % parts]
         if kind != "tensor" and free and leaf.size >= 2**16:
             spec[max(free, key=lambda axis: shape[axis])] = every
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec)))
+        return jax.ShapeDtypeStruct(
+            shape, leaf.dtype, sharding=NamedSharding(mesh, PartitionSpec(*spec))
+        )
 
     state = jax.tree_util.tree_map_with_path(placed, state)
     rows = NamedSharding(mesh, PartitionSpec(every))
-    batch = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows), batch)
+    batch = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=rows), batch
+    )
 
     def kept(state: Any, batch: Any) -> Any:
         """Keep the sharding of the state."""
@@ -152,7 +171,9 @@ def _small_decoder(**config: Any) -> train.Built:
 
 
 SMALL: Mapping[str, Callable[[], train.Built]] = {
-    "alexnet": lambda: train.alexnet_step(95, 32, AlexNetConfig(width=1 / 16, classes=10), concrete=True),
+    "alexnet": lambda: train.alexnet_step(
+        95, 32, AlexNetConfig(width=1 / 16, classes=10), concrete=True
+    ),
     "googlenet": lambda: train.googlenet_step(
         64, 8, GoogLeNetConfig(width=1 / 4, classes=10, stages=_STAGES, aux=False), concrete=True
     ),
@@ -161,7 +182,10 @@ SMALL: Mapping[str, Callable[[], train.Built]] = {
         32, 4, config=ResNetConfig(depth=26, filters=8, classes=10), concrete=True
     ),
     "deeplab": lambda: train.deeplab_step(
-        65, 2, config=DeepLabConfig(depth=14, filters=8, classes=5, width=16, shallow=8), concrete=True
+        65,
+        2,
+        config=DeepLabConfig(depth=14, filters=8, classes=5, width=16, shallow=8),
+        concrete=True,
     ),
     "unet2d": lambda: train.unet2d_step(64, 2, UNet2DConfig(filters=8), concrete=True),
     "unet3d": _small_unet3d,
@@ -178,7 +202,9 @@ SMALL: Mapping[str, Callable[[], train.Built]] = {
 
 GROWING: Mapping[str, Callable[..., train.Built]] = {
     "alexnet-batch": lambda size: train.alexnet_step(95, size, width=1 / 32, classes=5),
-    "googlenet-batch": lambda size: train.googlenet_step(32, size, width=1 / 2, classes=5, stages=_STAGES),
+    "googlenet-batch": lambda size: train.googlenet_step(
+        32, size, width=1 / 2, classes=5, stages=_STAGES
+    ),
     "resnet14-size": lambda size: train.resnet_step(size, 4, depth=14, filters=8, classes=10),
     "unet2d-size": lambda size: train.unet2d_step(size, levels=3, filters=4),
     "unet3d-size": lambda size: train.unet3d_step(size, levels=2, filters=4),

@@ -41,7 +41,10 @@ def ms(head: str, value: Value, shown: str = "{:.1f}") -> Column:
 
 
 def table(columns: Sequence[Column], rows: Iterable[Row]) -> str:
-    return grid([column.head for column in columns], ([column.cell(row) for column in columns] for row in rows))
+    return grid(
+        [column.head for column in columns],
+        ([column.cell(row) for column in columns] for row in rows),
+    )
 
 
 def shown(*columns: Column, of: Callable[[Rows], Iterable[Row]] = list) -> Callable[[Rows], str]:

@@ -56,19 +56,32 @@ def main() -> int:
 def _write_page(options: argparse.Namespace) -> Sequence[Record]:
     paths = sorted(set(options.out.glob("*.json")) - {options.out / "rates.json"})
     rows = [row for path in paths for row in json.loads(path.read_text())]
-    write_atomic(options.out / "FINDINGS.md", page(rows, [row.name for row in _requested(options)], options.toy))
+    write_atomic(
+        options.out / "FINDINGS.md",
+        page(rows, [row.name for row in _requested(options)], options.toy),
+    )
     return rows
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, default=_RESULTS, help="folder of the rows and the page")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--out", type=Path, default=_RESULTS, help="folder of the rows and the page"
+    )
     parser.add_argument("--minutes", type=float, default=25, help="end after this long")
-    parser.add_argument("--rows", nargs="*", default=[""], metavar="NAME", help="only those whose names begin so")
-    parser.add_argument("--side-by-side", type=int, default=1, metavar="N", help="rows that are prepared at a time")
+    parser.add_argument(
+        "--rows", nargs="*", default=[""], metavar="NAME", help="only those whose names begin so"
+    )
+    parser.add_argument(
+        "--side-by-side", type=int, default=1, metavar="N", help="rows that are prepared at a time"
+    )
     parser.add_argument("--again", action="store_true", help="measure those once more that failed")
     parser.add_argument("--report", action="store_true", help="measure nothing, write the page")
-    parser.add_argument("--toy", action="store_true", help="toy sizes, to try the script on what is no real card")
+    parser.add_argument(
+        "--toy", action="store_true", help="toy sizes, to try the script on what is no real card"
+    )
     parser.add_argument("--allow-cpu", action="store_true", help="with --toy, without a GPU")
     return parser.parse_args()
 
@@ -90,7 +103,9 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     path = options.out / f"{re.sub(r'[^a-z0-9]+', '-', card['name'].lower())}.json"
     rows: list[Record] = json.loads(path.read_text()) if path.exists() else []
-    measured = {row["name"] for row in rows if not (row["cut_short"] or (options.again and "error" in row))}
+    measured = {
+        row["name"] for row in rows if not (row["cut_short"] or (options.again and "error" in row))
+    }
     missing = deque(row for row in _requested(options) if row.name not in measured)
     cut: list[Row] = []
     ended = threading.Event()
@@ -105,7 +120,13 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
             outcome = _in_a_process(row, options.out, min(row.limit_s, left_s))
             cut_short = "late" in outcome and left_s < row.limit_s
             seconds = time.monotonic() - began
-            record = {"card": card, **asdict(row), "seconds": seconds, "cut_short": cut_short, **outcome}
+            record = {
+                "card": card,
+                **asdict(row),
+                "seconds": seconds,
+                "cut_short": cut_short,
+                **outcome,
+            }
             with keeping:
                 if ended.is_set():
                     return
@@ -124,7 +145,10 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
                 _kill(process)
             raise
     if unmeasured := [*cut, *missing]:
-        print(f"the time is over; call again for {', '.join(repr(row.name) for row in unmeasured)}", flush=True)
+        print(
+            f"the time is over; call again for {', '.join(repr(row.name) for row in unmeasured)}",
+            flush=True,
+        )
 
 
 def _keep(rows: Sequence[Record], path: Path, options: argparse.Namespace) -> None:
@@ -137,7 +161,11 @@ def _keep(rows: Sequence[Record], path: Path, options: argparse.Namespace) -> No
 
 
 def _requested(options: argparse.Namespace) -> list[Row]:
-    return [row for row in (TOY_ROWS if options.toy else ROWS) if row.name.startswith(tuple(options.rows))]
+    return [
+        row
+        for row in (TOY_ROWS if options.toy else ROWS)
+        if row.name.startswith(tuple(options.rows))
+    ]
 
 
 def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
@@ -145,12 +173,23 @@ def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
 
     `late` is set if it exceeded the limit; then it is killed with all of its children.
     """
-    command = [sys.executable, "-m", "experiments.gpu.measure", json.dumps(asdict(row)), str(folder.resolve())]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu.measure",
+        json.dumps(asdict(row)),
+        str(folder.resolve()),
+    ]
     with tempfile.TemporaryDirectory() as place:
         out, err = Path(place, "out"), Path(place, "err")
         with out.open("w") as output, err.open("w") as errors:
             process = subprocess.Popen(
-                command, stdout=output, stderr=errors, cwd=_ROOT, env=_environment(row), start_new_session=True
+                command,
+                stdout=output,
+                stderr=errors,
+                cwd=_ROOT,
+                env=_environment(row),
+                start_new_session=True,
             )
             ended: Record = {}
             _running.add(process)
@@ -167,7 +206,11 @@ def _in_a_process(row: Row, folder: Path, limit_s: float) -> Record:
                 _running.remove(process)
         if ended:
             ended["error"] += f": {err.read_text(errors='replace')[-4000:]}"
-        whole = [line for line in out.read_text().splitlines(keepends=True) if line[0] + line[-2:] == "{}\n"]
+        whole = [
+            line
+            for line in out.read_text().splitlines(keepends=True)
+            if line[0] + line[-2:] == "{}\n"
+        ]
         return {"pairs": {}, "facts": {}, **(json.loads(whole[-1]) if whole else {}), **ended}
 
 

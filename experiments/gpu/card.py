@@ -11,7 +11,14 @@ from memplan import io
 
 STAND_IN = "XLA's GPU runtime on a stand-in driver"
 
-_PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda13-plugin", "nvidia-cudnn-cu12", "nvidia-cudnn-cu13")
+_PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+    "nvidia-cudnn-cu12",
+    "nvidia-cudnn-cu13",
+)
 # Matches NVIDIA's file, whose name has the version.
 _DRIVER = re.compile(r"/libcuda\.so\.(\d+\.[\d.]+)$", re.MULTILINE)
 _NODES = ("/dev/nvidia0", "/dev/dxg")  # Under Linux and under Windows.
@@ -22,11 +29,19 @@ def this_card() -> dict[str, Any]:
     first = jax.local_devices()[0]
     driver = driver_version(Path("/proc/self/maps").read_text()) if first.platform == "gpu" else ""
     real = bool(driver) and any(map(os.path.exists, _NODES))
-    how = f"{first.device_kind}, driver {driver}" if real else STAND_IN if first.platform == "gpu" else "a CPU"
+    how = (
+        f"{first.device_kind}, driver {driver}"
+        if real
+        else STAND_IN
+        if first.platform == "gpu"
+        else "a CPU"
+    )
     return {
         "name": first.device_kind, "how": how, "platform": first.platform, "real": real,
         "memory_bytes": int((first.memory_stats() or {}).get("bytes_limit", 0)),
-        "versions": {name: version for name, version in io.versions(*_PACKAGES) if version != "0+source"},
+        "versions": {
+            name: version for name, version in io.versions(*_PACKAGES) if version != "0+source"
+        },
     }  # fmt: skip
 
 

@@ -12,9 +12,13 @@ Row = Mapping[str, Any]
 
 NOTHING = """# Findings
 
-No real card has been asked yet. `python -m experiments.gpu` on a machine with a GPU writes this page.
+No real card has been asked yet. `python -m experiments.gpu` on a machine with a GPU \
+writes this page.
 """
-_TOY = "**None of this is a GPU's.** The rows were made to try the script; their seconds and rates mean nothing."
+_TOY = (
+    "**None of this is a GPU's.** The rows were made to try the script; "
+    "their seconds and rates mean nothing."
+)
 
 
 def page(rows: Sequence[Row], requested: Sequence[str], toy: bool = False) -> str:
@@ -24,7 +28,10 @@ def page(rows: Sequence[Row], requested: Sequence[str], toy: bool = False) -> st
     """
     unreal = [row["name"] for row in rows if not row["card"]["real"]]
     if unreal and not toy:
-        raise ValueError(f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page.")
+        raise ValueError(
+            f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the "
+            "page."
+        )
     return "\n".join(_lines(rows, requested, toy)) + "\n" if rows else NOTHING
 
 
@@ -34,11 +41,16 @@ def _lines(rows: Sequence[Row], requested: Sequence[str], toy: bool) -> Iterator
         yield from ("", _TOY)
     missing = set(requested) - {row["name"] for row in rows}
     if missing:
-        yield from ("", f"Not measured: {'; '.join(name for name in requested if name in missing)}.")
+        yield from (
+            "",
+            f"Not measured: {'; '.join(name for name in requested if name in missing)}.",
+        )
     for how in dict.fromkeys(row["card"]["how"] for row in rows):
         card_rows = [row for row in rows if row["card"]["how"] == how]
         yield from ("", f"## {how}", "")
-        yield ", ".join(f"{name} {version}" for name, version in card_rows[0]["card"]["versions"].items())
+        yield ", ".join(
+            f"{name} {version}" for name, version in card_rows[0]["card"]["versions"].items()
+        )
         yield from ("", "What several rows tell, measured over predicted:", "")
         yield from ("| | rows | median | least | most |", "|---|---:|---:|---:|---:|")
         yield from _ratios(card_rows)
@@ -60,12 +72,19 @@ def _ratios(rows: Sequence[Row]) -> Iterator[str]:
 def _row(row: Row) -> Iterator[str]:
     settings = "".join(f", `{name}={value}`" for name, value in row["environment"].items())
     failed = "Failed: " if "error" in row else ""
-    yield from ("", f"### {failed}{row['name']}", "", f"{row['card']['how']}; {row['seconds']:.0f} s{settings}", "")
+    yield from (
+        "",
+        f"### {failed}{row['name']}",
+        "",
+        f"{row['card']['how']}; {row['seconds']:.0f} s{settings}",
+        "",
+    )
     if row["pairs"]:
         yield from ("| | measured | predicted | ratio |", "|---|---:|---:|---:|")
     for name, (measured, predicted) in row["pairs"].items():
         ratio = f"{measured / predicted:.3f}" if predicted else ""
-        yield f"| {_label(name)} | {_figure(name, measured)} | {_figure(name, predicted)} | {ratio} |"
+        cells = _label(name), _figure(name, measured), _figure(name, predicted), ratio
+        yield f"| {' | '.join(cells)} |"
     yield ""
     yield from (f"- {_label(name)}: {_figure(name, value)}" for name, value in row["facts"].items())
     if failed:

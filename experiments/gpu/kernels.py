@@ -50,8 +50,14 @@ def record(name: str, compiled: Any, run: Run, folder: Path) -> dict[str, Any]:
         "first_clocks_s": clock[:3],
         "busy_s": length([event.span for event in runs[-1]]),
         "launches": len(runs[-1]),
-        "host_copies": [[event.name, event.nbytes, event.span[1] - event.span[0]] for event in copies(events, "")],
-        "seconds": {op: [statistics.median(each), counts[op], names[op]] for op, each in sorted(seconds.items())},
+        "host_copies": [
+            [event.name, event.nbytes, event.span[1] - event.span[0]]
+            for event in copies(events, "")
+        ],
+        "seconds": {
+            op: [statistics.median(each), counts[op], names[op]]
+            for op, each in sorted(seconds.items())
+        },
     }
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
@@ -72,7 +78,8 @@ def link(sizes: Sequence[int] = (2**12, 2**16, 2**20, 2**24, 2**28, 2**31)) -> d
     """
     device = jax.devices()[0]
     on_device, on_host = (
-        jax.sharding.SingleDeviceSharding(device, memory_kind=kind) for kind in ("device", "pinned_host")
+        jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+        for kind in ("device", "pinned_host")
     )
     results: dict[str, Any] = {"alone": [], "together": []}
     for nbytes in sizes:
@@ -89,11 +96,18 @@ def link(sizes: Sequence[int] = (2**12, 2**16, 2**20, 2**24, 2**28, 2**31)) -> d
     for name, (compiled, args) in _loads().items():
         jax.block_until_ready(compiled(*args))
         out, back = (heavy, on_host), (waiting, on_device)
-        for direction, moves in (("D2H", [out]), ("H2D", [back]), ("both", [out, back]), ("none", [])):
+        for direction, moves in (
+            ("D2H", [out]),
+            ("H2D", [back]),
+            ("both", [out, back]),
+            ("none", []),
+        ):
             events = traced(partial(_run_beside, compiled, args, moves))
             moved = [event.span for event in copies(events, "")]
             busy = [event.span for event in kernels(events) if event.op]
-            results["together"].append([name, direction, [list(span) for span in moved], [list(span) for span in busy]])
+            results["together"].append(
+                [name, direction, [list(span) for span in moved], [list(span) for span in busy]]
+            )
     return results
 
 
@@ -118,7 +132,9 @@ def _loads() -> dict[str, Any]:
         return x
 
     loads = {"memory": (stream, memory), "arithmetic": (multiply, square)}
-    return {name: (jax.jit(function).lower(x).compile(), (x,)) for name, (function, x) in loads.items()}
+    return {
+        name: (jax.jit(function).lower(x).compile(), (x,)) for name, (function, x) in loads.items()
+    }
 
 
 def _clock_s(run: Run) -> float:

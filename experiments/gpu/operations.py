@@ -36,7 +36,9 @@ class Convolution:
         image = (self.batch, *self.sides, self.channels)
         kernel = (*(self.window,) * rank, self.channels // self.groups, self.features)
         result = (self.batch, *(-(-side // self.stride) for side in self.sides), self.features)
-        return tuple(_random(number, shape, dtype) for number, shape in enumerate((image, kernel, result)))
+        return tuple(
+            _random(number, shape, dtype) for number, shape in enumerate((image, kernel, result))
+        )
 
     def __call__(self, image: jax.Array, kernel: jax.Array) -> jax.Array:
         letters = "DHW"[-len(self.sides) :]
@@ -99,7 +101,9 @@ def placed(group: Group) -> tuple[Callable[..., Any], Sequence[Any]]:
     return functions[0], args
 
 
-def convolutions(layers: Sequence[Convolution], dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+def convolutions(
+    layers: Sequence[Convolution], dtype: str
+) -> tuple[Callable[..., Any], Sequence[Any]]:
     def function(arguments: Sequence[Any]) -> Any:
         results = []
         for layer, (image, kernel, gradient) in zip(layers, arguments, strict=True):
@@ -115,7 +119,10 @@ def products(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         return [jnp.einsum("bmk,bkn->bmn", lhs, rhs) for lhs, rhs in pairs]
 
     pairs = [
-        (_random(0, (batch, rows, contracted), dtype), _random(1, (batch, contracted, columns), dtype))
+        (
+            _random(0, (batch, rows, contracted), dtype),
+            _random(1, (batch, contracted, columns), dtype),
+        )
         for batch, rows, columns, contracted in PRODUCTS
     ]
     return function, (pairs,)
@@ -141,8 +148,18 @@ def reductions(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         return (x - mean) * lax.rsqrt(variance + 1e-5)
 
     def function(rows: jax.Array, scores: jax.Array, images: jax.Array, volume: jax.Array) -> Any:
-        norms = [(normalized, rows, (1,)), (normalized, images, (0, 1, 2)), (normalized, volume, (1, 2, 3))]
-        results: list[Any] = [rows.sum(0), rows.sum(1), images.sum((0, 1, 2)), scores.max(-1), jax.nn.softmax(scores)]
+        norms = [
+            (normalized, rows, (1,)),
+            (normalized, images, (0, 1, 2)),
+            (normalized, volume, (1, 2, 3)),
+        ]
+        results: list[Any] = [
+            rows.sum(0),
+            rows.sum(1),
+            images.sum((0, 1, 2)),
+            scores.max(-1),
+            jax.nn.softmax(scores),
+        ]
         for norm, array, axes in norms:
             result, pullback = jax.vjp(partial(norm, axes=axes), array)
             results += [result, *pullback(jnp.cos(array))]
@@ -156,7 +173,9 @@ def reductions(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
 def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     """Transposes, gathers, scatters, pooling, windows, padding, sums along an axis, sorting."""
 
-    def function(rows: jax.Array, images: jax.Array, volume: jax.Array, table: jax.Array, index: jax.Array) -> Any:
+    def function(
+        rows: jax.Array, images: jax.Array, volume: jax.Array, table: jax.Array, index: jax.Array
+    ) -> Any:
         pool = partial(
             lax.reduce_window, init_value=-jnp.inf, computation=lax.max,
             window_dimensions=(1, 3, 3, 1), window_strides=(1, 2, 2, 1), padding="SAME",
@@ -165,12 +184,16 @@ def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         looked_up, scatter = jax.vjp(lambda x: x[index], table)
         padded = jnp.pad(volume, ((0, 0), (1, 1), (1, 1), (1, 1), (0, 0)))
         doubled = jnp.concatenate([volume, jnp.cos(volume), volume * 2], -1)
-        updated = lax.dynamic_update_slice(volume, jnp.sin(volume[:, :8]), (0, index[0] % 64, 0, 0, 0))
+        updated = lax.dynamic_update_slice(
+            volume, jnp.sin(volume[:, :8]), (0, index[0] % 64, 0, 0, 0)
+        )
         up = jnp.repeat(jnp.repeat(volume[:, :64, :64], 2, 1), 2, 2)
         return (
             rows.T.copy(), jnp.moveaxis(images, -1, 1).copy(), jnp.moveaxis(volume, -1, 1).copy(),
-            pooled, pullback(jnp.cos(pooled)), looked_up, scatter(jnp.cos(looked_up)), padded, doubled, updated, up,
-            jnp.cumsum(rows, 1), jnp.sort(rows[:1024], 1), lax.top_k(rows[:1024], 8), jnp.flip(volume, 2),
+            pooled, pullback(jnp.cos(pooled)), looked_up, scatter(jnp.cos(looked_up)), padded,
+            doubled, updated, up,
+            jnp.cumsum(rows, 1), jnp.sort(rows[:1024], 1), lax.top_k(rows[:1024], 8),
+            jnp.flip(volume, 2),
             jax.random.normal(jax.random.key(index[0]), (2048, 4096), "float32"),
             jax.random.bernoulli(jax.random.key(index[1]), 0.9, (8192, 4096)),
         )  # fmt: skip
@@ -189,7 +212,13 @@ def library() -> tuple[Callable[..., Any], Sequence[Any]]:
             symmetric = square @ square.mT / square.shape[-1] + 2 * jnp.eye(square.shape[-1])
             factor = jnp.linalg.cholesky(symmetric)
             solved = lax.linalg.triangular_solve(factor, square, left_side=True, lower=True)
-            results += [factor, solved, jnp.linalg.eigh(symmetric), jnp.linalg.qr(square), jnp.fft.rfft2(square)]
+            results += [
+                factor,
+                solved,
+                jnp.linalg.eigh(symmetric),
+                jnp.linalg.qr(square),
+                jnp.fft.rfft2(square),
+            ]
         return results, lax.linalg.svd(squares[1]), lax.linalg.lu(squares[1])
 
     shapes = (1, 256, 256), (1, 1024, 1024), (64, 128, 128)
@@ -215,7 +244,9 @@ def trips(count: int = 200) -> tuple[Callable[..., Any], Sequence[Any]]:
 
     def function(square: jax.Array, limit: jax.Array) -> Any:
         counted = lax.fori_loop(0, count, lambda _, carry: body(carry), square)
-        return counted, lax.while_loop(lambda c: c[0] < limit, lambda c: (c[0] + 1, body(c[1])), (0, square))
+        return counted, lax.while_loop(
+            lambda c: c[0] < limit, lambda c: (c[0] + 1, body(c[1])), (0, square)
+        )
 
     return function, (_random(0, (256, 256), "float32"), jnp.int32(count))
 
@@ -235,8 +266,14 @@ def _random(number: int, shape: Sequence[int], dtype: str) -> jax.Array:
 
 
 GROUPS: Mapping[str, Group] = {
-    **{f"images, {dtype}": partial(convolutions, IMAGES, dtype) for dtype in ("float32", "bfloat16")},
-    **{f"volumes, {dtype}": partial(convolutions, VOLUMES, dtype) for dtype in ("float32", "bfloat16")},
+    **{
+        f"images, {dtype}": partial(convolutions, IMAGES, dtype)
+        for dtype in ("float32", "bfloat16")
+    },
+    **{
+        f"volumes, {dtype}": partial(convolutions, VOLUMES, dtype)
+        for dtype in ("float32", "bfloat16")
+    },
     **{f"products, {dtype}": partial(products, dtype) for dtype in ("float32", "bfloat16")},
     **{f"bandwidth, {dtype}": partial(bandwidth, dtype) for dtype in ("float32", "bfloat16")},
     **{f"reductions, {dtype}": partial(reductions, dtype) for dtype in ("float32", "bfloat16")},

@@ -32,7 +32,9 @@ MODELS: Mapping[str, Callable[..., Built]] = {
     "nnunet2d": partial(nnunet2d_step),
     "toy-unet3d": partial(unet3d_step, 16, config=UNet3DConfig(levels=1, filters=4)),
     "toy-decoder": partial(decoder_step, batch=4, tokens=64, config=_TOY_DECODER),
-    "toy-decoder-scan": partial(decoder_step, batch=4, tokens=64, config=_TOY_DECODER, layers=4, scan=True),
+    "toy-decoder-scan": partial(
+        decoder_step, batch=4, tokens=64, config=_TOY_DECODER, layers=4, scan=True
+    ),
 }
 """`MODELS[name](concrete=True, seed=0)` is `(step, (state, batch))`."""
 
@@ -64,7 +66,11 @@ _SMALL_POOL = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "1"}
 # Skips XLA's autotuning: for large convolutions, an H100 was not ready after 300 s, where a
 # described one takes 37 s.
 _UNTIMED = {"XLA_FLAGS": "--xla_gpu_autotune_level=0"}
-_LARGEST = {**_UNTIMED, "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "100"}
+_LARGEST = {
+    **_UNTIMED,
+    "XLA_PYTHON_CLIENT_MEM_FRACTION": "0.95",
+    "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "100",
+}
 
 # Disables CUDA graphs, in which the profiler does not know a kernel's instruction.
 _Kernels = partial(Row, measure="step_kernels", environment=_WITHOUT_GRAPHS)
@@ -77,26 +83,82 @@ ROWS = (
     Row("ResNet-50, batch 64, half", "planned", "resnet50-b64", 0.5),
     Row("3D U-Net 128^3, half", "planned", "unet3d-128", 0.5),
     Row("decoder of 8 layers, bfloat16, half", "planned", "decoder-8-bf16", 0.5),
-    _Slabs("3D U-Net 256^3, slabs", model="unet3d-256", budget="8GiB", limit_s=300, environment=_UNTIMED),
+    _Slabs(
+        "3D U-Net 256^3, slabs",
+        model="unet3d-256",
+        budget="8GiB",
+        limit_s=300,
+        environment=_UNTIMED,
+    ),
     Row("ResNet-50, batch 64, jax.checkpoint", "checkpoint", "resnet50-b64"),
     Row("decoder of 8 layers, bfloat16, jax.checkpoint", "checkpoint", "decoder-8-bf16"),
-    Row("ResNet-50, repeatable kernels", "planned", "resnet50-b64", 0.5, seeds=3, environment=_REPEATABLE),
+    Row(
+        "ResNet-50, repeatable kernels",
+        "planned",
+        "resnet50-b64",
+        0.5,
+        seeds=3,
+        environment=_REPEATABLE,
+    ),
     Row("scanned decoder, loops", "planned", "decoder-8-scan", 0.6),
     Row("ResNet-50, no CUDA graphs", "planned", "resnet50-b64", 0.5, environment=_WITHOUT_GRAPHS),
     Row("scanned decoder, state on the host", "planned", "decoder-8-scan", 0.6, host_state=True),
-    Row("ResNet-50, batch 256, a tenth of the card", "planned", "resnet50-b256", budget="90%", environment=_SMALL_CARD),
-    Row("ResNet-50, batch 64, next start", "restart", "resnet50-b64", 0.5, fresh_kernels=True, limit_s=240),
+    Row(
+        "ResNet-50, batch 256, a tenth of the card",
+        "planned",
+        "resnet50-b256",
+        budget="90%",
+        environment=_SMALL_CARD,
+    ),
+    Row(
+        "ResNet-50, batch 64, next start",
+        "restart",
+        "resnet50-b64",
+        0.5,
+        fresh_kernels=True,
+        limit_s=240,
+    ),
     Row("3D U-Net 64^3, slabs, gate", "gate", "unet3d-64", 0.35, limit_s=240),
     Row("scanned decoder, loops, gate", "gate", "decoder-8-scan", 0.6),
     Row("3D U-Net 256^3, a third", "planned", "unet3d-256", budget="10GiB", limit_s=240),
-    Row("ResNet-50, batch 256, a pinned pool of 1 GiB", "attempt", "resnet50-b256", 0.4, environment=_SMALL_POOL),
+    Row(
+        "ResNet-50, batch 256, a pinned pool of 1 GiB",
+        "attempt",
+        "resnet50-b256",
+        0.4,
+        environment=_SMALL_POOL,
+    ),
     Row("3D U-Net 128^3, jax.checkpoint", "checkpoint", "unet3d-128"),
     Row("ResNet-50, batch 64, 30 %", "planned", "resnet50-b64", 0.3),
-    _Slabs("3D U-Net 384^3, slabs", model="unet3d-384", budget="16GiB", plain=False, limit_s=400, environment=_UNTIMED),
-    _Slabs("3D U-Net 512^3, slabs", model="unet3d-512", budget="68GiB", plain=False, limit_s=400, environment=_LARGEST),
-    Row("ResNet-50, preallocated", "planned", "resnet50-b64", 0.5, plain=False, environment=_PREALLOCATED),
+    _Slabs(
+        "3D U-Net 384^3, slabs",
+        model="unet3d-384",
+        budget="16GiB",
+        plain=False,
+        limit_s=400,
+        environment=_UNTIMED,
+    ),
+    _Slabs(
+        "3D U-Net 512^3, slabs",
+        model="unet3d-512",
+        budget="68GiB",
+        plain=False,
+        limit_s=400,
+        environment=_LARGEST,
+    ),
+    Row(
+        "ResNet-50, preallocated",
+        "planned",
+        "resnet50-b64",
+        0.5,
+        plain=False,
+        environment=_PREALLOCATED,
+    ),
     _Operations("convolutions", groups=("images", "volumes")),
-    _Operations("products and memory", groups=("products", "bandwidth", "reductions", "movements", "library")),
+    _Operations(
+        "products and memory",
+        groups=("products", "bandwidth", "reductions", "movements", "library"),
+    ),
     _Operations("calls", groups=_CALLS),
     Row("calls, CUDA graphs", "operations", groups=_CALLS),
     Row("link", "link"),
@@ -120,11 +182,25 @@ TOY_ROWS = (
     _Toy("3D U-Net, seeds", "planned", "toy-unet3d", 0.75, seeds=2),
     _Toy("3D U-Net, slabs", "planned", "toy-unet3d", 0.5),
     _Toy("scanned decoder, loops", "planned", "toy-decoder-scan", 0.9, smallest=True),
-    _Toy("scanned decoder, state on the host", "planned", "toy-decoder-scan", 0.9, smallest=True, host_state=True),
+    _Toy(
+        "scanned decoder, state on the host",
+        "planned",
+        "toy-decoder-scan",
+        0.9,
+        smallest=True,
+        host_state=True,
+    ),
     _Toy("3D U-Net, jax.checkpoint", "checkpoint", "toy-unet3d"),
     _Toy("3D U-Net, next start", "restart", "toy-unet3d", 0.75, fresh_kernels=True),
     _Toy("3D U-Net, slabs, gate", "gate", "toy-unet3d", 0.5),
-    _Toy("3D U-Net, preallocated", "planned", "toy-unet3d", 0.75, plain=False, environment=_PREALLOCATED),
+    _Toy(
+        "3D U-Net, preallocated",
+        "planned",
+        "toy-unet3d",
+        0.75,
+        plain=False,
+        environment=_PREALLOCATED,
+    ),
     _Toy("kernels of 3D U-Net", "step_kernels", "toy-unet3d"),
     _Toy("calls", "operations", groups=("trips", "arguments, 10")),
     _Toy("3D U-Net, a pinned pool of 1 GiB", "attempt", "toy-unet3d", 0.5, environment=_SMALL_POOL),

@@ -38,14 +38,23 @@ def traced(run: Callable[..., Any], *args: Any) -> list[Event]:
         with jax.profiler.trace(folder):
             jax.block_until_ready(run(*args))
         return [
-            event for path in Path(folder).rglob("*.xplane.pb") for event in events(ProfileData.from_file(str(path)))
+            event
+            for path in Path(folder).rglob("*.xplane.pb")
+            for event in events(ProfileData.from_file(str(path)))
         ]
 
 
 def events(profile: Any) -> list[Event]:
     """The GPU's events in a profile."""
-    lines = (line for plane in profile.planes if plane.name.startswith("/device:GPU") for line in plane.lines)
-    return [_event(event) for line in lines if line.name.startswith("Stream") for event in line.events]
+    lines = (
+        line
+        for plane in profile.planes
+        if plane.name.startswith("/device:GPU")
+        for line in plane.lines
+    )
+    return [
+        _event(event) for line in lines if line.name.startswith("Stream") for event in line.events
+    ]
 
 
 def _event(event: Any) -> Event:

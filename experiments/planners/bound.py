@@ -55,12 +55,17 @@ def lower_bound(stages: Stages, seconds: float = 5.0, workers: int = 2) -> Bound
         if over[stage] > 0:
             across = sorted(live)
             sizes = [stages.nbytes[gaps[number][2]] for number in across]
-            model.add(cp_model.LinearExpr.weighted_sum([absent[n] for n in across], sizes) >= int(over[stage]))
+            model.add(
+                cp_model.LinearExpr.weighted_sum([absent[n] for n in across], sizes)
+                >= int(over[stage])
+            )
     costs = [stages.ticks[item] or 0 for _, _, item in gaps]
     model.minimize(cp_model.LinearExpr.weighted_sum(absent, costs))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = workers
     solver.parameters.max_time_in_seconds = seconds
     status = solver.solve(model)
-    best = 0 if status == cp_model.MODEL_INVALID else int(np.ceil(solver.best_objective_bound - 1e-6))
+    best = (
+        0 if status == cp_model.MODEL_INVALID else int(np.ceil(solver.best_objective_bound - 1e-6))
+    )
     return Bound(max(0, best))

@@ -11,14 +11,19 @@ from memplan.planning.search.tape import Operation, Slot, Tape, TapeValue
 
 def tape_of_stages(stages: Stages) -> Tape:
     """Each item becomes an operation and each stage a slot."""
-    values = (TapeValue(stages.nbytes[item], item, slot, slot) for item, slot in enumerate(stages.home))
+    values = (
+        TapeValue(stages.nbytes[item], item, slot, slot) for item, slot in enumerate(stages.home)
+    )
     operations = (
-        Operation(stages.inputs[item], (item,), None if ticks is None else float(ticks), stages.count)
+        Operation(
+            stages.inputs[item], (item,), None if ticks is None else float(ticks), stages.count
+        )
         for item, ticks in enumerate(stages.ticks)
     )
     work = zip(stages.reads, stages.writes, stages.working_nbytes, stages.own_ticks, strict=True)
     slots = (
-        Slot(reads=reads, writes=writes, nbytes=nbytes, seconds=float(ticks)) for reads, writes, nbytes, ticks in work
+        Slot(reads=reads, writes=writes, nbytes=nbytes, seconds=float(ticks))
+        for reads, writes, nbytes, ticks in work
     )
     return Tape(tuple(values), tuple(operations), tuple(slots))
 

@@ -29,7 +29,9 @@ def read(path: Path) -> NodeGraph:
     """Read a node-link file of either schema. ValueError: its order does not respect the links."""
     document = json.loads(path.read_text())
     layered = "out_cost" in document["nodes"][0]
-    name, size, duration = ("name", "out_cost", "duration") if layered else ("id", "cost_ram", "cost_cpu")
+    name, size, duration = (
+        ("name", "out_cost", "duration") if layered else ("id", "cost_ram", "cost_cpu")
+    )
     source, target = ("0", "1") if layered else ("source", "target")
     nodes = {node[name]: node for node in document["nodes"]}
     listed = document["graph"].get("order") or []
@@ -42,8 +44,12 @@ def read(path: Path) -> NodeGraph:
         position <= max(positions, default=-1) for position, positions in enumerate(inputs)
     ):
         raise ValueError(f"{path}: the given order does not respect the links")
-    nbytes, ticks = (tuple(int(nodes[node][figure]) for node in order) for figure in (size, duration))
-    return NodeGraph(tuple(order), nbytes, ticks, tuple(tuple(sorted(positions)) for positions in inputs))
+    nbytes, ticks = (
+        tuple(int(nodes[node][figure]) for node in order) for figure in (size, duration)
+    )
+    return NodeGraph(
+        tuple(order), nbytes, ticks, tuple(tuple(sorted(positions)) for positions in inputs)
+    )
 
 
 def random_layered(count: int, seed: int = 0) -> dict[str, object]:
@@ -79,7 +85,9 @@ def random_layered(count: int, seed: int = 0) -> dict[str, object]:
     nodes = []
     for name in range(count):
         size = 10 + 10 * int(500 * draw.random() ** 1.6)
-        nodes.append({"name": name, "out_cost": size, "param_cost": 0, "duration": draw.randint(1, 1000)})
+        nodes.append(
+            {"name": name, "out_cost": size, "param_cost": 0, "duration": draw.randint(1, 1000)}
+        )
     return {
         "directed": True, "multigraph": False,
         "graph": {"name": f"layered_{count}_{seed}", "order": list(range(count))}, "nodes": nodes,
@@ -87,9 +95,15 @@ def random_layered(count: int, seed: int = 0) -> dict[str, object]:
     }  # fmt: skip
 
 
-def _ready_order(layers: list[list[int]], links: set[tuple[int, int]], draw: random.Random) -> list[int]:
+def _ready_order(
+    layers: list[list[int]], links: set[tuple[int, int]], draw: random.Random
+) -> list[int]:
     """An order of computation, layer by layer, in which a node may wait for a few layers."""
-    wish = {node: depth + _LATENESS * draw.random() for depth, layer in enumerate(layers) for node in layer}
+    wish = {
+        node: depth + _LATENESS * draw.random()
+        for depth, layer in enumerate(layers)
+        for node in layer
+    }
     after: list[list[int]] = [[] for _ in wish]
     missing = [0] * len(wish)
     for source, target in sorted(links):

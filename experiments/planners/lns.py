@@ -119,7 +119,9 @@ class NeighbourhoodSearch:
     def _across(self, centre: int) -> set[Recomputation]:
         """Recomputations of items that could be dropped at the centre."""
         free, needed = set[Recomputation](), [max(needs, default=-1) for needs in self.needs]
-        items = [item for item, spans in enumerate(self.spans) if spans[0][0] < centre < needed[item]]
+        items = [
+            item for item, spans in enumerate(self.spans) if spans[0][0] < centre < needed[item]
+        ]
         self.random.shuffle(items)
         for item in items:
             if len(free) >= self.size:
@@ -129,7 +131,9 @@ class NeighbourhoodSearch:
             for need in self.needs[item][index : index + 3]:
                 self._add(free, item, need, 0)
         # recomputations after the centre keep their inputs live across it
-        owned = sorted((pair for pair in self.recomputed if pair[1] >= centre), key=lambda pair: pair[1])
+        owned = sorted(
+            (pair for pair in self.recomputed if pair[1] >= centre), key=lambda pair: pair[1]
+        )
         free.update(owned[: max(8, int(self.size / 6))])
         return free
 

@@ -65,18 +65,23 @@ class Model:
         self.possible = True
         self.allowed = dict(excess or {})
         self.excess = {
-            stage: self.solver_model.new_int_var(0, allowance, "") for stage, allowance in self.allowed.items()
+            stage: self.solver_model.new_int_var(0, allowance, "")
+            for stage, allowance in self.allowed.items()
         }
         self.recomputed: dict[Recomputation, Literal] = dict.fromkeys(self.fixed, True)
         for item, stage in sorted(free):
             self.recomputed[item, stage] = self.solver_model.new_bool_var("")
-        self.free = {pair: var for pair, var in self.recomputed.items() if not isinstance(var, bool)}
+        self.free = {
+            pair: var for pair, var in self.recomputed.items() if not isinstance(var, bool)
+        }
         self.stages_of: dict[int, list[int]] = {}
         for item, stage in sorted(self.recomputed):
             self.stages_of.setdefault(item, []).append(stage)
         self.rest = _Fixed(stages, self.fixed)
         self.involved = {item for item, _ in self.free}
-        self.involved.update(source for item in tuple(self.involved) for source in stages.inputs[item])
+        self.involved.update(
+            source for item in tuple(self.involved) for source in stages.inputs[item]
+        )
         self.events: dict[int, list[int]] = {}
         # (item, event) -> the item is kept from its previous event until this one
         self.kept: dict[tuple[int, int], Literal] = {}
@@ -86,8 +91,12 @@ class Model:
         prices = [stages.ticks[item] or 0 for item, _ in self.free]
         self.extra = cp_model.LinearExpr.weighted_sum(list(self.free.values()), prices)
         self.fixed_ticks = extra_ticks(stages, self.fixed)
-        excess_price = 1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
-        self.solver_model.minimize(self.extra + excess_price * cp_model.LinearExpr.sum(list(self.excess.values())))
+        excess_price = (
+            1 + sum(stages.ticks[item] or 0 for item, _ in self.free) if self.excess else 0
+        )
+        self.solver_model.minimize(
+            self.extra + excess_price * cp_model.LinearExpr.sum(list(self.excess.values()))
+        )
         self.watched: set[Recomputation] = set()
         self._hint(frozenset(hint))
 
@@ -100,7 +109,9 @@ class Model:
             self.solver_model.add_hint(var, pair in chosen)
         for (item, event), var in self.kept.items():
             if not isinstance(var, bool):
-                self.solver_model.add_hint(var, any(first < event <= last for first, last in spans[item]))
+                self.solver_model.add_hint(
+                    var, any(first < event <= last for first, last in spans[item])
+                )
 
     def at_most(self, extra_ticks: int) -> None:
         """Allow only plans with at most this much extra time, including the fixed part."""
@@ -125,18 +136,33 @@ class Model:
             status = solver.solve(self.solver_model)
             if status == cp_model.INFEASIBLE:
                 break
-            bound = bound if self.excess else max(bound, int(np.ceil(solver.best_objective_bound - 1e-6)))
+            bound = (
+                bound
+                if self.excess
+                else max(bound, int(np.ceil(solver.best_objective_bound - 1e-6)))
+            )
             if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
                 return Choice(None, 0, bound + self.fixed_ticks, False)
             chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
             recomputed = self.fixed | chosen
             played = replay(self.stages, recomputed)
-            sized, budget = zip(played.steps, played.step_nbytes, strict=True), self.stages.budget_bytes
-            broken = [step for step, nbytes in sized if nbytes > budget + self.allowed.get(step[0], 0)]
+            sized, budget = (
+                zip(played.steps, played.step_nbytes, strict=True),
+                self.stages.budget_bytes,
+            )
+            broken = [
+                step for step, nbytes in sized if nbytes > budget + self.allowed.get(step[0], 0)
+            ]
             if not broken:
                 extra = extra_ticks(self.stages, recomputed)
-                return Choice(recomputed, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL)
-            fresh = [(item, stage) for stage, item in broken if item >= 0 and (item, stage) not in self.watched]
+                return Choice(
+                    recomputed, extra, bound + self.fixed_ticks, status == cp_model.OPTIMAL
+                )
+            fresh = [
+                (item, stage)
+                for stage, item in broken
+                if item >= 0 and (item, stage) not in self.watched
+            ]
             if not fresh or time.monotonic() > until:
                 return Choice(None, 0, bound + self.fixed_ticks, False)
             self.watch(fresh)
@@ -200,7 +226,9 @@ class Model:
                 coming += 1
             live = {number: gap for number, gap in live.items() if gap[1] > low}
             if crowded[low:high].any():
-                _, _, sizes, variables = zip(*live.values(), strict=True) if live else ((), (), (), ())
+                _, _, sizes, variables = (
+                    zip(*live.values(), strict=True) if live else ((), (), (), ())
+                )
                 total = cp_model.LinearExpr.weighted_sum(variables, sizes)
                 self.solver_model.add(total <= int(room[low:high].min()) + self.excess.get(low, 0))
 
@@ -239,13 +267,19 @@ class Model:
         """Constrain the bytes while `item` is recomputed in `stage`."""
         stages = self.stages
         sources = stages.inputs[item]
-        room = stages.budget_bytes - stages.nbytes[item] - sum(stages.nbytes[source] for source in sources)
+        room = (
+            stages.budget_bytes
+            - stages.nbytes[item]
+            - sum(stages.nbytes[source] for source in sources)
+        )
         terms: list[tuple[int, cp_model.IntVar]] = []
         for resident in self._around(stage):
             if resident == item or resident in sources or stages.home[resident] >= stage:
                 continue
             needs: list[Literal] = [self._into(resident, stage + 1), stage in stages.uses[resident]]
-            later = ((dependent, stage) for dependent in stages.dependents[resident] if dependent > item)
+            later = (
+                (dependent, stage) for dependent in stages.dependents[resident] if dependent > item
+            )
             needs += [self.recomputed[pair] for pair in later if pair in self.recomputed]
             # a later item that this stage recomputes is not live yet
             absent = self.recomputed.get((resident, stage), False) if resident > item else False
@@ -254,7 +288,9 @@ class Model:
                 room -= stages.nbytes[resident]
             elif live is not False:
                 terms.append((stages.nbytes[resident], live))
-        total = cp_model.LinearExpr.weighted_sum([live for _, live in terms], [nbytes for nbytes, _ in terms])
+        total = cp_model.LinearExpr.weighted_sum(
+            [live for _, live in terms], [nbytes for nbytes, _ in terms]
+        )
         recomputed = self.recomputed[item, stage]
         if not isinstance(recomputed, bool) and room < 0 and stage not in self.excess:
             self.solver_model.add(recomputed == 0)
@@ -292,7 +328,9 @@ class _Fixed:
         self.stages = stages
         self.spans = replay(stages, fixed).spans
         flat = [(item, *span) for item, spans in enumerate(self.spans) for span in spans]
-        self.item, self.first, self.last = (np.array(column, dtype=np.int64) for column in zip(*flat, strict=True))
+        self.item, self.first, self.last = (
+            np.array(column, dtype=np.int64) for column in zip(*flat, strict=True)
+        )
         self.nbytes = np.array(stages.nbytes, dtype=np.int64)[self.item]
 
     def own_nbytes(self, without: Collection[int]) -> np.ndarray:
@@ -300,7 +338,9 @@ class _Fixed:
         counted = ~np.isin(self.item, np.fromiter(without, dtype=np.int64, count=len(without)))
         # a copy last read by a recomputation is freed before the stage's own work
         pairs, stages = zip(self.item.tolist(), self.last.tolist(), strict=True), self.stages
-        end = self.last + np.array([last == stages.home[item] or last in stages.uses[item] for item, last in pairs])
+        end = self.last + np.array(
+            [last == stages.home[item] or last in stages.uses[item] for item, last in pairs]
+        )
         change = np.zeros(self.stages.count + 1, dtype=np.int64)
         np.add.at(change, self.first[counted], self.nbytes[counted])
         np.subtract.at(change, end[counted], self.nbytes[counted])

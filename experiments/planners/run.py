@@ -13,7 +13,9 @@ from experiments.planners.stages import replay, stages_of_nodes
 _PROVABLE = 8000  # most possible recomputations for which a proof is tried
 
 
-def plan(path: Path, ratio: float, seconds: float, prove: bool | None = None, runs: int = 1) -> dict[str, Any]:
+def plan(
+    path: Path, ratio: float, seconds: float, prove: bool | None = None, runs: int = 1
+) -> dict[str, Any]:
     """Plan the graph of a file within `ratio` of its peak; `seconds` includes reading the file.
 
     `prove` says whether to try a proof; by default, only for small graphs.
@@ -28,16 +30,20 @@ def plan(path: Path, ratio: float, seconds: float, prove: bool | None = None, ru
     answer = solve(stages, seconds - (time.monotonic() - start), prove, runs if prove else 1)
     duration = sum(graph.ticks)
     result: dict[str, Any] = {
-        "graph": path.stem, "ratio": ratio, "budget": stages.budget_bytes, "base_peak": base, "status": answer.status,
+        "graph": path.stem, "ratio": ratio, "budget": stages.budget_bytes, "base_peak": base,
+        "status": answer.status,
         "lower_bound_percent": 100 * answer.bound_ticks / duration, "runs": answer.runs,
     }  # fmt: skip
     if answer.recomputed is not None:
         played = replay(stages.refine(answer.runs), answer.recomputed)
-        own = {stage * answer.runs + answer.runs - 1: name for stage, name in enumerate(graph.names)}
+        own = {
+            stage * answer.runs + answer.runs - 1: name for stage, name in enumerate(graph.names)
+        }
         order = [graph.names[item] if item >= 0 else own.get(stage) for stage, item in played.steps]
         result |= {
             "tdi_percent": 100 * answer.extra_ticks / duration, "peak": played.peak_nbytes,
-            "duration": duration + answer.extra_ticks, "order": [name for name in order if name is not None],
+            "duration": duration + answer.extra_ticks,
+            "order": [name for name in order if name is not None],
         }  # fmt: skip
     if answer.stage >= 0:
         result |= {"stage": graph.names[answer.stage], "stage_bytes": answer.stage_nbytes}

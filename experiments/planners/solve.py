@@ -12,7 +12,9 @@ _MAX_ROUND_S = 3.0  # longest time for one neighbourhood
 _MAX_SEARCH_S, _PATIENCE = 4.0, 20  # longest search before a proof: seconds, rounds without gain
 
 
-def solve(stages: Stages, seconds: float, prove: bool = True, runs: int = 1, workers: int = 2) -> Answer:
+def solve(
+    stages: Stages, seconds: float, prove: bool = True, runs: int = 1, workers: int = 2
+) -> Answer:
     """The best plan found in time, never worse than eviction's, and a lower bound.
 
     The local search takes all of the time. With `prove`, it takes a tenth, and the whole problem as
@@ -31,7 +33,9 @@ def solve(stages: Stages, seconds: float, prove: bool = True, runs: int = 1, wor
         search = NeighbourhoodSearch(fine, recomputed, bound_ticks, workers, patience=_PATIENCE)
         recomputed = search.run(min(_MAX_SEARCH_S, 0.1 * seconds))
     else:
-        search = NeighbourhoodSearch(fine, recomputed, bound_ticks, workers, min(_MAX_ROUND_S, 0.1 * seconds))
+        search = NeighbourhoodSearch(
+            fine, recomputed, bound_ticks, workers, min(_MAX_ROUND_S, 0.1 * seconds)
+        )
         recomputed = search.run(until - time.monotonic())
     best = prune(fine, recomputed) if fits(fine, recomputed) else None
     extra = None if best is None else extra_ticks(fine, best)
@@ -47,4 +51,6 @@ def solve(stages: Stages, seconds: float, prove: bool = True, runs: int = 1, wor
             extra = extra_ticks(fine, best)
     if best is None or extra is None:
         return Answer(None, 0, bound_ticks, "infeasible" if proven else "unknown", runs)
-    return Answer(best, extra, extra if proven else bound_ticks, "optimal" if proven else "feasible", runs)
+    return Answer(
+        best, extra, extra if proven else bound_ticks, "optimal" if proven else "feasible", runs
+    )

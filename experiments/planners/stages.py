@@ -61,7 +61,9 @@ class Stages:
         size = self.nbytes
         return tuple(
             working + sum(size[item] for item in writes) + sum(size[item] for item in read)
-            for working, writes, read in zip(self.working_nbytes, self.writes, self.reads, strict=True)
+            for working, writes, read in zip(
+                self.working_nbytes, self.writes, self.reads, strict=True
+            )
         )
 
     @cached_property
@@ -113,7 +115,9 @@ def stages_of_nodes(
     """Each node as a stage of its own, in the given order; every node may be recomputed."""
     count, sources = len(nbytes), tuple(tuple(sorted(set(numbers))) for numbers in inputs)
     items = tuple(nbytes), tuple(ticks), sources, tuple(range(count)), _inverse(sources, count)
-    return Stages(*items, working_nbytes=(0,) * count, own_ticks=tuple(ticks), budget_bytes=budget_bytes)
+    return Stages(
+        *items, working_nbytes=(0,) * count, own_ticks=tuple(ticks), budget_bytes=budget_bytes
+    )
 
 
 @dataclass(frozen=True)

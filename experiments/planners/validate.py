@@ -46,8 +46,9 @@ def measure(document: Mapping, order: Sequence[int]) -> Measured:
 if __name__ == "__main__":
     document, claimed = (json.loads(Path(name).read_text()) for name in sys.argv[1:])
     measured = measure(document, claimed["order"])
-    right = (measured.peak, measured.duration) == (claimed["peak"], claimed["duration"]) and measured.peak <= claimed[
-        "budget"
-    ]
+    right = (measured.peak, measured.duration) == (
+        claimed["peak"],
+        claimed["duration"],
+    ) and measured.peak <= claimed["budget"]
     print(json.dumps({"peak": measured.peak, "duration": measured.duration, "right": right}))
     sys.exit(0 if right else 1)

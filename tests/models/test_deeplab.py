@@ -13,7 +13,7 @@ TINY = DeepLabConfig(depth=14, filters=4, classes=3, width=8, shallow=4)
 
 
 def interpolated(x, size, axis):
-    """The oracle along one axis: the two pixels around each center, those beyond the border repeated."""
+    """The oracle along an axis: interpolates the pixels around each center; edges repeat."""
     extent = x.shape[axis]
     at = np.clip((np.arange(size) + 0.5) * extent / size - 0.5, 0, extent - 1)
     below = np.floor(at).astype(int)
@@ -24,24 +24,30 @@ def interpolated(x, size, axis):
 
 @pytest.mark.parametrize("side", [64, 513])
 def test_parameter_counts(side):
-    """Encoder: the published 60,996,202 of torchvision's DeepLabV3 on ResNet-101, less its two heads behind it."""
+    """The encoder has the 60,996,202 of torchvision's DeepLabV3 on ResNet-101, less its heads."""
     variables = jax.eval_shape(DeepLab().init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
     params = variables["params"]
     classifier = 256 * 21 + 21
     heads = (9 * 256 * 256 + 2 * 256 + classifier) + (9 * 1024 * 256 + 2 * 256 + classifier)
     assert count((params["backbone"], params["pyramid"])) == 60_996_202 - heads
-    decoder = (256 * 48 + 2 * 48) + (9 * 304 * 256 + 2 * 256) + (9 * 256 * 256 + 2 * 256) + classifier
+    decoder = (
+        (256 * 48 + 2 * 48) + (9 * 304 * 256 + 2 * 256) + (9 * 256 * 256 + 2 * 256) + classifier
+    )
     assert count(params) == 60_996_202 - heads + decoder
 
 
 def test_pyramid_sees_the_image_at_output_stride_sixteen():
-    jaxpr = jax.make_jaxpr(lambda image: DeepLab(TINY).init_with_output(jax.random.key(0), image)[0])
+    jaxpr = jax.make_jaxpr(
+        lambda image: DeepLab(TINY).init_with_output(jax.random.key(0), image)[0]
+    )
     rates = {
         equation.params["rhs_dilation"]: equation.invars[0].aval.shape[1:3]
         for equation in jaxpr(jnp.zeros((1, 128, 128, 3))).eqns
         if equation.primitive.name == "conv_general_dilated"
     }
-    assert {rate: rates[rate, rate] for rate in (2, 6, 12, 18)} == dict.fromkeys((2, 6, 12, 18), (8, 8))
+    assert {rate: rates[rate, rate] for rate in (2, 6, 12, 18)} == dict.fromkeys(
+        (2, 6, 12, 18), (8, 8)
+    )
 
 
 @pytest.mark.parametrize("rate", [6, 12, 18])
@@ -58,7 +64,9 @@ def test_an_impulse_reaches_nine_pixels_one_rate_apart(rate, quick_jit):
 def test_bilinear_upsampling_is_that_of_the_two_pixels_around(size):
     x = np.random.default_rng(0).normal(size=(2, 3, 2, 4)).astype(np.float32)
     expected = interpolated(interpolated(x, size[0], 1), size[1], 2)
-    np.testing.assert_allclose(upsample_bilinear(jnp.asarray(x), size), expected, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(
+        upsample_bilinear(jnp.asarray(x), size), expected, rtol=1e-5, atol=1e-6
+    )
 
 
 def test_gradient_of_upsampling_has_no_scatter():

@@ -32,7 +32,9 @@ def test_auxiliary_classifiers_have_the_published_parameters_whatever_the_size(s
     added = auxiliary.keys() - plain.keys()
     assert added == {"auxiliary_0", "auxiliary_1"}
     assert count([auxiliary[name] for name in added]) == 13_004_888 - 6_624_904
-    assert jax.tree.map(jnp.shape, plain) == {name: jax.tree.map(jnp.shape, auxiliary[name]) for name in plain}
+    assert jax.tree.map(jnp.shape, plain) == {
+        name: jax.tree.map(jnp.shape, auxiliary[name]) for name in plain
+    }
 
 
 def test_auxiliary_classifiers_speak_in_training_only():
@@ -41,7 +43,9 @@ def test_auxiliary_classifiers_speak_in_training_only():
     variables = jax.eval_shape(model.init, jax.random.key(0), image)
 
     def apply(variables, image, train):
-        options = {"mutable": ["batch_stats"], "rngs": {"dropout": jax.random.key(0)}} if train else {}
+        options = (
+            {"mutable": ["batch_stats"], "rngs": {"dropout": jax.random.key(0)}} if train else {}
+        )
         return model.apply(variables, image, train=train, **options)
 
     outputs, _ = jax.eval_shape(partial(apply, train=True), variables, image)

@@ -42,7 +42,8 @@ def test_auxiliary_classifiers_count_three_tenths(quick_jit):
 
 
 @pytest.mark.parametrize(
-    ("scales", "weights"), [(1, [1]), (2, [1, 0]), (3, [2 / 3, 1 / 3, 0]), (5, [8 / 15, 4 / 15, 2 / 15, 1 / 15, 0])]
+    ("scales", "weights"),
+    [(1, [1]), (2, [1, 0]), (3, [2 / 3, 1 / 3, 0]), (5, [8 / 15, 4 / 15, 2 / 15, 1 / 15, 0])],
 )
 def test_deep_supervision_halves_normalizes_and_leaves_out_the_last(scales, weights):
     assert deep_supervision_weights(scales) == pytest.approx(weights, rel=1e-12, abs=0)
@@ -62,5 +63,7 @@ def test_deep_supervision_sums_the_scales(quick_jit):
 def test_labels_shrink_to_the_nearest(size):
     """The same as `jax.image.resize`, but without a gather."""
     labels = jnp.arange(2 * 8 * 12).reshape(2, 8, 12)
-    np.testing.assert_array_equal(shrink_nearest(labels, size), jax.image.resize(labels, (2, *size), "nearest"))
+    np.testing.assert_array_equal(
+        shrink_nearest(labels, size), jax.image.resize(labels, (2, *size), "nearest")
+    )
     assert "gather" not in str(jax.make_jaxpr(lambda labels: shrink_nearest(labels, size))(labels))

@@ -16,7 +16,9 @@ TINY = NNUNetConfig(((1, 1), (2, 2), (2, 1)), filters=4, classes=3, in_channels=
 def shapes(config, size):
     """Shapes of the network's parameters and outputs for an image."""
     image = jax.ShapeDtypeStruct((1, *size, config.in_channels), jnp.float32)
-    outputs, variables = jax.eval_shape(lambda image: NNUNet(config).init_with_output(jax.random.key(0), image), image)
+    outputs, variables = jax.eval_shape(
+        lambda image: NNUNet(config).init_with_output(jax.random.key(0), image), image
+    )
     return variables["params"], outputs
 
 
@@ -25,7 +27,9 @@ def expected_count(config):
     widths, cube = config.widths, 3**config.rank
     down = list(pairwise([config.in_channels, *widths]))
     up = [(2 * above, above) for above in widths[:-1]]
-    blocks = sum(cube * (entering + leaving) * leaving + 6 * leaving for entering, leaving in down + up)
+    blocks = sum(
+        cube * (entering + leaving) * leaving + 6 * leaving for entering, leaving in down + up
+    )
     wider = zip(pairwise(widths), config.strides[1:], strict=True)
     widen = sum((prod(strides) * below + 1) * above for (above, below), strides in wider)
     heads = sum((above + 1) * config.classes for above in widths[:-1])
@@ -33,7 +37,8 @@ def expected_count(config):
 
 
 @pytest.mark.parametrize(
-    ("size", "halvings"), [((128, 128, 128), 5), ((40, 56, 40), 3), ((192, 160), 5), ((512, 512), 7), ((7, 7), 0)]
+    ("size", "halvings"),
+    [((128, 128, 128), 5), ((40, 56, 40), 3), ((192, 160), 5), ((512, 512), 7), ((7, 7), 0)],
 )
 def test_stages_of_published_patches(size, halvings):
     """The Decathlon's brain tumours and hippocampus, in 3D and 2D (Isensee et al., 2021)."""
@@ -50,7 +55,11 @@ def test_short_axes_stop_and_a_last_one_needs_three_edges():
     ("config", "size", "widths"),
     [
         (NNUNetConfig(), (32, 32, 64), [32, 64, 128, 256, 320, 320]),
-        (NNUNetConfig(planned_strides((512, 512))), (128, 128), [32, 64, 128, 256, 512, 512, 512, 512]),
+        (
+            NNUNetConfig(planned_strides((512, 512))),
+            (128, 128),
+            [32, 64, 128, 256, 512, 512, 512, 512],
+        ),
         (TINY, (8, 6), [4, 8, 16]),
     ],
     ids=["3d", "2d", "tiny"],

@@ -20,19 +20,31 @@ from tests.models.drawn import count
 SHORT = ((), STAGES[1][:4])
 TINY = {
     "unet3d": partial(train.unet3d_step, 4, config=UNet3DConfig(levels=2, filters=4)),
-    "unet2d": partial(train.unet2d_step, (4, 8), 2, UNet2DConfig(levels=2, filters=4, norm="group")),
+    "unet2d": partial(
+        train.unet2d_step, (4, 8), 2, UNet2DConfig(levels=2, filters=4, norm="group")
+    ),
     "resnet": partial(train.resnet_step, 32, 4, 14, ResNetConfig(filters=4, classes=5)),
     "googlenet": partial(train.googlenet_step, 32, 4, GoogLeNetConfig(1 / 16, 5, STAGES[:1])),
-    "googlenet-aux": partial(train.googlenet_step, 32, 4, GoogLeNetConfig(1 / 16, 5, SHORT, aux=True, dropout=0.1)),
+    "googlenet-aux": partial(
+        train.googlenet_step, 32, 4, GoogLeNetConfig(1 / 16, 5, SHORT, aux=True, dropout=0.1)
+    ),
     "alexnet": partial(train.alexnet_step, 63, 4, AlexNetConfig(1 / 16, 5, dropout=0.1)),
     "deeplab": partial(
-        train.deeplab_step, 32, 2, 14, DeepLabConfig(filters=4, classes=3, rates=(2,), width=8, shallow=4)
+        train.deeplab_step,
+        32,
+        2,
+        14,
+        DeepLabConfig(filters=4, classes=3, rates=(2,), width=8, shallow=4),
     ),
     "nnunet3d": partial(train.nnunet3d_step, 8, 1, filters=4),
     "nnunet2d": partial(train.nnunet2d_step, (16, 32), 2, 3, filters=4),
     "decoder": partial(train.decoder_step, 2, 8, 2, 5, DecoderConfig(heads=2, vocab=11)),
-    "decoder-scan": partial(train.decoder_step, 2, 8, 2, 5, DecoderConfig(heads=2, vocab=11, scan=True)),
-    "decoder-bfloat16": partial(train.decoder_step, 1, 8, 2, 5, DecoderConfig(heads=2, vocab=11, dtype=jnp.bfloat16)),
+    "decoder-scan": partial(
+        train.decoder_step, 2, 8, 2, 5, DecoderConfig(heads=2, vocab=11, scan=True)
+    ),
+    "decoder-bfloat16": partial(
+        train.decoder_step, 1, 8, 2, 5, DecoderConfig(heads=2, vocab=11, dtype=jnp.bfloat16)
+    ),
 }
 smallest = partial(train.unet2d_step, 2, config=UNet2DConfig(levels=1, filters=1, norm=None))
 builders = pytest.mark.parametrize("name", TINY)
@@ -48,7 +60,9 @@ def built(name):
 def compiled(name):
     """The step, compiled without optimization."""
     step, args = built(name)
-    return jax.jit(step).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
+    return (
+        jax.jit(step).lower(*args).compile(compiler_options={"xla_backend_optimization_level": 0})
+    )
 
 
 def types(tree):
@@ -100,7 +114,8 @@ def test_state_can_be_donated():
 
 
 @pytest.mark.parametrize(
-    ("name", "entry", "classes"), [("unet2d", "label", 2), ("resnet", "label", 5), ("decoder", "targets", 11)]
+    ("name", "entry", "classes"),
+    [("unet2d", "label", 2), ("resnet", "label", 5), ("decoder", "targets", 11)],
 )
 def test_labels_are_classes(name, entry, classes):
     labels = built(name)[1][1][entry]
@@ -135,7 +150,12 @@ def test_optimizer_can_be_chosen():
 
 
 def test_full_size_models_are_described_without_allocation():
-    for build in (partial(train.unet3d_step, 512), train.resnet_step, train.nnunet3d_step, train.decoder_step):
+    for build in (
+        partial(train.unet3d_step, 512),
+        train.resnet_step,
+        train.nnunet3d_step,
+        train.decoder_step,
+    ):
         _, (state, _) = build()
         assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
 
@@ -149,7 +169,9 @@ def test_dropout_follows_from_seed_and_step(name):
     assert loss == compiled(name)(state, batch)[1]["loss"]
     assert loss != compiled(name)(replace(state, step=state.step + 1), batch)[1]["loss"]
     reseeded, _ = TINY[name](seed=1)
-    assert str(jax.make_jaxpr(reseeded)(state, batch)) != str(jax.make_jaxpr(built(name)[0])(state, batch))
+    assert str(jax.make_jaxpr(reseeded)(state, batch)) != str(
+        jax.make_jaxpr(built(name)[0])(state, batch)
+    )
 
 
 def test_literals_reach_the_architecture():
@@ -157,7 +179,9 @@ def test_literals_reach_the_architecture():
     _, (state, batch) = train.resnet_step(32, 2, depth=14, classes=21841, filters=4)
     assert state.params["head"]["kernel"].shape == (128, 21841)
     config = UNet2DConfig(levels=2, filters=4)
-    step, (state, batch) = train.unet2d_step(8, config=config, norm=None, dtype="bfloat16", in_channels=1)
+    step, (state, batch) = train.unet2d_step(
+        8, config=config, norm=None, dtype="bfloat16", in_channels=1
+    )
     assert batch["image"].shape == (1, 8, 8, 1)
     assert "InstanceNorm_0" not in state.params["down_0"]
     assert "bf16[3,3,1,4]" in str(jax.make_jaxpr(step)(state, batch))
@@ -178,7 +202,10 @@ def test_nnunet_takes_its_stages_from_the_size():
 @pytest.mark.slow
 def test_enlarged_images_keep_the_state():
     """GoogLeNet with auxiliary classifiers on images of ten times the side."""
-    googlenet, deeplab = partial(train.googlenet_step, batch=5, aux=True), partial(train.deeplab_step, depth=14)
+    googlenet, deeplab = (
+        partial(train.googlenet_step, batch=5, aux=True),
+        partial(train.deeplab_step, depth=14),
+    )
     for build in googlenet, deeplab, train.alexnet_step:
         (usual, _), (enlarged, batch) = (build(image=image)[1] for image in (224, 2240))
         assert types(usual) == types(enlarged)
@@ -200,7 +227,11 @@ def test_size_of_another_rank_is_refused(build):
     ("build", "fields", "blocks"),
     [
         (train.resnet_step, {"depth": 14, "filters": 4, "classes": 3}, 4),
-        (train.deeplab_step, {"depth": 14, "filters": 4, "width": 4, "shallow": 2, "classes": 3}, 4),
+        (
+            train.deeplab_step,
+            {"depth": 14, "filters": 4, "width": 4, "shallow": 2, "classes": 3},
+            4,
+        ),
         (train.googlenet_step, {"width": 0.05, "classes": 3}, 9),
         (train.unet2d_step, {"levels": 2, "filters": 2}, 3),
     ],
@@ -210,4 +241,6 @@ def test_blocks_are_checkpointed_and_the_state_stays(build, fields, blocks):
     step, args = build(32, batch=2, **fields)
     checkpointed, same = build(32, batch=2, remat=True, **fields)
     assert jax.tree.structure(same) == jax.tree.structure(args)
-    assert [str(jax.make_jaxpr(function)(*args)).count("remat") for function in (step, checkpointed)] == [0, blocks]
+    assert [
+        str(jax.make_jaxpr(function)(*args)).count("remat") for function in (step, checkpointed)
+    ] == [0, blocks]

@@ -19,13 +19,13 @@ def parameters(config):
 
 @pytest.fixture(scope="module")
 def params():
-    """Of the unrolled tiny decoder, with every leaf random, norms and biases too."""
+    """Parameters of the unrolled tiny decoder, all random, including norms and biases."""
     return drawn(Decoder(TINY).init, TOKENS)["params"]
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_parameter_count_of_gpt2(scan):
-    """The published 124M of GPT-2 small."""
+    """GPT-2 small has the published 124M."""
     config = DecoderConfig(layers=12, width=768, heads=12, vocab=50257, scan=scan)
     assert parameters(config) == 124_439_808
 
@@ -45,7 +45,11 @@ def test_scanned_decoder_equals_the_unrolled_one(params, quick_jit):
     unrolled, logits = gradients(params, False)
     scanned, scanned_logits = gradients(stack_layers(params), True)
     np.testing.assert_allclose(scanned_logits, logits, rtol=1e-4, atol=1e-5)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), scanned, stack_layers(unrolled))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
+        scanned,
+        stack_layers(unrolled),
+    )
 
 
 def test_no_token_sees_a_later_one(params, quick_jit):

@@ -12,7 +12,7 @@ from tests.models.drawn import count
 
 
 def expected_count(config, rank):
-    """Parameters of an instance-normalised U-Net with nearest upsampling, from the architecture alone."""
+    """The number of parameters of an instance-normalised U-Net with nearest upsampling."""
     widths = [config.filters * 2**level for level in range(config.levels)]
     down = zip([config.in_channels, *widths], widths, strict=False)
     up = ((above + below, below) for below, above in pairwise(widths))
@@ -68,7 +68,9 @@ def test_nearest_upsampling_repeats(shape):
 
 
 def test_gradient_of_upsampling_has_no_scatter():
-    gradient = jax.make_jaxpr(jax.grad(lambda x: jnp.square(upsample_nearest(x)).sum()))(jnp.ones((1, 2, 2, 1)))
+    gradient = jax.make_jaxpr(jax.grad(lambda x: jnp.square(upsample_nearest(x)).sum()))(
+        jnp.ones((1, 2, 2, 1))
+    )
     assert "scatter" not in str(gradient)
 
 

@@ -22,7 +22,11 @@ RESULTS, README = (Path(__file__).parent / name for name in ("results/cpu.json",
 SCALES = (1, 4, 16)
 SEEDS = (0, 1)
 # No rule scales anything at the base batch, so each optimizer is trained once.
-CASES = [(rule, scale) for scale in SCALES for rule in (RULES if scale > 1 else ("unscaled", "LARS, linear"))]
+CASES = [
+    (rule, scale)
+    for scale in SCALES
+    for rule in (RULES if scale > 1 else ("unscaled", "LARS, linear"))
+]
 
 
 def measure(cases: Iterable[tuple[str, int]], path: Path, settings: Settings) -> None:
@@ -39,14 +43,24 @@ def stored_rows() -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Accuracy in per cent: mean, lowest and highest over seeds; bytes of the largest step."""
-    head, lines = ("batch", "updates", "plain MiB", "device MiB", *(f"{rule}, %" for rule in RULES)), []
+    head, lines = (
+        ("batch", "updates", "plain MiB", "device MiB", *(f"{rule}, %" for rule in RULES)),
+        [],
+    )
     for batch in sorted({row["batch"] for row in rows}):
         of_batch = [row for row in rows if row["batch"] == batch]
-        nbytes = (f"{max(row[name] for row in of_batch) / 2**20:.1f}" for name in ("plain_bytes", "device_bytes"))
+        nbytes = (
+            f"{max(row[name] for row in of_batch) / 2**20:.1f}"
+            for name in ("plain_bytes", "device_bytes")
+        )
         cells = []
         for rule in RULES:
             shares = [100 * row["accuracy"] for row in of_batch if row["way"] == rule]
-            cells.append(f"{statistics.mean(shares):.1f} ({min(shares):.1f} to {max(shares):.1f})" if shares else "")
+            cells.append(
+                f"{statistics.mean(shares):.1f} ({min(shares):.1f} to {max(shares):.1f})"
+                if shares
+                else ""
+            )
         lines.append((batch, of_batch[0]["steps"], *nbytes, *cells))
     return grid(head, lines) + "\n"
 

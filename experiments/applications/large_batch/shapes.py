@@ -40,11 +40,16 @@ def draw(examples: int, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.n
     turn = random.uniform(-0.4, 0.4, (examples, 1, 1))
     rows, columns = np.mgrid[:SIDE, :SIDE]
     x, y = columns - middle[0], rows - middle[1]
-    u, v = (np.cos(turn) * x + np.sin(turn) * y) / size, (np.cos(turn) * y - np.sin(turn) * x) / size
+    u, v = (
+        (np.cos(turn) * x + np.sin(turn) * y) / size,
+        (np.cos(turn) * y - np.sin(turn) * x) / size,
+    )
     covered = np.empty(u.shape, bool)
     for number, inside in enumerate(SHAPES.values()):
         covered[label == number] = inside(u[label == number], v[label == number])
-    contrast = random.choice((-1.0, 1.0), (examples, 1, 1, 3)) * random.uniform(0.5, 1.5, (examples, 1, 1, 3))
+    contrast = random.choice((-1.0, 1.0), (examples, 1, 1, 3)) * random.uniform(
+        0.5, 1.5, (examples, 1, 1, 3)
+    )
     slope = random.normal(0, 0.5, (2, examples, 1, 1, 3))
     light = slope[0] * (columns[..., None] / SIDE - 0.5) + slope[1] * (rows[..., None] / SIDE - 0.5)
     pixels = contrast * covered[..., None] + light

@@ -32,7 +32,9 @@ class Settings:
 
 
 def sgd(rate: optax.Schedule) -> optax.GradientTransformation:
-    return optax.chain(optax.add_decayed_weights(WEIGHT_DECAY, matrices), optax.sgd(rate, momentum=MOMENTUM))
+    return optax.chain(
+        optax.add_decayed_weights(WEIGHT_DECAY, matrices), optax.sgd(rate, momentum=MOMENTUM)
+    )
 
 
 def lars(rate: optax.Schedule) -> optax.GradientTransformation:
@@ -71,16 +73,23 @@ RULES = {
 }
 
 
-def train(name: str, batch: int, seeds: Sequence[int], settings: Settings) -> Iterator[dict[str, Any]]:
+def train(
+    name: str, batch: int, seeds: Sequence[int], settings: Settings
+) -> Iterator[dict[str, Any]]:
     """Train once per seed of weights and order; the step is compiled once for all seeds."""
     config = ResNetConfig(14, settings.filters, len(SHAPES))
     optimizer = RULES[name].optimizer(RULES[name].rate(settings, batch))
     step, args = resnet_step(SIDE, batch, config=config, optimizer=optimizer)
     planned = memplan.jit(step, budget=settings.budget, donate_argnums=0).plan(*args)
     run, report = planned.compile(), planned.report
-    images, held_out = draw(settings.examples, TRAINING_SEED), draw(settings.held_out, HELD_OUT_SEED)
+    images, held_out = (
+        draw(settings.examples, TRAINING_SEED),
+        draw(settings.held_out, HELD_OUT_SEED),
+    )
     for seed in seeds:
-        _, (state, _) = resnet_step(SIDE, 1, config=config, optimizer=optimizer, concrete=True, seed=seed)
+        _, (state, _) = resnet_step(
+            SIDE, 1, config=config, optimizer=optimizer, concrete=True, seed=seed
+        )
         for examples in batches(*images, batch, settings.epochs, seed):
             state, _ = run(state, examples)
         yield {
@@ -90,7 +99,9 @@ def train(name: str, batch: int, seeds: Sequence[int], settings: Settings) -> It
         }  # fmt: skip
 
 
-def batches(images: np.ndarray, labels: np.ndarray, batch: int, epochs: int, seed: int) -> Iterator[dict[str, Any]]:
+def batches(
+    images: np.ndarray, labels: np.ndarray, batch: int, epochs: int, seed: int
+) -> Iterator[dict[str, Any]]:
     """Each epoch in a new order that depends on the seed; an incomplete last batch is dropped."""
     random = np.random.default_rng(seed)
     for _ in range(epochs):

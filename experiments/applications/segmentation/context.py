@@ -51,4 +51,8 @@ Place = tuple[float, float, float]
 def _blob(size: int, middle: Place, radii: Place, random: np.random.Generator) -> np.ndarray:
     """An ellipsoid near `middle` with at most these radii; along x it moves least."""
     off = random.uniform(-1, 1, 3) * np.array([0.01, 0.03, 0.03])
-    return ellipsoid(size, size * (np.array(middle) + off) - 0.5, size * np.array(radii) * random.uniform(0.8, 1, 3))
+    return ellipsoid(
+        size,
+        size * (np.array(middle) + off) - 0.5,
+        size * np.array(radii) * random.uniform(0.8, 1, 3),
+    )

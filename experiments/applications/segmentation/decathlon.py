@@ -73,14 +73,20 @@ def load_case(dataset: Dataset, case: Case, size: int | None = None) -> Volume:
     other file.
     """
     if size is not None and size < 1:
-        raise ValueError(f"size is the side of a cube in voxels and must be at least 1; got {size}.")
+        raise ValueError(
+            f"size is the side of a cube in voxels and must be at least 1; got {size}."
+        )
     image, label = _read_image(dataset, case.image), _read_label(dataset, case.label)
     if image.shape[:3] != label.shape:
-        problem = f"the label has {label.shape} voxels, its image {case.image} has {image.shape[:3]}"
+        problem = (
+            f"the label has {label.shape} voxels, its image {case.image} has {image.shape[:3]}"
+        )
         advice = "Check that the two belong to the same case and neither was resampled alone."
         raise DatasetError(case.label, problem, advice)
     _standardize(image)
-    return Volume(image, label) if size is None else Volume(_centre(image, size), _centre(label, size))
+    return (
+        Volume(image, label) if size is None else Volume(_centre(image, size), _centre(label, size))
+    )
 
 
 def _read_description(path: Path) -> Mapping[str, Any]:
@@ -90,7 +96,9 @@ def _read_description(path: Path) -> Mapping[str, Any]:
         advice = "Point to the unpacked folder of one task, such as Task01_BrainTumour."
         raise DatasetError(path, f"cannot be read ({error.strerror})", advice) from error
     except ValueError as error:
-        raise DatasetError(path, f"not valid JSON ({error})", "Restore the original file.") from error
+        raise DatasetError(
+            path, f"not valid JSON ({error})", "Restore the original file."
+        ) from error
     if not isinstance(fields, dict):
         raise DatasetError(path, "holds no JSON object", "Restore the original file.")
     return fields
@@ -98,9 +106,13 @@ def _read_description(path: Path) -> Mapping[str, Any]:
 
 def _field[T](path: Path, fields: Mapping[str, Any], key: str, kind: type[T]) -> T:
     if key not in fields:
-        raise DatasetError(path, f"lacks the field {key!r}", "A Decathlon dataset.json has it; restore the file.")
+        raise DatasetError(
+            path, f"lacks the field {key!r}", "A Decathlon dataset.json has it; restore the file."
+        )
     if not isinstance(fields[key], kind):
-        raise DatasetError(path, f"{key!r} is {fields[key]!r}, not a {kind.__name__}", "Restore the original file.")
+        raise DatasetError(
+            path, f"{key!r} is {fields[key]!r}, not a {kind.__name__}", "Restore the original file."
+        )
     return fields[key]
 
 
@@ -122,17 +134,23 @@ def _case(root: Path, path: Path, pair: Any) -> Case:
         case {"image": str(), "label": str()}:
             image, label = (_listed_file(root, path, pair[name]) for name in ("image", "label"))
         case _:
-            raise DatasetError(path, f"training lists {pair!r}", 'Each entry is {"image": path, "label": path}.')
+            raise DatasetError(
+                path, f"training lists {pair!r}", 'Each entry is {"image": path, "label": path}.'
+            )
     return Case(image.name.removesuffix(".gz").removesuffix(".nii"), image, label)
 
 
 def _listed_file(root: Path, path: Path, listed: str) -> Path:
     relative = PurePosixPath(listed)
     if relative.is_absolute() or ".." in relative.parts:
-        raise DatasetError(path, f"lists {listed!r}, outside the data set", "Paths are relative to dataset.json.")
+        raise DatasetError(
+            path, f"lists {listed!r}, outside the data set", "Paths are relative to dataset.json."
+        )
     file = root / relative
     if not file.is_file():
-        raise DatasetError(file, f"listed in {path}, but missing", "Unpack the archive again, to its end.")
+        raise DatasetError(
+            file, f"listed in {path}, but missing", "Unpack the archive again, to its end."
+        )
     return file
 
 
@@ -143,10 +161,17 @@ def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
     if voxels.ndim == 3 and declared == 1:
         voxels = voxels[..., None]
     if voxels.ndim not in (3, 4):
-        raise DatasetError(path, f"an image of shape {voxels.shape}", "Images are (x, y, z) or (x, y, z, modality).")
+        raise DatasetError(
+            path,
+            f"an image of shape {voxels.shape}",
+            "Images are (x, y, z) or (x, y, z, modality).",
+        )
     channels = voxels.shape[3] if voxels.ndim == 4 else 1
     if channels != declared:
-        problem = f"an image of shape {voxels.shape} has {channels} modalities where {declared} are declared"
+        problem = (
+            f"an image of shape {voxels.shape} has {channels} modalities "
+            f"where {declared} are declared"
+        )
         advice = "Stack the missing modalities in this order, or correct dataset.json."
         raise DatasetError(path, f"{problem} ({', '.join(dataset.modalities)})", advice)
     with np.errstate(over="ignore"):
@@ -159,13 +184,17 @@ def _read_label(dataset: Dataset, path: Path) -> np.ndarray:
     """The label as int32 [X, Y, Z] of declared values."""
     voxels = read_voxels(path)
     if voxels.ndim != 3:
-        raise DatasetError(path, f"a label of shape {voxels.shape}", "Labels are integer volumes (x, y, z).")
+        raise DatasetError(
+            path, f"a label of shape {voxels.shape}", "Labels are integer volumes (x, y, z)."
+        )
     _check_finite(path, voxels)
     undeclared = np.unique(voxels[~np.isin(voxels, np.arange(len(dataset.labels)))])
     if undeclared.size:
         declared = f"0 to {len(dataset.labels) - 1}: {', '.join(dataset.labels)}"
         problem = f"label values {undeclared[:5].tolist()} are not declared ({declared})"
-        raise DatasetError(path, problem, "Map them to declared values, or declare them in dataset.json.")
+        raise DatasetError(
+            path, problem, "Map them to declared values, or declare them in dataset.json."
+        )
     return voxels.astype(np.int32, order="C")
 
 
@@ -194,7 +223,9 @@ def _standardize(image: np.ndarray) -> None:
 def _centre(array: np.ndarray, size: int) -> np.ndarray:
     """Crop or zero-pad the three spatial axes to `size`; an odd voxel goes to the high end."""
     common = [min(extent, size) for extent in array.shape[:3]]
-    source = tuple(slice((n - c) // 2, (n - c) // 2 + c) for n, c in zip(array.shape[:3], common, strict=True))
+    source = tuple(
+        slice((n - c) // 2, (n - c) // 2 + c) for n, c in zip(array.shape[:3], common, strict=True)
+    )
     target = tuple(slice((size - c) // 2, (size - c) // 2 + c) for c in common)
     cube = np.zeros((size,) * 3 + array.shape[3:], array.dtype)
     cube[target] = array[source]

@@ -36,56 +36,96 @@ class DemoFailedError(MemplanError):
 
 
 def main(
-    size: int = 80, steps: int = 3, budget: str = "55%", data: Path | None = None, out: Path = Path("memplan-demo")
+    size: int = 80,
+    steps: int = 3,
+    budget: str = "55%",
+    data: Path | None = None,
+    out: Path = Path("memplan-demo"),
 ) -> int:
     """Run the demo; returns 0 if the losses are the same in less memory, else 1.
 
     Args:
       size: voxels along each side of a volume, a multiple of 8.
       steps: training steps of each run.
-      budget: device bytes of the planned step, as for `memplan.jit`; a share is of the plain step's.
+      budget: device bytes of the planned step as in `memplan.jit`; a share is of the plain step's.
       data: a data set in the Decathlon layout; by default phantoms are written to `out`.
       out: folder for the phantoms and for `demo.json` and `report.json`.
     """
     if size % 8:
-        raise MemplanError(f"the U-Net halves its input three times: {size} is no multiple of 8. Try {size // 8 * 8}.")
+        raise MemplanError(
+            f"the U-Net halves its input three times: {size} is no multiple of 8. Try "
+            f"{size // 8 * 8}."
+        )
     out.mkdir(parents=True, exist_ok=True)
     root = data or out / f"phantoms-{size}"
     if data:
         open_dataset(data)
     else:
         write_phantoms(root, cases=CASES, size=size)
-    with Progress(TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                  console=Console(stderr=True)) as bars:  # fmt: skip
+    columns = (
+        TextColumn("{task.description:>22}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
         plain = run("plain", root, size, steps, bars)
         limit = parse_bytes(budget, plain["compiled_bytes"])
-        planned = run("planned", root, size, steps, bars, "--budget", str(limit), "--report", str(out / "report.json"))
+        planned = run(
+            "planned",
+            root,
+            size,
+            steps,
+            bars,
+            "--budget",
+            str(limit),
+            "--report",
+            str(out / "report.json"),
+        )
     figures = summary(plain, planned, limit, size, steps)
     write_atomic(out / "demo.json", json.dumps(figures, indent=1) + "\n")
     show(figures, Console(), out)
     return 0 if figures["same_losses"] and figures["share_above_idle"] < 1 else 1
 
 
-def run(variant: str, root: Path, size: int, steps: int, bars: Progress, *more: str) -> dict[str, Any]:
+def run(
+    variant: str, root: Path, size: int, steps: int, bars: Progress, *more: str
+) -> dict[str, Any]:
     """Run one training process, whose lines of JSON drive the progress bar."""
     bar = bars.add_task(f"{variant} step", total=steps)
     options = {"way": variant, "size": size, "steps": steps, "filters": FILTERS}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     # -P: no package in the current folder shadows `models` or `experiments`
-    command = [sys.executable, "-P", "-m", "experiments.applications.segmentation.worker", str(root), *words, *more]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "experiments.applications.segmentation.worker",
+        str(root),
+        *words,
+        *more,
+    ]
     paths = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH"))))
     result: dict[str, Any] = {"losses": [], "seconds": [], "cpu_seconds": []}
     with (
         tempfile.TemporaryFile("w+") as stderr,
         subprocess.Popen(
-            command, env={**os.environ, "PYTHONPATH": paths}, stdout=subprocess.PIPE, stderr=stderr, text=True
+            command,
+            env={**os.environ, "PYTHONPATH": paths},
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
         ) as process,
     ):
         assert process.stdout is not None
         for line in process.stdout:
             facts = json.loads(line)
             if "loss" in facts:
-                for name, figure in (("losses", "loss"), ("seconds", "seconds"), ("cpu_seconds", "cpu_seconds")):
+                for name, figure in (
+                    ("losses", "loss"),
+                    ("seconds", "seconds"),
+                    ("cpu_seconds", "cpu_seconds"),
+                ):
                     result[name].append(facts[figure])
                 bars.advance(bar)
             else:
@@ -94,11 +134,15 @@ def run(variant: str, root: Path, size: int, steps: int, bars: Progress, *more: 
         stderr.seek(0)
         errors = stderr.read()
     if process.returncode:
-        raise DemoFailedError(f"the {variant} run ended with code {process.returncode}:\n{errors[-2000:]}")
+        raise DemoFailedError(
+            f"the {variant} run ended with code {process.returncode}:\n{errors[-2000:]}"
+        )
     return result
 
 
-def summary(plain: dict[str, Any], planned: dict[str, Any], limit: int, size: int, steps: int) -> dict[str, Any]:
+def summary(
+    plain: dict[str, Any], planned: dict[str, Any], limit: int, size: int, steps: int
+) -> dict[str, Any]:
     """The demo's figures. Losses are compared bit by bit, memory by how much a process grows.
 
     Steps are compared by the CPU seconds of the fastest step, which other work on the machine
@@ -108,25 +152,36 @@ def summary(plain: dict[str, Any], planned: dict[str, Any], limit: int, size: in
     above = [run["peak_rss"] - run["idle_rss"] for run in (plain, planned)]
     seconds = [min(run["cpu_seconds"]) for run in (plain, planned)]
     return {
-        "size": size, "steps": steps, "budget_bytes": limit, "runs": {"plain": plain, "planned": planned},
+        "size": size, "steps": steps, "budget_bytes": limit,
+        "runs": {"plain": plain, "planned": planned},
         "share_above_idle": above[1] / above[0], "slower": seconds[1] / seconds[0] - 1,
-        "same_losses": plain_bits == planned_bits, "loss_falls": planned["losses"][-1] < planned["losses"][0],
+        "same_losses": plain_bits == planned_bits,
+        "loss_falls": planned["losses"][-1] < planned["losses"][0],
         "versions": {"jax": jax.__version__},
     }  # fmt: skip
 
 
 def show(figures: dict[str, Any], console: Console, out: Path) -> None:
-    table = Table(title=f"3D U-Net, whole volumes of {figures['size']}^3 voxels, {figures['steps']} steps on the CPU")
+    table = Table(
+        title=f"3D U-Net, whole volumes of {figures['size']}^3 voxels, "
+        f"{figures['steps']} steps on the CPU"
+    )
     headings = ("step", "best step", "all threads", "ready after", "compiled", "grows by")
     for heading in headings:
         table.add_column(heading, justify="left" if heading == "step" else "right")
     for variant in VARIANTS:
         run = figures["runs"][variant]
-        sizes = (show_bytes(nbytes) for nbytes in (run["compiled_bytes"], run["peak_rss"] - run["idle_rss"]))
+        sizes = (
+            show_bytes(nbytes)
+            for nbytes in (run["compiled_bytes"], run["peak_rss"] - run["idle_rss"])
+        )
         best = (f"{min(run[name]):.1f} s" for name in ("seconds", "cpu_seconds"))
         table.add_row(variant, *best, f"{run['ready_s']:.0f} s", *sizes)
     console.print(table)
-    need, limit = show_bytes(figures["runs"]["plain"]["compiled_bytes"]), show_bytes(figures["budget_bytes"])
+    need, limit = (
+        show_bytes(figures["runs"]["plain"]["compiled_bytes"]),
+        show_bytes(figures["budget_bytes"]),
+    )
     console.print(
         f"The plain step needs {need}; the budget was {limit}. The planned process grows by "
         f"{figures['share_above_idle']:.0%} of what the plain one grows by; its best step takes "

@@ -18,7 +18,10 @@ def dice_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     rejects it when reading.
     """
     if labels.shape != logits.shape[:-1]:
-        raise ValueError(f"labels {labels.shape} must have the shape of logits {logits.shape} without its last axis.")
+        raise ValueError(
+            f"labels {labels.shape} must have the shape of logits {logits.shape} without its last "
+            "axis."
+        )
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return cross_entropy(wide, labels) + soft_dice_loss(wide, labels)
 
@@ -30,8 +33,15 @@ def hard_dice(predicted: jax.Array, labels: jax.Array, classes: int) -> jax.Arra
     class absent from both is NaN: average over cases with `nanmean`, as nnU-Net does.
     """
     if predicted.shape != labels.shape:
-        raise ValueError(f"predicted {predicted.shape} and labels {labels.shape} must have one shape.")
+        raise ValueError(
+            f"predicted {predicted.shape} and labels {labels.shape} must have one shape."
+        )
     axes = tuple(range(labels.ndim))
-    predicted_masks, label_masks = (maps[..., None] == jnp.arange(classes) for maps in (predicted, labels))
-    overlap, total = (predicted_masks & label_masks).sum(axes), predicted_masks.sum(axes) + label_masks.sum(axes)
+    predicted_masks, label_masks = (
+        maps[..., None] == jnp.arange(classes) for maps in (predicted, labels)
+    )
+    overlap, total = (
+        (predicted_masks & label_masks).sum(axes),
+        predicted_masks.sum(axes) + label_masks.sum(axes),
+    )
     return jnp.where(total > 0, 2 * overlap / jnp.maximum(total, 1), jnp.nan).astype(jnp.float32)

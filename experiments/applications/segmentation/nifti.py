@@ -20,7 +20,15 @@ from nibabel.wrapstruct import WrapStructError
 from experiments.datasets import DatasetError
 
 _AGAIN = "Fetch or unpack the file again; no voxel of it was used."
-_UNREADABLE = (ImageFileError, HeaderDataError, WrapStructError, ValueError, OverflowError, OSError, EOFError)
+_UNREADABLE = (
+    ImageFileError,
+    HeaderDataError,
+    WrapStructError,
+    ValueError,
+    OverflowError,
+    OSError,
+    EOFError,
+)
 """The errors that nibabel raises for bytes that are not a NIfTI-1 file."""
 
 
@@ -57,13 +65,20 @@ def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
     """Raise if the header declares more than the file's `nbytes` bytes, or no plain numbers."""
     shape, dtype = tuple(int(extent) for extent in stored.shape), stored.dtype
     if not shape or min(shape) < 1:
-        raise DatasetError(path, f"the header declares the dimensions {shape}", "Write the file again from its source.")
+        raise DatasetError(
+            path,
+            f"the header declares the dimensions {shape}",
+            "Write the file again from its source.",
+        )
     if dtype.kind not in "iuf":
         advice = "Images and labels are integers or floats; convert the file."
         raise DatasetError(path, f"voxels have type {dtype}", advice)
     needed = stored.offset + math.prod(shape) * dtype.itemsize
     if nbytes < needed:
-        problem = f"truncated: the header promises {needed} bytes for dimensions {shape}, the file holds {nbytes}"
+        problem = (
+            f"truncated: the header promises {needed} bytes for dimensions {shape}, "
+            f"the file holds {nbytes}"
+        )
         raise DatasetError(path, problem, _AGAIN)
 
 

@@ -92,7 +92,9 @@ def draw(size: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndar
     return image, label
 
 
-def _tumours(size: int, centre: np.ndarray, axes: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+def _tumours(
+    size: int, centre: np.ndarray, axes: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
     """Labels uint8 of one to three tumours in the inner half of the head; inner tissue wins."""
     middles, radii = [], []
     for _ in range(generator.integers(1, 4)):
@@ -109,7 +111,9 @@ def _tumours(size: int, centre: np.ndarray, axes: np.ndarray, generator: np.rand
 
 def ellipsoid(size: int, centre: np.ndarray, axes: np.ndarray) -> np.ndarray:
     """Boolean [size, size, size]: voxels inside the ellipsoid with semi-axes `axes`, in voxels."""
-    squares = [((np.arange(size) - middle) / axis) ** 2 for middle, axis in zip(centre, axes, strict=True)]
+    squares = [
+        ((np.arange(size) - middle) / axis) ** 2 for middle, axis in zip(centre, axes, strict=True)
+    ]
     return squares[0][:, None, None] + squares[1][:, None] + squares[2] <= 1
 
 
@@ -158,7 +162,8 @@ def _description(recipe: Recipe, digests: Mapping[str, str]) -> bytes:
     """dataset.json: the Decathlon's fields, and "phantom", which identifies the data set."""
     fields = {
         "name": "BrainTumourPhantoms",
-        "description": "Ellipsoids in the layout of Task01_BrainTumour; no patient, no medical content",
+        "description": "Ellipsoids in the layout of Task01_BrainTumour; "
+        "no patient, no medical content",
         "tensorImageSize": "4D",
         "modality": {str(index): name for index, name in enumerate(MODALITIES)},
         "labels": {str(index): name for index, name in enumerate(LABELS)},
@@ -170,17 +175,24 @@ def _description(recipe: Recipe, digests: Mapping[str, str]) -> bytes:
 
 def _require(root: Path, recipe: Recipe) -> None:
     """Raise FileExistsError unless `root` holds exactly the recipe's files, byte for byte."""
-    wanted = {root / path for entry in _entries(recipe) for path in entry.values()} | {root / "dataset.json"}
+    wanted = {root / path for entry in _entries(recipe) for path in entry.values()} | {
+        root / "dataset.json"
+    }
     whole = {path for path in root.rglob("*") if not path.is_dir()} == wanted
-    if not whole or (root / "dataset.json").read_bytes() != _description(recipe, _digests(root, recipe)):
+    if not whole or (root / "dataset.json").read_bytes() != _description(
+        recipe, _digests(root, recipe)
+    ):
         raise FileExistsError(
-            f"{root}: exists and is not the untouched phantom data set of {recipe}. Nothing was overwritten. "
+            f"{root}: exists and is not the untouched phantom data set of {recipe}. Nothing was "
+            "overwritten. "
             "Choose another folder, or remove this one first."
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Write phantom brain scans in Medical Segmentation Decathlon layout.")
+    parser = argparse.ArgumentParser(
+        description="Write phantom brain scans in Medical Segmentation Decathlon layout."
+    )
     parser.add_argument("root", type=Path, help="folder to create")
     parser.add_argument("--cases", type=int, default=4)
     parser.add_argument("--size", type=int, default=64, help="voxels a side")
@@ -190,7 +202,10 @@ def main() -> None:
         dataset = write_phantoms(options.root, options.cases, options.size, options.seed)
     except (FileExistsError, ValueError) as error:
         parser.error(str(error))
-    print(f"{options.root}: {len(dataset.cases)} cases of {options.size}^3 voxels x {', '.join(dataset.modalities)}")
+    print(
+        f"{options.root}: {len(dataset.cases)} cases of {options.size}^3 voxels x "
+        f"{', '.join(dataset.modalities)}"
+    )
 
 
 if __name__ == "__main__":

@@ -47,7 +47,9 @@ class Settings:
 
     @property
     def optimizer(self) -> optax.GradientTransformation:
-        return optax.adam(optax.warmup_cosine_decay_schedule(0.0, 1e-2, self.steps // 10, self.steps))
+        return optax.adam(
+            optax.warmup_cosine_decay_schedule(0.0, 1e-2, self.steps // 10, self.steps)
+        )
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,18 @@ def trained(settings: Settings, method: str, seed: int) -> Trained:
     budget = None if method == "whole" else compiled(settings, settings.size, None)[1] // 4
     side = settings.patch if method == "patch" else settings.size
     run, nbytes = compiled(settings, side, budget)
-    params = jax.jit(UNet3D(settings.model).init)(jax.random.key(seed), jnp.zeros((1, side, side, side, 1)))["params"]
+    params = jax.jit(UNet3D(settings.model).init)(
+        jax.random.key(seed), jnp.zeros((1, side, side, side, 1))
+    )["params"]
     state = TrainState(jnp.zeros((), jnp.int32), params, {}, settings.optimizer.init(params))
     losses = []
     for batch in batches(settings, side, seed):
         state, metrics = run(state, batch)
         losses.append(metrics["loss"])
     last = np.array(jax.device_get(losses[-max(1, settings.steps // 10) :])).mean()
-    return Trained(METHODS[method], seed, budget, nbytes, float(last), *score(settings, side, state.params))
+    return Trained(
+        METHODS[method], seed, budget, nbytes, float(last), *score(settings, side, state.params)
+    )
 
 
 @cache
@@ -146,7 +152,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
         loss = statistics.mean(row["loss"] for row in of_way)
         cells = [f"{budget / 2**20:.1f}" if budget else "", f"{step / 2**20:.1f}", f"{loss:.4f}"]
         for shares in zip(*([row["lesion_dice"], *row["dice"][1:]] for row in of_way), strict=True):
-            mean, low, high = (100 * share for share in (statistics.mean(shares), min(shares), max(shares)))
+            mean, low, high = (
+                100 * share for share in (statistics.mean(shares), min(shares), max(shares))
+            )
             cells.append(f"{mean:.0f} ({low:.0f} to {high:.0f})")
         lines.append((method, *cells))
     return grid(head, lines) + "\n"

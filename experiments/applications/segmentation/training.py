@@ -1,6 +1,7 @@
 """Training steps of the 3D U-Net on one whole volume, for memplan and its command line.
 
-    memplan inspect experiments.applications.segmentation.training:factory --budget 15GiB --device v100
+    FACTORY=experiments.applications.segmentation.training:factory
+    memplan inspect $FACTORY --budget 15GiB --device v100
 
 The optimizer and its schedule are nnU-Net's (Isensee et al., Nature Methods 2021).
 """
@@ -30,9 +31,13 @@ def batch_of(volume: Volume) -> Batch:
     return {"image": np.asarray(volume.image)[None], "label": np.asarray(volume.label)[None]}
 
 
-def poly_sgd(steps: int = 1000, rate: float = 1e-2, momentum: float = 0.99) -> optax.GradientTransformation:
+def poly_sgd(
+    steps: int = 1000, rate: float = 1e-2, momentum: float = 0.99
+) -> optax.GradientTransformation:
     """SGD with Nesterov momentum; the rate falls from `rate` to 0 as (1 - t / steps)^0.9."""
-    return optax.sgd(optax.polynomial_schedule(rate, 0.0, 0.9, steps), momentum=momentum, nesterov=True)
+    return optax.sgd(
+        optax.polynomial_schedule(rate, 0.0, 0.9, steps), momentum=momentum, nesterov=True
+    )
 
 
 def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> Step:
@@ -49,7 +54,8 @@ def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> St
 
 
 def factory(
-    size: int = 144, config: UNet3DConfig | None = None, optimizer: optax.GradientTransformation | None = None,
+    size: int = 144, config: UNet3DConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
     *, concrete: bool = False, seed: int = 0,
 ) -> Built:  # fmt: skip
     """(step, (state, batch)) for one volume of `size`^3 voxels; default optimizer `poly_sgd()`.

@@ -1,6 +1,6 @@
 """One training run in a process of its own, for its resident set: prints JSON lines.
 
-python -m experiments.applications.segmentation.worker ROOT --way planned --size 96 --steps 4 --budget 440MiB
+python -m experiments.applications.segmentation.worker ROOT --way planned --size 96 --steps 4
 """
 
 import argparse
@@ -36,10 +36,14 @@ def main() -> None:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--filters", type=int, required=True, help="filters of the first level")
     parser.add_argument("--budget", help="of the planned step, as memplan.jit takes it")
-    parser.add_argument("--report", type=Path, help="where the planned run writes its report, as JSON")
+    parser.add_argument(
+        "--report", type=Path, help="where the planned run writes its report, as JSON"
+    )
     options = parser.parse_args()
     dataset = open_dataset(options.root)
-    config = UNet3DConfig(filters=options.filters, in_channels=len(dataset.modalities), classes=len(dataset.labels))
+    config = UNet3DConfig(
+        filters=options.filters, in_channels=len(dataset.modalities), classes=len(dataset.labels)
+    )
     step, (state, batch) = factory(options.size, config)
     start = time.perf_counter()
     run, nbytes = build(options.way, step, (state, batch), options.budget, options.report)
@@ -55,9 +59,15 @@ def main() -> None:
             state, metrics = run(state, batch)
             del batch  # free it before the next one is read
             loss = float(metrics["loss"])
-            spent = {"seconds": time.perf_counter() - start, "cpu_seconds": time.process_time() - cpu}
+            spent = {
+                "seconds": time.perf_counter() - start,
+                "cpu_seconds": time.process_time() - cpu,
+            }
             print_json(step=number + 1, loss=loss, **spent)
-    print_json(peak_rss=highest(), process_peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+    print_json(
+        peak_rss=highest(),
+        process_peak_rss=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    )
 
 
 def build(

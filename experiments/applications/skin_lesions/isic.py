@@ -40,7 +40,9 @@ def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
         with truth.open(newline="", encoding="utf-8-sig") as file:
             rows = list(csv.DictReader(file))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DatasetError(truth, f"no readable CSV table ({error})", "Point to the ground truth's CSV.") from error
+        raise DatasetError(
+            truth, f"no readable CSV table ({error})", "Point to the ground truth's CSV."
+        ) from error
     columns = list(rows[0]) if rows else []
     if len(columns) < 3 or columns[0] != "image" or not {*columns[1:]} <= {*CLASSES, UNKNOWN}:
         advice = f"ISIC's begins image,MEL,NV; known are {', '.join(CLASSES)}."
@@ -50,9 +52,13 @@ def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
         image, mask = images / f"{row['image']}.jpg", masks / f"{row['image']}_segmentation.png"
         for file in (image, mask):
             if not file.is_file():
-                raise DatasetError(file, f"listed in {truth}, but missing", "Unpack the archive again, to its end.")
+                raise DatasetError(
+                    file, f"listed in {truth}, but missing", "Unpack the archive again, to its end."
+                )
         marks = [row[name] in ("1", "1.0") for name in classes]
-        if marks.count(True) != 1 or any(row[name] not in ("0", "0.0", "1", "1.0") for name in classes):
+        if marks.count(True) != 1 or any(
+            row[name] not in ("0", "0.0", "1", "1.0") for name in classes
+        ):
             advice = "Each row has one 1.0 among zeros; leave others out."
             raise DatasetError(truth, f"{row['image']} has no known class: {row}", advice)
         lesions.append(Lesion(image, mask, marks.index(True)))
@@ -61,7 +67,9 @@ def open_dataset(images: Path, masks: Path, truth: Path) -> Dataset:
 
 def pixels(lesion: Lesion, side: int) -> np.ndarray:
     """The middle square of the photograph, uint8 [side, side, 3]; shrinking averages pixels."""
-    return np.asarray(ImageOps.fit(_opened(lesion.image).convert("RGB"), (side, side), Image.Resampling.BILINEAR))
+    return np.asarray(
+        ImageOps.fit(_opened(lesion.image).convert("RGB"), (side, side), Image.Resampling.BILINEAR)
+    )
 
 
 def mask_pixels(lesion: Lesion, side: int) -> np.ndarray:
@@ -69,11 +77,15 @@ def mask_pixels(lesion: Lesion, side: int) -> np.ndarray:
     mask, photograph = _opened(lesion.mask), _opened(lesion.image)
     if mask.size != photograph.size:
         advice = "Check that the two belong together and neither was resized alone."
-        raise DatasetError(lesion.mask, f"{mask.size} pixels, where {lesion.image} has {photograph.size}", advice)
+        raise DatasetError(
+            lesion.mask, f"{mask.size} pixels, where {lesion.image} has {photograph.size}", advice
+        )
     if mask.mode != "L" or not np.isin(np.asarray(mask), (0, 255)).all():
         advice = "Masks are PNG files, 255 on the lesion; smoothing or JPEG would add other values."
         raise DatasetError(lesion.mask, f"mode {mask.mode}, not grey with 0 and 255 alone", advice)
-    return (np.asarray(ImageOps.fit(mask, (side, side), Image.Resampling.NEAREST)) > 0).astype(np.int32)
+    return (np.asarray(ImageOps.fit(mask, (side, side), Image.Resampling.NEAREST)) > 0).astype(
+        np.int32
+    )
 
 
 def _opened(path: Path) -> Image.Image:
@@ -83,4 +95,6 @@ def _opened(path: Path) -> Image.Image:
             picture.load()
             return picture
     except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise DatasetError(path, f"no whole picture ({error})", "Fetch the file again; no pixel was used.") from error
+        raise DatasetError(
+            path, f"no whole picture ({error})", "Fetch the file again; no pixel was used."
+        ) from error

@@ -14,7 +14,11 @@ from PIL import Image, ImageDraw
 
 from experiments.applications.skin_lesions.isic import Dataset, open_dataset
 
-IMAGES, MASKS, TRUTH = "ISIC_Training_Input", "ISIC_Training_GroundTruth", "ISIC_Training_GroundTruth.csv"
+IMAGES, MASKS, TRUTH = (
+    "ISIC_Training_Input",
+    "ISIC_Training_GroundTruth",
+    "ISIC_Training_GroundTruth.csv",
+)
 SKIN = np.array([224, 182, 160])
 FIRST_NUMBER = 24306  # as in ISIC 2018 task 3
 
@@ -65,22 +69,34 @@ def draw(random: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     ragged, radius = look.ragged * random.uniform(0.5, 1.2), height * random.uniform(0.2, 0.38)
     rows, columns = np.mgrid[:height, :width]
     y = (rows - height / 2 - random.normal(0, 0.04 * height)) / radius
-    x = (columns - width / 2 - random.normal(0, 0.04 * height)) / (radius * random.uniform(0.8, 1.2))
+    x = (columns - width / 2 - random.normal(0, 0.04 * height)) / (
+        radius * random.uniform(0.8, 1.2)
+    )
     waves = np.arange(2, 9)
-    heights, phases = random.normal(0, 1, waves.size) / np.sqrt(waves), random.uniform(0, 2 * np.pi, waves.size)
-    border = 1 + ragged * 0.5 * (heights * np.cos(np.arctan2(y, x)[..., None] * waves + phases)).sum(-1)
+    heights, phases = (
+        random.normal(0, 1, waves.size) / np.sqrt(waves),
+        random.uniform(0, 2 * np.pi, waves.size),
+    )
+    border = 1 + ragged * 0.5 * (
+        heights * np.cos(np.arctan2(y, x)[..., None] * waves + phases)
+    ).sum(-1)
     depth = border - np.hypot(x, y)
-    cover = np.clip(0.5 + depth / max(look.fading * random.uniform(0.5, 1.5), 0.02), 0, 1)[..., None]
+    cover = np.clip(0.5 + depth / max(look.fading * random.uniform(0.5, 1.5), 0.02), 0, 1)[
+        ..., None
+    ]
     # The lesion's own colours, spots included.
     inner, outer = (
-        np.array(colour) + random.normal(0, 10) + random.normal(0, 7, 3) for colour in (look.inner, look.outer)
+        np.array(colour) + random.normal(0, 10) + random.normal(0, 7, 3)
+        for colour in (look.inner, look.outer)
     )
     middle = np.clip(depth, 0, 1)[..., None]
     lesion = middle * inner + (1 - middle) * outer
     for _ in range(random.integers(look.spots + 1)):
         deep = np.argwhere(depth > 0.1)
         at = deep[random.integers(len(deep))] if len(deep) else (0, 0)
-        lesion[np.hypot(rows - at[0], columns - at[1]) < random.uniform(0.02, 0.05) * height] *= 0.55
+        lesion[np.hypot(rows - at[0], columns - at[1]) < random.uniform(0.02, 0.05) * height] *= (
+            0.55
+        )
     image = cover * lesion + (1 - cover) * (SKIN + random.normal(0, 8, 3))
     # Light that falls off slowly in one direction, noise, and up to five dark hairs across.
     y, x = np.mgrid[-0.5 : 0.5 : height * 1j, -0.5 : 0.5 : width * 1j]

@@ -17,7 +17,10 @@ from models.train import Batch, Built, Step, TrainState, resnet_step, unet2d_ste
 from models.unet2d import UNet2D, UNet2DConfig
 
 # ImageNet's red, green and blue, as shares of full brightness.
-MEAN, DEVIATION = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
+MEAN, DEVIATION = (
+    np.array([0.485, 0.456, 0.406], np.float32),
+    np.array([0.229, 0.224, 0.225], np.float32),
+)
 EXAMINED_AT_ONCE = 64
 
 
@@ -38,7 +41,12 @@ class Task:
 
 
 def classification(
-    classes: int, budget: str | None = "14MiB", side: int = 64, batch: int = 32, steps: int = 300, filters: int = 8
+    classes: int,
+    budget: str | None = "14MiB",
+    side: int = 64,
+    batch: int = 32,
+    steps: int = 300,
+    filters: int = 8,
 ) -> Task:
     config = ResNetConfig(14, filters, classes)
     built = resnet_step(side, batch, config=config, optimizer=_sgd(steps), concrete=True)
@@ -46,11 +54,26 @@ def classification(
     def label(lesion: Lesion) -> np.ndarray:
         return np.asarray(lesion.label, np.int32)
 
-    return Task("ResNet, classes", side, batch, steps, budget, ResNet(config), built, label, balanced_accuracy)
+    return Task(
+        "ResNet, classes",
+        side,
+        batch,
+        steps,
+        budget,
+        ResNet(config),
+        built,
+        label,
+        balanced_accuracy,
+    )
 
 
 def segmentation(
-    budget: str | None = "20MiB", side: int = 64, batch: int = 8, steps: int = 100, filters: int = 8, levels: int = 3
+    budget: str | None = "20MiB",
+    side: int = 64,
+    batch: int = 8,
+    steps: int = 100,
+    filters: int = 8,
+    levels: int = 3,
 ) -> Task:
     config = UNet2DConfig(levels, filters)
     built = unet2d_step(side, batch, config=config, optimizer=_sgd(steps), concrete=True)
@@ -60,7 +83,11 @@ def segmentation(
 
 def _sgd(steps: int) -> optax.GradientTransformation:
     """SGD whose rate warms up over a tenth of the steps and decays to 0 along a cosine."""
-    return optax.sgd(optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 10, steps), momentum=0.9, nesterov=True)
+    return optax.sgd(
+        optax.warmup_cosine_decay_schedule(0.0, 0.1, steps // 10, steps),
+        momentum=0.9,
+        nesterov=True,
+    )
 
 
 def batches(task: Task, lesions: Sequence[Lesion], seed: int = 0) -> Iterator[Any]:
@@ -68,7 +95,13 @@ def batches(task: Task, lesions: Sequence[Lesion], seed: int = 0) -> Iterator[An
 
     `seed` determines the order and the augmentation.
     """
-    examples = grain.MapDataset.source(list(lesions)).seed(seed).shuffle().repeat().map(partial(prepared, task))
+    examples = (
+        grain.MapDataset.source(list(lesions))
+        .seed(seed)
+        .shuffle()
+        .repeat()
+        .map(partial(prepared, task))
+    )
     whole = examples.random_map(turned).batch(task.batch, drop_remainder=True).map(standardized)
     return iter(whole.to_iter_dataset(grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)))
 
@@ -80,14 +113,19 @@ def prepared(task: Task, lesion: Lesion) -> Batch:
 def turned(example: Batch, random: np.random.Generator) -> Batch:
     """Rotate by quarter turns and perhaps mirror; a label with spatial axes follows its image."""
     quarters, step = int(random.integers(4)), -1 if random.integers(2) else 1
-    return {name: np.rot90(part, quarters)[:, ::step] if np.ndim(part) else part for name, part in example.items()}
+    return {
+        name: np.rot90(part, quarters)[:, ::step] if np.ndim(part) else part
+        for name, part in example.items()
+    }
 
 
 def standardized(batch: Batch) -> Batch:
     return {**batch, "image": (np.float32(batch["image"]) / np.float32(255) - MEAN) / DEVIATION}
 
 
-def descend(run: Step, state: TrainState, batches: Iterator[Any], steps: int) -> tuple[TrainState, np.ndarray]:
+def descend(
+    run: Step, state: TrainState, batches: Iterator[Any], steps: int
+) -> tuple[TrainState, np.ndarray]:
     losses = []
     for batch in itertools.islice(batches, steps):
         state, metrics = run(state, batch)

@@ -113,10 +113,15 @@ def judged(number: int) -> Iterator[dict[str, Any]]:
             share = draw.choice(_SHARES)
             yield {"at": f"a plan within {share:.0%} on {device or 'the CPU'}"}
             try:
-                plans.append(memplan.jit(step, budget=int(plain_bytes * share), device=device).plan(*args))
+                plans.append(
+                    memplan.jit(step, budget=int(plain_bytes * share), device=device).plan(*args)
+                )
             except memplan.InfeasibleBudgetError:
                 continue
-            yield {"plans": len(plans), "plans_in_slabs": sum(bool(plan.report.slab_loops) for plan in plans)}
+            yield {
+                "plans": len(plans),
+                "plans_in_slabs": sum(bool(plan.report.slab_loops) for plan in plans),
+            }
             if device is None:
                 results = [*map(np.asarray, jax.tree.leaves(plans[-1].compile()(*args)))]
                 yield {"wrong": _difference(program, leaves, expected, results)}
@@ -135,7 +140,11 @@ def in_some_slabs(program: Program, draw: random.Random) -> Program | None:
             continue
         rows = smallest * draw.randint(1, max(1, (size - 1) // smallest // 2))
         stored = kernel_outputs(axis)
-        return with_slabs(program, Slabs(value, dim, rows, ops, draw.choice((stored, frozenset())), frozenset()), axis)
+        return with_slabs(
+            program,
+            Slabs(value, dim, rows, ops, draw.choice((stored, frozenset())), frozenset()),
+            axis,
+        )
     return None
 
 
@@ -143,7 +152,9 @@ def _run(step: Callable[..., Any], leaves: Sequence[Any]) -> list[np.ndarray]:
     return [*map(np.asarray, jax.jit(step).lower(*leaves).compile(_QUICK)(*leaves))]
 
 
-def _difference(program: Program, leaves: Sequence[Any], expected: Sequence[Any], results: Sequence[Any]) -> str:
+def _difference(
+    program: Program, leaves: Sequence[Any], expected: Sequence[Any], results: Sequence[Any]
+) -> str:
     """The numbers gate's verdict if it does not pass, else ""."""
     if max(map(relative_error, expected, results)) < _LIKE_ROUNDING:
         return ""

@@ -86,7 +86,9 @@ class Training:
 
     def _planned(self, budget: int) -> Planned:
         options = {"split": self.split, "compiler_options": self.flags}
-        return memplan.jit(self.step, budget=budget, donate_argnums=self.donated, **options).plan(*self.args)
+        return memplan.jit(self.step, budget=budget, donate_argnums=self.donated, **options).plan(
+            *self.args
+        )
 
     def passes_gate(self, planned: Planned) -> bool:
         """Whether its error is within that of recompilation alone."""
@@ -162,7 +164,9 @@ def _numbers(
     )
 
 
-def differing(outputs: Iterable[dict[str, bytes]], expected: Iterable[dict[str, bytes]]) -> Iterator[str]:
+def differing(
+    outputs: Iterable[dict[str, bytes]], expected: Iterable[dict[str, bytes]]
+) -> Iterator[str]:
     """The results that differ in any bit, step by step."""
     for number, (ours, theirs) in enumerate(zip(outputs, expected, strict=True), 1):
         yield from (f"step {number}: {path}" for path in theirs if theirs[path] != ours[path])
@@ -173,22 +177,30 @@ def repeatable(effects: Iterable[Effect]) -> list[Effect]:
     return [effect for effect in effects if effect.kind != "pure"]
 
 
-def effect_difference(effects_of_plan: Sequence[Effect], expected: Sequence[Effect], gated: bool) -> str:
+def effect_difference(
+    effects_of_plan: Sequence[Effect], expected: Sequence[Effect], gated: bool
+) -> str:
     """How effects differ from the plain step's, else "". Gated plans may round differently."""
     for kind in ("ordered", "unordered"):
         ours, theirs = (
-            [effect for effect in effects if effect.kind == kind] for effects in (effects_of_plan, expected)
+            [effect for effect in effects if effect.kind == kind]
+            for effects in (effects_of_plan, expected)
         )
         if kind == "unordered":
             ours, theirs = (
-                sorted(effects, key=lambda effect: (effect.tag, effect.value)) for effects in (ours, theirs)
+                sorted(effects, key=lambda effect: (effect.tag, effect.value))
+                for effects in (ours, theirs)
             )
         if [effect.tag for effect in ours] != [effect.tag for effect in theirs]:
             more, fewer = (
                 dict(Counter(effect.tag for effect in a) - Counter(effect.tag for effect in b))
                 for a, b in ((ours, theirs), (theirs, ours))
             )
-            return f"{kind}: more {more}, fewer {fewer}" if more or fewer else f"{kind}: in another order"
+            return (
+                f"{kind}: more {more}, fewer {fewer}"
+                if more or fewer
+                else f"{kind}: in another order"
+            )
         near = _NEAR if gated else 0
         for a, b in zip(ours, theirs, strict=True):
             if not abs(a.value - b.value) <= near * max(1, abs(b.value)):
@@ -205,7 +217,9 @@ def measure_drawn(case: Case) -> Measurement:
     """One row for the plans of many random steps; names what differs."""
     if case.facts.get("nested"):
         return measure_drawn_nested(case)
-    plans = [(number, plan) for number, plans_of_step in _of_all(_drawn, case) for plan in plans_of_step]
+    plans = [
+        (number, plan) for number, plans_of_step in _of_all(_drawn, case) for plan in plans_of_step
+    ]
     return Measurement([_sums(plans, case)])
 
 
@@ -218,7 +232,9 @@ def measure_drawn_nested(case: Case) -> Measurement:
         "gated": sum(plan.gated for _, plan in plans),
         "bits_of_gated": sum(plan.gated and not plan.unequal for _, plan in plans),
         "effects": sum(plan.effects for _, plan in plans),
-        "other_effects": {_named(number, plan): plan.other_effects for number, plan in plans if plan.other_effects},
+        "other_effects": {
+            _named(number, plan): plan.other_effects for number, plan in plans if plan.other_effects
+        },
         "wrong": {str(number): error for number, _, error in outcomes if error},
     }  # fmt: skip
     return Measurement([row])
@@ -235,7 +251,11 @@ def _sums(plans: Sequence[tuple[int, Numbers]], case: Case) -> dict[str, Any]:
         "with_kernels_again": sum(plan.again > 0 for _, plan in plans),
         "kernels_again": sum(plan.again for _, plan in plans),
         "arrays": sum(plan.outputs * plan.steps for _, plan in plans),
-        "unequal": {_named(number, plan): plan.unequal for number, plan in plans if plan.unequal and not plan.gated},
+        "unequal": {
+            _named(number, plan): plan.unequal
+            for number, plan in plans
+            if plan.unequal and not plan.gated
+        },
     }  # fmt: skip
 
 

@@ -46,7 +46,11 @@ def largest_by_method(case: Case) -> Measurement:
     if last < 0:
         return Measurement([row])
     fitting = next(fitting for fitting in tried[last] if not fitting.refused)
-    figures = {"compiled_bytes": fitting.device_bytes, "host_bytes": fitting.host_bytes, "step_s": fitting.step_s}
+    figures = {
+        "compiled_bytes": fitting.device_bytes,
+        "host_bytes": fitting.host_bytes,
+        "step_s": fitting.step_s,
+    }
     return Measurement([{"size": growth.sizes[last], **figures, **row}])
 
 
@@ -66,14 +70,17 @@ def compiled(case: Case, size: int) -> Iterator[Compiled]:
         request = Request(case.budget, case.host_budget, case.device)
         outcome = pipeline.best(step, args, {}, _OPTIONS, request)
         yield Compiled(
-            outcome.device_bytes, outcome.host_bytes, outcome.step_s, "" if outcome.fits else _limit(outcome)
+            outcome.device_bytes,
+            outcome.host_bytes,
+            outcome.step_s,
+            "" if outcome.fits else _limit(outcome),
         )
         return
-    ways = Baselines(step, args, _OPTIONS, target_of(case.device))
-    plain = ways.plain()
+    baselines = Baselines(step, args, _OPTIONS, target_of(case.device))
+    plain = baselines.plain()
     yield _within(plain, budget)
     if method == "xla" and plain.device_bytes > budget:
-        yield _within(ways.xla(plain.resident_bytes, budget), budget)
+        yield _within(baselines.xla(plain.resident_bytes, budget), budget)
 
 
 def _limit(outcome: Outcome) -> str:
@@ -87,7 +94,11 @@ def _limit(outcome: Outcome) -> str:
 
 
 def _within(baseline: Baseline, budget: int) -> Compiled:
-    refused = "" if baseline.device_bytes <= budget else f"the next needs {show_bytes(baseline.device_bytes)}"
+    refused = (
+        ""
+        if baseline.device_bytes <= budget
+        else f"the next needs {show_bytes(baseline.device_bytes)}"
+    )
     return Compiled(baseline.device_bytes, baseline.host_bytes, baseline.step_s, refused)
 
 
@@ -105,7 +116,8 @@ def against_every_size(case: Case) -> Measurement:
             memplan.jit(step, **limits, donate_argnums=0).plan(*args)
             fitting.append(size)
     return Measurement([{
-        "low": sizes.start, "high": sizes[-1], "largest": frontier.largest, "of_every_size": max(fitting, default=None),
+        "low": sizes.start, "high": sizes[-1], "largest": frontier.largest,
+        "of_every_size": max(fitting, default=None),
         "traced": len(frontier.tried), "compilations": frontier.compilations,
         "seconds": between - start, "every_size_s": time.perf_counter() - between,
     }])  # fmt: skip

@@ -55,15 +55,19 @@ def _rows(case: Case) -> Iterator[Row]:
         for share, line in lines.items():
             room = max(line.device_bytes, line.limits.device_bytes)
             for more in (0, MORE_BYTES):
-                outcome = line if form is _STRAIGHT else planned(form, int((1 + more) * room) + added)
+                outcome = (
+                    line if form is _STRAIGHT else planned(form, int((1 + more) * room) + added)
+                )
                 if outcome.fits and outcome.step_s <= (1 + MORE_SECONDS) * form.trips * line.step_s:
                     break
                 if outcome.device_bytes - added > (1 + MORE_BYTES) * room:
                     break  # the smallest plan is the same for every budget
             yield {
-                "form": name, "share": share, "status": status_of(outcome), "added_bytes": added, "room_bytes": room,
+                "form": name, "share": share, "status": status_of(outcome), "added_bytes": added,
+                "room_bytes": room,
                 "plain_ratio": (unmodified.device_bytes - added) / plain.device_bytes,
-                "bytes_ratio": (outcome.device_bytes - added) / room, "step_s": outcome.step_s / form.trips,
+                "bytes_ratio": (outcome.device_bytes - added) / room,
+                "step_s": outcome.step_s / form.trips,
                 "seconds_ratio": outcome.step_s / form.trips / line.step_s, **_decided(outcome),
             }  # fmt: skip
 
@@ -72,7 +76,8 @@ def _decided(outcome: Outcome) -> Row:
     """Recomputations in the module, bytes that a step moves to the host, loops, compilations."""
     runs = sum(action.kind is Kind.RUN for action in outcome.planned.schedule)
     return {
-        "way": outcome.method, "again": runs - len(outcome.planned.base.problem.kernels) if outcome.planned.plan else 0,
+        "way": outcome.method,
+        "again": runs - len(outcome.planned.base.problem.kernels) if outcome.planned.plan else 0,
         "offloaded_bytes": int(outcome.planned.result.replay.copied_out_nbytes),
         "slab_loops": sum(len(record.loops) for record in outcome.program.in_slabs),
         "compilations": outcome.compilations,
@@ -93,7 +98,9 @@ class _Form:
 
     def batches(self, batch: Any) -> Any:
         trip = (jax.ShapeDtypeStruct((), jnp.bool_), batch) if self.predicate else batch
-        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*self.sizes, *leaf.shape), leaf.dtype), trip)
+        return jax.tree.map(
+            lambda leaf: jax.ShapeDtypeStruct((*self.sizes, *leaf.shape), leaf.dtype), trip
+        )
 
 
 def _in_a_branch(step: Step) -> Step:
@@ -114,5 +121,7 @@ _FORMS: Mapping[str, _Form] = {
     "straight": _STRAIGHT,
     "branch": _Form(_in_a_branch, predicate=True),
     "body": _Form(_in_a_body, sizes=(3,)),
-    "three deep": _Form(lambda step: _in_a_body(_in_a_body(_in_a_branch(step))), predicate=True, sizes=(2, 2)),
+    "three deep": _Form(
+        lambda step: _in_a_body(_in_a_body(_in_a_branch(step))), predicate=True, sizes=(2, 2)
+    ),
 }

@@ -21,12 +21,18 @@ def measure(case: Case) -> Measurement:
     step, (state, batch, *more_args), donated = case.built()
     links = topology_named(case.facts["topology"])
     options, request = {"donate_argnums": donated}, Request(None, None, case.device, topology=links)
-    single = pipeline.best(step, (state, batch, *more_args), {}, options, Request(None, None, case.device))
+    single = pipeline.best(
+        step, (state, batch, *more_args), {}, options, Request(None, None, case.device)
+    )
 
     def stacked(leaf: Any) -> Any:
         """The shape in the global batch."""
         shape = tuple(leaf.shape)
-        return jax.ShapeDtypeStruct((shape[0] * links.devices, *shape[1:]), leaf.dtype) if shape else leaf
+        return (
+            jax.ShapeDtypeStruct((shape[0] * links.devices, *shape[1:]), leaf.dtype)
+            if shape
+            else leaf
+        )
 
     divided = data_parallel(step, AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes)))
     args = state, jax.tree.map(stacked, batch), *more_args
@@ -41,16 +47,24 @@ def measure(case: Case) -> Measurement:
         },
     }
     hosts = links.devices // links.axes[-1].size
-    summed = sum(count * collective.nbytes for collective, count in replays["jax.jit"].collectives.items())
-    return Measurement(list(rows(replays, 2 * summed * (hosts - 1) / hosts, single.step_s, links.devices)))
+    summed = sum(
+        count * collective.nbytes for collective, count in replays["jax.jit"].collectives.items()
+    )
+    return Measurement(
+        list(rows(replays, 2 * summed * (hosts - 1) / hosts, single.step_s, links.devices))
+    )
 
 
 def rows(replays: dict[str, Replay], bound: float, single_s: float, devices: int) -> Iterator[Row]:
     """The figures of every method; `bound`: fewest bytes that all-reduces send from a host."""
     for method, result in replays.items():
         yield {
-            "way": method, "bound_bytes": bound, "devices": devices, "step_s": result.step_s, "single_s": single_s,
-            "sent_bytes": sum(count * collective.outside_nbytes for collective, count in result.collectives.items()),
+            "way": method, "bound_bytes": bound, "devices": devices, "step_s": result.step_s,
+            "single_s": single_s,
+            "sent_bytes": sum(
+                count * collective.outside_nbytes
+                for collective, count in result.collectives.items()
+            ),
             "collective_s": result.collective_s, "hidden_collective_s": result.hidden_collective_s,
             "efficiency": single_s / result.step_s, "jit_step_s": replays["jax.jit"].step_s,
         }  # fmt: skip

@@ -21,7 +21,13 @@ def measure(case: Case) -> Measurement:
         checkpointed = pipeline.best(step, args, {}, {"donate_argnums": 0}, request)
         if checkpointed.device_bytes <= outcome.limits.device_bytes:
             fitting.append((checkpointed.step_s, trips, checkpointed.device_bytes))
-    row |= dict(zip(("nested_step_s", "nested_trips", "nested_bytes"), min(fitting, default=()), strict=False))
+    row |= dict(
+        zip(
+            ("nested_step_s", "nested_trips", "nested_bytes"),
+            min(fitting, default=()),
+            strict=False,
+        )
+    )
     return planned.measurement_of(row | _trips(outcome), outcome)
 
 

@@ -22,7 +22,9 @@ Rounds = list[tuple[float, float]]
 
 def measure(case: Case) -> Measurement:
     """Median seconds of the same call by both."""
-    rounds = {"first_call": first_calls, "second_start": second_starts, "later_calls": later_calls}[case.name](case)
+    rounds = {"first_call": first_calls, "second_start": second_starts, "later_calls": later_calls}[
+        case.name
+    ](case)
     jax_s, memplan_s = map(statistics.median, zip(*rounds, strict=True))
     return Measurement([{"jax_s": jax_s, "memplan_s": memplan_s}])
 
@@ -48,7 +50,9 @@ def second_starts(case: Case) -> Rounds:
 
 
 def in_turn(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> Rounds:
-    return [(first_call(jax.jit, step, args), first_call(wrap, step, args)) for _ in range(FIRST_CALLS)]
+    return [
+        (first_call(jax.jit, step, args), first_call(wrap, step, args)) for _ in range(FIRST_CALLS)
+    ]
 
 
 def first_call(wrap: Callable[..., Any], step: Callable[..., Any], args: Any) -> float:

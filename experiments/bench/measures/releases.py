@@ -18,7 +18,9 @@ _MEMPLAN = "from memplan.cli import main; main()"
 def older_python() -> str:
     """The interpreter of an environment with the older jax."""
     if not (python := os.environ.get(VARIABLE)):
-        raise SystemExit(f"releases: which environment has the older jax? Set {VARIABLE}=.../bin/python.")
+        raise SystemExit(
+            f"releases: which environment has the older jax? Set {VARIABLE}=.../bin/python."
+        )
     return python
 
 
@@ -26,7 +28,14 @@ def measure(case: Case) -> Measurement:
     """One row: the figures of both, and the buffer at the peak that grew most."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "difference.json"
-        words = ["check", case.facts["call"], "--against", f"{folder}/saved.json", "--device", case.device]
+        words = [
+            "check",
+            case.facts["call"],
+            "--against",
+            f"{folder}/saved.json",
+            "--device",
+            case.device,
+        ]
         _run(older_python(), *words, "--save")
         code = _run(sys.executable, *words, "--json", str(path))
         difference = json.loads(path.read_text())
@@ -45,7 +54,8 @@ def measure(case: Case) -> Measurement:
         "grown_bytes": sum(nbytes for nbytes in more if nbytes > 0),
         "shrunk": sum(nbytes < 0 for nbytes in more),
         "shrunk_bytes": -sum(nbytes for nbytes in more if nbytes < 0),
-        "largest": largest and {name: largest[name] for name in ("kind", "new_shape", "source", "name")},
+        "largest": largest
+        and {name: largest[name] for name in ("kind", "new_shape", "source", "name")},
         "largest_bytes": more[0] if largest else 0,
     }
     return Measurement([row])
@@ -53,7 +63,11 @@ def measure(case: Case) -> Measurement:
 
 def _run(python: str, *words: str) -> int:
     """Run memplan; returns its exit code, 1 if the step grew."""
-    done = subprocess.run([python, "-c", _MEMPLAN, *words], capture_output=True, text=True, cwd=ROOT, check=False)
+    done = subprocess.run(
+        [python, "-c", _MEMPLAN, *words], capture_output=True, text=True, cwd=ROOT, check=False
+    )
     if done.returncode not in (0, 1):
-        raise RuntimeError(f"memplan {' '.join(words)} of {python} ended with {done.returncode}: {done.stderr}")
+        raise RuntimeError(
+            f"memplan {' '.join(words)} of {python} ended with {done.returncode}: {done.stderr}"
+        )
     return done.returncode

@@ -25,12 +25,17 @@ def measure(case: Case) -> Measurement:
     clock = time.perf_counter()
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), args)
     plain = jax.jit(step, donate_argnums=donated).lower(*shapes).compile()
-    row: dict[str, Any] = {"plain_bytes": device_bytes(plain), "machine_bytes": _kernel_says("meminfo", "MemTotal")}
+    row: dict[str, Any] = {
+        "plain_bytes": device_bytes(plain),
+        "machine_bytes": _kernel_says("meminfo", "MemTotal"),
+    }
     run = plain
     if case.budget is not None:
         del plain
         row["budget_bytes"] = limit_of(case, row["plain_bytes"])
-        planned = memplan.jit(step, budget=row["budget_bytes"], donate_argnums=donated).plan(*shapes)
+        planned = memplan.jit(step, budget=row["budget_bytes"], donate_argnums=donated).plan(
+            *shapes
+        )
         run, report = planned.compile(), planned.report
         row |= {"compiled_bytes": report.compiled_peak_bytes, "slab_loops": len(report.slab_loops)}
     row |= {"ready_s": time.perf_counter() - clock, "losses": [], "seconds": [], "cpu_seconds": []}

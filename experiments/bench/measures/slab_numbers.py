@@ -38,7 +38,9 @@ def measure(case: Case) -> Measurement:
     plain = jax.jit(compat.jaxpr_as_fun(program.jaxpr))
     expected = trained(plain, leaves, count)
     beside = [nudged(leaf) if number < count else leaf for number, leaf in enumerate(leaves)]
-    recompiled = [trained(in_pieces(program.jaxpr, length, {}), leaves, count) for length in _PIECES]
+    recompiled = [
+        trained(in_pieces(program.jaxpr, length, {}), leaves, count) for length in _PIECES
+    ]
     recompiled.append(trained(plain, beside, count))
     places = _places(args[0])
     *pieces, ulp = (difference(expected, run, places) for run in recompiled)
@@ -47,10 +49,24 @@ def measure(case: Case) -> Measurement:
     rows = []
     for name, slab_program in in_slabs(program, case.facts["face"]):
         [record] = slab_program.in_slabs
-        sliced = trained(jax.jit(compat.jaxpr_as_fun(channels_last(slab_program.jaxpr))), leaves, count)
-        counts = {"loops": len(record.loops), "in_slabs": len(record.slabs.ops), "ops": len(record.graph.graph.ops)}
+        sliced = trained(
+            jax.jit(compat.jaxpr_as_fun(channels_last(slab_program.jaxpr))), leaves, count
+        )
+        counts = {
+            "loops": len(record.loops),
+            "in_slabs": len(record.slabs.ops),
+            "ops": len(record.graph.graph.ops),
+        }
         worst = worst_array(expected, recompiled, sliced, places)
-        rows.append({"written": name, **counts, **difference(expected, sliced, places), **alone, "worst_array": worst})
+        rows.append(
+            {
+                "written": name,
+                **counts,
+                **difference(expected, sliced, places),
+                **alone,
+                "worst_array": worst,
+            }
+        )
     return Measurement(rows)
 
 
@@ -60,13 +76,21 @@ def in_slabs(program: Program, face: Face) -> Iterator[tuple[str, Program]]:
     axis = axis_at(program.flat, value, face.dim)
     ops = frozenset(axis.graph.along)
     assert face.rows % least_rows(axis.graph, ops) == 0 and face.rows < face.shape[face.dim]
-    for name, stored in (("what kernels make", kernel_outputs(axis)), ("sums alone", frozenset[int]())):
-        yield name, with_slabs(program, Slabs(value, face.dim, face.rows, ops, stored, frozenset()), axis)
+    for name, stored in (
+        ("what kernels make", kernel_outputs(axis)),
+        ("sums alone", frozenset[int]()),
+    ):
+        yield (
+            name,
+            with_slabs(program, Slabs(value, face.dim, face.rows, ops, stored, frozenset()), axis),
+        )
 
 
 def kernel_outputs(axis: SlabAxis) -> frozenset[int]:
     ops, along = axis.graph.graph.ops, axis.graph.along
-    kernels = (number for number, op in along.items() if ops[number].fusion == "kernel" and not op.reduces)
+    kernels = (
+        number for number, op in along.items() if ops[number].fusion == "kernel" and not op.reduces
+    )
     return frozenset(value for number in kernels for value in ops[number].outputs)
 
 
@@ -88,23 +112,37 @@ def nudged(leaf: Any) -> Any:
 def _places(state: Any) -> list[int]:
     """Positions of parameters and running statistics among the leaves of a state."""
     paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state)]
-    return [number for number, path in enumerate(paths) if path[0].name in ("params", "batch_stats")]
+    return [
+        number for number, path in enumerate(paths) if path[0].name in ("params", "batch_stats")
+    ]
 
 
-def difference(expected: list[Leaves], sliced: list[Leaves], places: Sequence[int]) -> Mapping[str, float]:
+def difference(
+    expected: list[Leaves], sliced: list[Leaves], places: Sequence[int]
+) -> Mapping[str, float]:
     """Largest relative error of the losses; relative error, as a norm, of the final parameters."""
-    pairs = [(expected[-1][place].astype(np.float64), sliced[-1][place].astype(np.float64)) for place in places]
+    pairs = [
+        (expected[-1][place].astype(np.float64), sliced[-1][place].astype(np.float64))
+        for place in places
+    ]
     length = np.sqrt(sum(np.square(reference - value).sum() for reference, value in pairs))
     losses = [
-        abs(reference[-1] - value[-1]) / abs(reference[-1]) for reference, value in zip(expected, sliced, strict=True)
+        abs(reference[-1] - value[-1]) / abs(reference[-1])
+        for reference, value in zip(expected, sliced, strict=True)
     ]
     whole = np.sqrt(sum(np.square(reference).sum() for reference, _ in pairs))
     return {"loss": float(max(losses)), "parameters": float(length / whole)}
 
 
 def worst_array(
-    expected: list[Leaves], recompiled: list[list[Leaves]], sliced: list[Leaves], places: Sequence[int]
+    expected: list[Leaves],
+    recompiled: list[list[Leaves]],
+    sliced: list[Leaves],
+    places: Sequence[int],
 ) -> float:
     """The largest error of any parameter array over the tolerance of the numbers gate."""
-    last = [[steps[-1][place] for place in places] for steps in (expected, recompiled[0], sliced, *recompiled[1:])]
+    last = [
+        [steps[-1][place] for place in places]
+        for steps in (expected, recompiled[0], sliced, *recompiled[1:])
+    ]
     return max(leaf.planned / leaf.tolerance for leaf in compare(*last).leaves)

@@ -28,7 +28,9 @@ def measure(case: Case) -> Measurement:
     step, args, donated = case.built()
     target, limits = target_of(case.device), Limits(UNLIMITED, UNLIMITED)
     program = trace(step, args, {}, {"donate_argnums": donated})
-    compiler = Compiler(target, limits, planner_named(None), None, lambda _, __, make: make(), lambda _, __: None)
+    compiler = Compiler(
+        target, limits, planner_named(None), None, lambda _, __, make: make(), lambda _, __: None
+    )
     plain = compiler.compile(program)
     rows = [{"slabs": 1, **_figures(plain, plain)}]
     for count in case.facts["counts"]:
@@ -39,7 +41,9 @@ def measure(case: Case) -> Measurement:
     return Measurement(rows)
 
 
-def in_slabs(program: Program, device: Device, dim: int, part: int, count: int) -> tuple[SlabAxis, Slabs]:
+def in_slabs(
+    program: Program, device: Device, dim: int, part: int, count: int
+) -> tuple[SlabAxis, Slabs]:
     """`count` slabs, or a few more where sizes must divide, along an axis of the largest array.
 
     They contain the operations on arrays of at least one `part`-th of the largest array.
@@ -57,4 +61,8 @@ def in_slabs(program: Program, device: Device, dim: int, part: int, count: int) 
 
 
 def _figures(outcome: Outcome, plain: Outcome) -> dict[str, Any]:
-    return {"compiled_bytes": outcome.device_bytes, "step_s": outcome.step_s, "plain_step_s": plain.step_s}
+    return {
+        "compiled_bytes": outcome.device_bytes,
+        "step_s": outcome.step_s,
+        "plain_step_s": plain.step_s,
+    }

@@ -56,7 +56,9 @@ def checkouts_folder(folder: str | None = None) -> Path:
     if not folder:
         raise MissingCheckoutError(f"where are the clones? Say --checkouts DIR, or set {VARIABLE}.")
     if not Path(folder).is_dir():
-        raise MissingCheckoutError(f"{folder} is not a folder; README.md beside this module says how to make it.")
+        raise MissingCheckoutError(
+            f"{folder} is not a folder; README.md beside this module says how to make it."
+        )
     return Path(folder)
 
 
@@ -85,7 +87,9 @@ def cut(path: Path, function: str, surroundings: Mapping[str, Any]) -> Any:
     Its decorators (`jax.jit` with shardings) are removed. LookupError: there is no such function,
     or more than one.
     """
-    functions = (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef))
+    functions = (
+        node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.FunctionDef)
+    )
     matches = [node for node in functions if node.name == function]
     if len(matches) != 1:
         raise LookupError(f"{path} has {len(matches)} functions {function}, not one.")
@@ -147,7 +151,11 @@ class _StandInFinder(MetaPathFinder, Loader):
         self._names = names
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        return ModuleSpec(fullname, self, is_package=True) if _stands_in(fullname, self._names) else None
+        return (
+            ModuleSpec(fullname, self, is_package=True)
+            if _stands_in(fullname, self._names)
+            else None
+        )
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
         return _StandIn(spec.name)
@@ -190,7 +198,10 @@ def _importing(folder: Path, stand_ins: Collection[str]) -> Iterator[None]:
     finder = _StandInFinder(stand_ins)
     sys.meta_path.insert(0, finder)
     try:
-        with mock.patch.object(sys, "path", [str(folder), *sys.path]), mock.patch.object(absl, "flags", _Flags()):
+        with (
+            mock.patch.object(sys, "path", [str(folder), *sys.path]),
+            mock.patch.object(absl, "flags", _Flags()),
+        ):
             yield
     finally:
         sys.meta_path.remove(finder)

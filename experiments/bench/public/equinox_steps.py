@@ -15,7 +15,9 @@ import optax
 from experiments.bench.public.checkouts import Notebook, Repository, folder_of
 from experiments.bench.public.training import Make, TrainingStep, images, integers, of_one_replica
 
-EQUINOX = Repository("patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5cefbb14d", "Apache-2.0")
+EQUINOX = Repository(
+    "patrick-kidger/equinox", "9336d820b2ef66b360fc6cb3611b3da5cefbb14d", "Apache-2.0"
+)
 STAND_INS = ("torch", "torchvision", "datasets", "transformers", "tqdm", "matplotlib", "diffrax")
 
 
@@ -23,7 +25,9 @@ def notebook(checkouts: Path, name: str) -> Notebook:
     return Notebook(folder_of(checkouts, EQUINOX, "docs/examples") / f"{name}.ipynb", STAND_INS)
 
 
-def step_of(eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any) -> TrainingStep:
+def step_of(
+    eqx: Any, make: Make, build: Callable[[], Any], data: Callable[[], Any], update: Any
+) -> TrainingStep:
     """A step on the arrays of `build()`; `update(built, *data())` returns the new tree first."""
     static: list[Any] = []
 
@@ -43,13 +47,23 @@ def with_moments(eqx: Any, model: Any, optimizer: optax.GradientTransformation) 
     return model, optimizer.init(eqx.filter(model, eqx.is_inexact_array))
 
 
-def vision_transformer(checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int) -> TrainingStep:
+def vision_transformer(
+    checkouts: Path, make: Make, *, batch: int, size: int, **sizes: int
+) -> TrainingStep:
     """An image classifier under `jax.vmap`; dropout with a key per image, AdamW."""
     book = notebook(checkouts, "vision_transformer").run(1, 2)
     book.set(batch_size=batch, image_size=(size, size, 3), height=size, width=size, **sizes)
     names = book.set(num_patches=(size // book.names.patch_size) ** 2).run(6, 8, 10, 11).names
     eqx, optimizer = names.eqx, optax.adamw(names.lr, b1=names.beta1, b2=names.beta2)
-    named = ("embedding_dim", "hidden_dim", "num_heads", "num_layers", "dropout_rate", "patch_size", "num_patches")
+    named = (
+        "embedding_dim",
+        "hidden_dim",
+        "num_heads",
+        "num_layers",
+        "dropout_rate",
+        "patch_size",
+        "num_patches",
+    )
     shape = {name: getattr(names, name) for name in (*named, "num_classes")}
 
     def build() -> Any:
@@ -71,7 +85,8 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
     names = notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
     eqx = names.eqx
     config = {
-        "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
+        "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2,
+        "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1, **sizes,
     }  # fmt: skip
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-5))
@@ -83,7 +98,11 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
     def data() -> Any:
         words = integers(batch, tokens, below=config["vocab_size"], low=1)
         labels = integers(batch, below=2)
-        return {"token_ids": words, "segment_ids": jnp.zeros_like(words), "label": labels}, jax.random.key(3)
+        return {
+            "token_ids": words,
+            "segment_ids": jnp.zeros_like(words),
+            "label": labels,
+        }, jax.random.key(3)
 
     def update(built: Any, inputs: Any, key: Any) -> Any:
         loss, model, moments, key = names.make_step(built[0], inputs, built[1], key, optimizer)
@@ -107,31 +126,67 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
         generator_key, discriminator_key = jax.random.split(jax.random.key(0))
         generator = names.Generator(names.latent_size, shape, generator_key)
         discriminator = names.Discriminator(shape, discriminator_key)
-        moments = [optimizer.init(eqx.filter(network, eqx.is_inexact_array)) for network in (generator, discriminator)]
-        return generator, discriminator, eqx.nn.State(generator), eqx.nn.State(discriminator), *moments
+        moments = [
+            optimizer.init(eqx.filter(network, eqx.is_inexact_array))
+            for network in (generator, discriminator)
+        ]
+        return (
+            generator,
+            discriminator,
+            eqx.nn.State(generator),
+            eqx.nn.State(discriminator),
+            *moments,
+        )
 
     def data() -> Any:
         return images(batch, names.channels, names.height, names.width), jax.random.key(3)
 
     def update(built: Any, images: Any, key: Any) -> Any:
-        generator, discriminator, generator_state, discriminator_state, generator_moments, discriminator_moments = built
-        judge_loss, discriminator, discriminator_moments, generator_state, discriminator_state, key = (
-            names.step_discriminator(
-                discriminator,
+        (
+            generator,
+            discriminator,
+            generator_state,
+            discriminator_state,
+            generator_moments,
+            discriminator_moments,
+        ) = built
+        (
+            judge_loss,
+            discriminator,
+            discriminator_moments,
+            generator_state,
+            discriminator_state,
+            key,
+        ) = names.step_discriminator(
+            discriminator,
+            generator,
+            images,
+            optimizer,
+            discriminator_moments,
+            generator_state,
+            discriminator_state,
+            key,
+        )
+        make_loss, generator, generator_moments, discriminator_state, generator_state, key = (
+            names.step_generator(
                 generator,
-                images,
+                discriminator,
                 optimizer,
-                discriminator_moments,
-                generator_state,
+                generator_moments,
                 discriminator_state,
+                generator_state,
                 key,
             )
         )
-        make_loss, generator, generator_moments, discriminator_state, generator_state, key = names.step_generator(
-            generator, discriminator, optimizer, generator_moments, discriminator_state, generator_state, key
-        )
         return (
-            (generator, discriminator, generator_state, discriminator_state, generator_moments, discriminator_moments),
+            (
+                generator,
+                discriminator,
+                generator_state,
+                discriminator_state,
+                generator_moments,
+                discriminator_moments,
+            ),
             judge_loss,
             make_loss,
             key,
@@ -150,7 +205,8 @@ def unet_diffusion(
 
     def build() -> Any:
         model = unet.UNet(
-            data_shape=(3, size, size), is_biggan=False, dim_mults=list(levels), hidden_size=width, heads=4,
+            data_shape=(3, size, size), is_biggan=False, dim_mults=list(levels), hidden_size=width,
+            heads=4,
             dropout_rate=0.0,  # the other notebook gives its model no key
             dim_head=32, num_res_blocks=2, attn_resolutions=[size // 2], key=jax.random.key(0),
         )  # fmt: skip
@@ -161,7 +217,14 @@ def unet_diffusion(
 
     def update(built: Any, images: Any, key: Any) -> Any:
         loss, model, key, moments = names.make_step(
-            built[0], lambda t: 1 - jnp.exp(-t), lambda t: t, images, 10.0, key, built[1], optimizer.update
+            built[0],
+            lambda t: 1 - jnp.exp(-t),
+            lambda t: t,
+            images,
+            10.0,
+            key,
+            built[1],
+            optimizer.update,
         )
         return (model, moments), loss, key
 

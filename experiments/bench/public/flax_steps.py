@@ -16,7 +16,8 @@ from experiments.bench.public.training import Make, TrainingStep, images, intege
 
 FLAX = Repository("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0", "Apache-2.0")
 STAND_INS = (  # For data, logs and checkpoints.
-    "tensorflow", "tensorflow_datasets", "tensorflow_text", "sentencepiece", "grain", "sklearn", "orbax",
+    "tensorflow", "tensorflow_datasets", "tensorflow_text", "sentencepiece", "grain", "sklearn",
+    "orbax",
     "clu.checkpoint", "clu.deterministic_data", "clu.metric_writers", "clu.periodic_actions",
     "flax.metrics.tensorboard", "flax.training.checkpoints",
 )  # fmt: skip
@@ -38,18 +39,25 @@ def imagenet(checkouts: Path, make: Make, *, model: str, batch: int, size: int) 
     """A float32 ResNet on images of size x size x 3; batch norm, momentum, weight decay."""
     train = example(checkouts, "imagenet")
     config = configured(checkouts, "imagenet", batch_size=batch)
-    rate = train.create_learning_rate_fn(config, config.learning_rate * batch / 256, steps_per_epoch=1000)
+    rate = train.create_learning_rate_fn(
+        config, config.learning_rate * batch / 256, steps_per_epoch=1000
+    )
     network = train.create_model(model_cls=getattr(train.models, model), half_precision=False)
 
     def args() -> Any:
         state = train.create_train_state(jax.random.key(0), config, network, size, rate)
-        return state, {"image": images(batch, size, size, 3), "label": integers(batch, below=train.NUM_CLASSES)}
+        return state, {
+            "image": images(batch, size, size, 3),
+            "label": integers(batch, below=train.NUM_CLASSES),
+        }
 
     step = of_one_replica(partial(train.train_step, learning_rate_fn=rate), "batch")
     return TrainingStep(step, make(args), (0,))
 
 
-def lm1b_parts(checkouts: Path, **config_values: Any) -> tuple[Any, Any, Callable[[Any], Any], Callable[..., Any]]:
+def lm1b_parts(
+    checkouts: Path, **config_values: Any
+) -> tuple[Any, Any, Callable[[Any], Any], Callable[..., Any]]:
     """The module, its configuration, key -> boxed initial state, and the step."""
     train, config = example(checkouts, "lm1b"), configured(checkouts, "lm1b", **config_values)
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
@@ -64,25 +72,39 @@ def lm1b_parts(checkouts: Path, **config_values: Any) -> tuple[Any, Any, Callabl
     return train, config, partial(train.utils.init_train_state, model, optimizer, config), step
 
 
-def lm1b(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
+def lm1b(
+    checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any
+) -> TrainingStep:
     """A language model (pre-norm decoder, dropout, bfloat16) with AdamW."""
     lengths = {"max_target_length": tokens, "max_eval_target_length": tokens}
-    train, config, init_state, step = lm1b_parts(checkouts, per_device_batch_size=batch, **lengths, **config_values)
+    train, config, init_state, step = lm1b_parts(
+        checkouts, per_device_batch_size=batch, **lengths, **config_values
+    )
 
     def args() -> Any:
         state = train.utils.unbox_logicallypartioned_trainstate(init_state(jax.random.key(0)))
-        return state, {"inputs": integers(batch, tokens, below=config.vocab_size, low=1)}, jax.random.key(3)
+        return (
+            state,
+            {"inputs": integers(batch, tokens, below=config.vocab_size, low=1)},
+            jax.random.key(3),
+        )
 
     return TrainingStep(step, make(args), (0,))
 
 
-def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any) -> TrainingStep:
+def wmt(
+    checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values: Any
+) -> TrainingStep:
     """Translation in float16: dynamic loss scale, shared embeddings, smoothed labels."""
     train = example(checkouts, "wmt")
-    config = configured(checkouts, "wmt", max_target_length=tokens, max_eval_target_length=tokens, **config_values)
+    config = configured(
+        checkouts, "wmt", max_target_length=tokens, max_eval_target_length=tokens, **config_values
+    )
     rate = train.create_learning_rate_schedule(config.learning_rate, config.warmup_steps)
     shared = {name: config[name] for name in ("share_embeddings", "logits_via_embedding")}
-    network = train.models.TransformerConfig(deterministic=False, **shared, **_transformer_sizes(config, jnp.float16))
+    network = train.models.TransformerConfig(
+        deterministic=False, **shared, **_transformer_sizes(config, jnp.float16)
+    )
     model = train.models.Transformer(network.replace(deterministic=True))
     optimizer = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=config.weight_decay)
 
@@ -90,9 +112,14 @@ def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values
         ones = jnp.ones((batch, tokens))
         params = jax.jit(model.init)(jax.random.key(0), ones, ones)["params"]
         state = train.TrainState.create(
-            apply_fn=model.apply, params=params, tx=optimizer, dynamic_scale=dynamic_scale.DynamicScale()
+            apply_fn=model.apply,
+            params=params,
+            tx=optimizer,
+            dynamic_scale=dynamic_scale.DynamicScale(),
         )
-        sources, targets = (integers(batch, tokens, below=config.vocab_size, low=1, seed=seed) for seed in (2, 4))
+        sources, targets = (
+            integers(batch, tokens, below=config.vocab_size, low=1, seed=seed) for seed in (2, 4)
+        )
         return state, {"inputs": sources, "targets": targets}, jax.random.key(3)
 
     def step(state: Any, batch: Any, key: Any) -> Any:
@@ -103,17 +130,29 @@ def wmt(checkouts: Path, make: Make, *, batch: int, tokens: int, **config_values
 
 def _transformer_sizes(config: Any, dtype: Any) -> dict[str, Any]:
     """The fields of a configuration that the transformers of lm1b and wmt take."""
-    same = ("emb_dim", "num_heads", "num_layers", "qkv_dim", "mlp_dim", "dropout_rate", "attention_dropout_rate")
+    same = (
+        "emb_dim",
+        "num_heads",
+        "num_layers",
+        "qkv_dim",
+        "mlp_dim",
+        "dropout_rate",
+        "attention_dropout_rate",
+    )
     sizes = {name: config[name] for name in (*same, "vocab_size")}
     longest = max(config.max_target_length, config.max_eval_target_length)
     return {**sizes, "output_vocab_size": config.vocab_size, "dtype": dtype, "max_len": longest}
 
 
-def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated: int, **sizes: Any) -> TrainingStep:
+def nlp_seq(
+    checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated: int, **sizes: Any
+) -> TrainingStep:
     """Tagging of words; gradients accumulate in `optax.MultiSteps` (not the example's)."""
     train = example(checkouts, "nlp_seq")
     words, tags = 20_000, 50  # the example counts them in the data
-    config = train.models.TransformerConfig(vocab_size=words, output_vocab_size=tags, max_len=tokens, **sizes)
+    config = train.models.TransformerConfig(
+        vocab_size=words, output_vocab_size=tags, max_len=tokens, **sizes
+    )
     model = train.models.Transformer(config)
     rate = train.create_learning_rate_scheduler(base_learning_rate=train.FLAGS.learning_rate)
     optimizer = optax.adamw(rate, b1=0.9, b2=0.98, eps=1e-9, weight_decay=train.FLAGS.weight_decay)
@@ -122,7 +161,10 @@ def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated
     def args() -> Any:
         params = model.init(jax.random.key(0), inputs=jnp.ones((tokens, 1)), train=False)["params"]
         state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=repeated)
-        inputs, targets = integers(batch, tokens, below=words, low=1), integers(batch, tokens, below=tags, low=1)
+        inputs, targets = (
+            integers(batch, tokens, below=words, low=1),
+            integers(batch, tokens, below=tags, low=1),
+        )
         return state, {"inputs": inputs, "targets": targets}, jax.random.key(3)
 
     def step(state: Any, batch: Any, key: Any) -> Any:
@@ -131,11 +173,16 @@ def nlp_seq(checkouts: Path, make: Make, *, batch: int, tokens: int, accumulated
     return TrainingStep(of_one_replica(step, "batch"), make(args), (0,))
 
 
-def ogbg_molpcba(checkouts: Path, make: Make, *, graphs: int, nodes: int, edges: int) -> TrainingStep:
+def ogbg_molpcba(
+    checkouts: Path, make: Make, *, graphs: int, nodes: int, edges: int
+) -> TrainingStep:
     """A graph network over molecules: gathers, segment sums, dropout."""
     train = example(checkouts, "ogbg_molpcba")
     config = configured(checkouts, "ogbg_molpcba", "default_graph_net", num_classes=128)
-    model, optimizer = train.create_model(config, deterministic=False), train.create_optimizer(config)
+    model, optimizer = (
+        train.create_model(config, deterministic=False),
+        train.create_optimizer(config),
+    )
 
     def molecules() -> Any:
         senders, receivers = (integers(edges, below=nodes, seed=seed) for seed in (2, 4))
@@ -148,7 +195,9 @@ def ogbg_molpcba(checkouts: Path, make: Make, *, graphs: int, nodes: int, edges:
     def args() -> Any:
         keys = {"params": jax.random.key(0), "dropout": jax.random.key(1)}
         params = jax.jit(model.init)(keys, train.replace_globals(molecules()))
-        state = train.train_state.TrainState.create(apply_fn=model.apply, params=params, tx=optimizer)
+        state = train.train_state.TrainState.create(
+            apply_fn=model.apply, params=params, tx=optimizer
+        )
         return state, molecules(), {"dropout": jax.random.key(3)}
 
     return TrainingStep(train.train_step, make(args), (0,))
@@ -163,7 +212,10 @@ def seq2seq(checkouts: Path, make: Make, *, batch: int, digits: int, width: int)
     def args() -> Any:
         state = train.get_train_state(jax.random.key(0), table)
         lengths = {"query": table.max_input_len, "answer": table.max_output_len}
-        drawn = {name: integers(batch, length, below=table.vocab_size) for name, length in lengths.items()}
+        drawn = {
+            name: integers(batch, length, below=table.vocab_size)
+            for name, length in lengths.items()
+        }
         sums = {name: jax.nn.one_hot(tokens, table.vocab_size) for name, tokens in drawn.items()}
         return state, sums, jax.random.key(3)
 
@@ -180,7 +232,9 @@ def vae(checkouts: Path, make: Make, *, batch: int, latents: int) -> TrainingSte
 
     def args() -> Any:
         params = model.init(jax.random.key(0), jnp.ones((1, 784)), jax.random.key(1))["params"]
-        state = train.train_state.TrainState.create(apply_fn=model.apply, params=params, tx=optax.adam(1e-3))
+        state = train.train_state.TrainState.create(
+            apply_fn=model.apply, params=params, tx=optax.adam(1e-3)
+        )
         return state, integers(batch, 784, below=2).astype(jnp.float32), jax.random.key(3)
 
     def step(state: Any, bits: Any, key: Any) -> Any:
@@ -206,7 +260,9 @@ def gemma_objects(train: Any, config: Any, **sizes: Any) -> Callable[[], Any]:
     return objects
 
 
-def gemma(checkouts: Path, make: Make, *, version: str, batch: int, tokens: int, **sizes: Any) -> TrainingStep:
+def gemma(
+    checkouts: Path, make: Make, *, version: str, batch: int, tokens: int, **sizes: Any
+) -> TrainingStep:
     """Gemma as an nnx module with explicit state: bfloat16 on float32 weights, sliding windows."""
     train = example(checkouts, "gemma")
     config = configured(checkouts, "gemma", max_target_length=tokens, transformer_name=version)

@@ -10,7 +10,9 @@ import jax.numpy as jnp
 from experiments.bench.public.checkouts import Repository, folder_of, imported
 from experiments.bench.public.training import Make, TrainingStep, images, integers, of_one_replica
 
-HAIKU = Repository("google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae", "Apache-2.0")
+HAIKU = Repository(
+    "google-deepmind/dm-haiku", "f4d858a5cbb29140855d68f81f5fd625e078a5ae", "Apache-2.0"
+)
 STAND_INS = ("tensorflow", "tensorflow_datasets")  # For data.
 
 
@@ -33,14 +35,22 @@ def imagenet(
     flags.train_device_batch_size = batch
     inner, network = train.get_policy(), hk.nets.ResNet50
     if blocks is not None:
-        network, narrow = hk.nets.ResNet, {"bottleneck": False, "channels_per_group": (8, 16, 32, 64)}
+        network, narrow = (
+            hk.nets.ResNet,
+            {"bottleneck": False, "channels_per_group": (8, 16, 32, 64)},
+        )
         hk.nets.ResNet50 = partial(network, blocks, **narrow)
-    hk.mixed_precision.set_policy(hk.BatchNorm, train.get_bn_policy().with_output_dtype(inner.compute_dtype))
+    hk.mixed_precision.set_policy(
+        hk.BatchNorm, train.get_bn_policy().with_output_dtype(inner.compute_dtype)
+    )
     hk.mixed_precision.set_policy(network, inner)
     form: list[Any] = []
 
     def args() -> Any:
-        shown = {"images": images(batch, size, size, 3, dtype=jnp.float16), "labels": integers(batch, below=1000)}
+        shown = {
+            "images": images(batch, size, size, 3, dtype=jnp.float16),
+            "labels": integers(batch, below=1000),
+        }
         leaves, tree = jax.tree.flatten(train.initial_state(jax.random.key(0), shown))
         form.append(tree)
         return leaves, shown
@@ -57,7 +67,12 @@ def transformer(
 ) -> TrainingStep:
     """A float32 decoder of characters; dropout, clipped gradients, Adam."""
     train = _example(checkouts, "transformer")
-    train.NUM_LAYERS, train.NUM_HEADS, train.MODEL_SIZE, train.KEY_SIZE = layers, heads, width, width // heads
+    train.NUM_LAYERS, train.NUM_HEADS, train.MODEL_SIZE, train.KEY_SIZE = (
+        layers,
+        heads,
+        width,
+        width // heads,
+    )
 
     def args() -> Any:
         words = integers(batch, tokens, below=train.dataset.VOCAB_SIZE, low=1)
@@ -77,6 +92,8 @@ def rnn(checkouts: Path, make: Make, *, batch: int, tokens: int, width: int) -> 
         words = integers(tokens, batch, below=train.dataset.NUM_CHARS)
         data = {"input": words, "target": jnp.roll(words, -1, axis=0)}
         params = init(jax.random.key(0), data)
-        return train.TrainingState(params=params, opt_state=train.make_optimizer().init(params)), data
+        return train.TrainingState(
+            params=params, opt_state=train.make_optimizer().init(params)
+        ), data
 
     return TrainingStep(train.update, make(args), (0,))

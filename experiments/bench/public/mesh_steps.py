@@ -22,11 +22,15 @@ from experiments.bench.public.flax_steps import FLAX
 from experiments.bench.public.training import TrainingStep, images
 
 DEVICES = 8
-MAXTEXT = Repository("AI-Hypercomputer/maxtext", "e591f30cbbf217ed67ef71263ec0538239f9c3b8", "Apache-2.0")
+MAXTEXT = Repository(
+    "AI-Hypercomputer/maxtext", "e591f30cbbf217ed67ef71263ec0538239f9c3b8", "Apache-2.0"
+)
 STAND_INS = (  # For MaxText's data, logs, checkpoints, quantization, TPU kernels and DiLoCo.
     "aqt", "datasets", "drjax", "grain", "huggingface_hub", "maxtext.checkpoint_conversion",
-    "maxtext.common.checkpointing", "maxtext.input_pipeline", "ml_goodput_measurement", "pathwaysutils",
-    "sentencepiece", "sympy", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax", "tokenizers", "transformers",
+    "maxtext.common.checkpointing", "maxtext.input_pipeline", "ml_goodput_measurement",
+    "pathwaysutils",
+    "sentencepiece", "sympy", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax",
+    "tokenizers", "transformers",
 )  # fmt: skip
 
 
@@ -35,7 +39,9 @@ def _placed(tree: Any, shardings: Any) -> Any:
     if isinstance(shardings, NamedSharding):
         shardings = jax.tree.map(lambda _: shardings, tree)
     return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), tree, shardings
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
     )
 
 
@@ -49,7 +55,9 @@ def lm1b(checkouts: Path) -> TrainingStep:
     jax.config.update("jax_num_cpu_devices", DEVICES)
     mesh = Mesh(train.utils.create_device_mesh(config), config.mesh_axes)
     boxed = jax.eval_shape(init_state, jax.random.key(0))
-    shardings = train.nn.logical_to_mesh_sharding(linen.get_partition_spec(boxed), mesh, config.logical_axis_rules)
+    shardings = train.nn.logical_to_mesh_sharding(
+        linen.get_partition_spec(boxed), mesh, config.logical_axis_rules
+    )
     state = _placed(train.utils.unbox_logicallypartioned_trainstate(boxed), shardings)
     rows = NamedSharding(mesh, PartitionSpec(*config.data_sharding))
     batch = {"inputs": _tokens(config.per_device_batch_size, config.max_target_length, rows)}
@@ -63,15 +71,24 @@ def lm1b(checkouts: Path) -> TrainingStep:
 
 def gemma(checkouts: Path, file: str) -> TrainingStep:
     """An nnx module on a mesh with explicit axes; also returns captured intermediates."""
-    train, config = flax_steps.example(checkouts, "gemma"), flax_steps.configured(checkouts, "gemma", file)
+    train, config = (
+        flax_steps.example(checkouts, "gemma"),
+        flax_steps.configured(checkouts, "gemma", file),
+    )
     jax.config.update("jax_num_cpu_devices", DEVICES)
     mesh = jax.make_mesh(config.get_mesh_shape(DEVICES), config.mesh_axes)
-    rules = train.ShardingConfig.fsdp_tp_sharding(fsdp_axis_name="fsdp", tensor_parallel_axis_name="tensor")
+    rules = train.ShardingConfig.fsdp_tp_sharding(
+        fsdp_axis_name="fsdp", tensor_parallel_axis_name="tensor"
+    )
     with jax.set_mesh(mesh):
-        form, state = nnx.split(nnx.eval_shape(flax_steps.gemma_objects(train, config, shd_config=rules)))
+        form, state = nnx.split(
+            nnx.eval_shape(flax_steps.gemma_objects(train, config, shd_config=rules))
+        )
     rows = NamedSharding(mesh, PartitionSpec(config.data_sharding))
     names = ("inputs", "targets", "inputs_position", "inputs_segmentation")
-    batch = dict.fromkeys(names, _tokens(config.per_device_batch_size, config.max_target_length, rows))
+    batch = dict.fromkeys(
+        names, _tokens(config.per_device_batch_size, config.max_target_length, rows)
+    )
 
     def step(state: Any, rows: Any) -> Any:
         with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
@@ -97,7 +114,9 @@ def parallelism(checkouts: Path, *, batch: int, width: int, depth: int) -> Train
         return (names.train_step(*built, x, y),)
 
     step, (state, *rows), donated = equinox_steps.step_of(eqx, jax.eval_shape, build, data, update)
-    return TrainingStep(step, (_placed(state, names.model_sharding), *_placed(rows, names.data_sharding)), donated)
+    return TrainingStep(
+        step, (_placed(state, names.model_sharding), *_placed(rows, names.data_sharding)), donated
+    )
 
 
 def maxtext(checkouts: Path, file: str, **values: Any) -> TrainingStep:
@@ -108,18 +127,28 @@ def maxtext(checkouts: Path, file: str, **values: Any) -> TrainingStep:
     words = (f"{name}={value}" for name, value in values.items())
     config = ahead.pyconfig.initialize(["", str(source / "maxtext/configs" / file), *words])
     axes = config.mesh_axes
-    mesh = Mesh(ahead.maxtext_utils.create_device_mesh(config), axes, axis_types=(AxisType.Auto,) * len(axes))
+    mesh = Mesh(
+        ahead.maxtext_utils.create_device_mesh(config),
+        axes,
+        axis_types=(AxisType.Auto,) * len(axes),
+    )
     (state, batch), _, kept, _, model = ahead.get_shaped_inputs(mesh, config)
     weights, kept = ahead.sharding.maybe_update_params_sharding_with_opt(config, kept)
     input_shardings = ahead.sharding.build_zero1_input_state_mesh_shardings(config, kept, weights)
     rows = ahead.sharding.get_input_data_sharding(config, mesh)
-    function, (input_shardings, _), (kept, _), _, donated = ahead.maxtext_utils.get_functional_train_with_signature(
-        ahead.train.train_step, rows, input_shardings, model, config, weights
+    function, (input_shardings, _), (kept, _), _, donated = (
+        ahead.maxtext_utils.get_functional_train_with_signature(
+            ahead.train.train_step, rows, input_shardings, model, config, weights
+        )
     )
     rules = config.logical_axis_rules
 
     def step(state: Any, batch: Any) -> Any:
-        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh), mesh, linen.logical_axis_rules(rules):
+        with (
+            jax.sharding.use_abstract_mesh(mesh.abstract_mesh),
+            mesh,
+            linen.logical_axis_rules(rules),
+        ):
             new, metrics = function(state, batch)
             return jax.lax.with_sharding_constraint(new, kept), metrics
 
@@ -155,6 +184,7 @@ MESH_STEPS = {
             partial(gemma, file="gemma3_270m"), "nothing"),
         MeshStep("equinox-parallelism", EQUINOX, "docs/examples/parallelism.ipynb",
             partial(parallelism, batch=16384, width=2048, depth=16),
-            "16 layers of 2048 and 16384 rows on each device, instead of one layer of 32 and two rows"),
+            "16 layers of 2048 and 16384 rows on each device, "
+            "instead of one layer of 32 and two rows"),
     )
 }  # fmt: skip

@@ -22,7 +22,9 @@ def of_one_replica(step: Callable[..., Any], axis: str) -> Callable[..., Any]:
     """A data-parallel step on a single device: the axis of its replicas has length one."""
 
     def alone(*args: Any) -> Any:
-        replicas = jax.vmap(lambda _, args: step(*args), in_axes=(0, None), out_axes=None, axis_name=axis)
+        replicas = jax.vmap(
+            lambda _, args: step(*args), in_axes=(0, None), out_axes=None, axis_name=axis
+        )
         return replicas(jnp.zeros(1), args)
 
     return alone

@@ -18,14 +18,32 @@ README = Path(__file__).parent / "README.md"
 # Processes, and devices of each.
 MESHES = {"3x4": (3, 4), "2x2x2": (4, 2), "5x1": (5, 1), "6x1": (6, 1), "7x1": (7, 1)}
 # For networks.
-FEW = {f"{n}x{count // n}": (n, count // n) for count in (1, 2, 4, 8) for n in (1, 2, 4) if n <= count}
+FEW = {
+    f"{n}x{count // n}": (n, count // n) for count in (1, 2, 4, 8) for n in (1, 2, 4) if n <= count
+}
 
 
-def launched(mesh: str, steps: int, cases: Sequence[str], timeout_s: float = 900) -> list[dict[str, Any]]:
+def launched(
+    mesh: str, steps: int, cases: Sequence[str], timeout_s: float = 900
+) -> list[dict[str, Any]]:
     """The reports of all ranks on all cases."""
     processes, devices = {**MESHES, **FEW}[mesh]
-    launch = [sys.executable, "-c", "from memplan.cli import main; main()", "launch", "-n", str(processes)]
-    worker = ["--devices", str(devices), "--", sys.executable, "-m", "experiments.distributed.every_step.worker"]
+    launch = [
+        sys.executable,
+        "-c",
+        "from memplan.cli import main; main()",
+        "launch",
+        "-n",
+        str(processes),
+    ]
+    worker = [
+        "--devices",
+        str(devices),
+        "--",
+        sys.executable,
+        "-m",
+        "experiments.distributed.every_step.worker",
+    ]
     command = [*launch, *worker, "--mesh", mesh, "--steps", str(steps), "--cases", *cases]
     done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, check=False)
     if done.returncode:
@@ -41,9 +59,16 @@ def measure(mesh: str) -> str:
         ranks = [report for report in reports if report["case"] == case]
         worst = max(report["worst"] for report in ranks)
         rows.append(
-            {"case": case, "ranks": len(ranks), "wrong": sum(report["wrong"] for report in ranks), "worst": worst}
+            {
+                "case": case,
+                "ranks": len(ranks),
+                "wrong": sum(report["wrong"] for report in ranks),
+                "worst": worst,
+            }
         )
-    return json.dumps({"mesh": mesh, "steps": steps, "versions": dict(versions()), "rows": rows}, indent=1)
+    return json.dumps(
+        {"mesh": mesh, "steps": steps, "versions": dict(versions()), "rows": rows}, indent=1
+    )
 
 
 def table() -> str:
@@ -53,7 +78,9 @@ def table() -> str:
         if not path.exists():
             continue
         document = json.loads(path.read_text())
-        releases.add(", ".join(f"{name} {version}" for name, version in document["versions"].items()))
+        releases.add(
+            ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+        )
         for row in document["rows"]:
             shape = document["mesh"], row["ranks"], row["case"], document["steps"]
             lines.append((*shape, row["wrong"], f"{row['worst']:.1%}"))

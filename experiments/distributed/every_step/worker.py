@@ -1,6 +1,7 @@
 """Is every step right? Compares each step over many processes with the same step on one device.
 
-    memplan launch -n 3 --devices 4 -- python -m experiments.distributed.every_step.worker --mesh 3x4 --steps 200
+    WORKER="python -m experiments.distributed.every_step.worker"
+    memplan launch -n 3 --devices 4 -- $WORKER --mesh 3x4 --steps 200
 
 Both start from the same state. In a whole training, a sum that is wrong now and then, or on one
 rank, would go unnoticed.
@@ -55,14 +56,18 @@ def contrasted(params: Any, key: jax.Array, batch: Any) -> jax.Array:
     """Contrastive loss of every example against the whole global batch."""
     views = hidden(params, batch["x"]), hidden(params, batch["x"][:, ::-1])
     first, second = (view / jnp.linalg.norm(view, axis=1, keepdims=True) for view in views)
-    return optax.softmax_cross_entropy_with_integer_labels(10 * first @ second.T, jnp.arange(first.shape[0])).mean()
+    return optax.softmax_cross_entropy_with_integer_labels(
+        10 * first @ second.T, jnp.arange(first.shape[0])
+    ).mean()
 
 
 def dropped(params: Any, key: jax.Array, batch: Any) -> jax.Array:
     """Dropout and noise from a key per example."""
 
     def noisy(key: jax.Array, x: jax.Array) -> jax.Array:
-        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0) + 0.1 * jax.random.normal(key, x.shape)
+        return jnp.where(jax.random.bernoulli(key, 0.7, x.shape), x, 0) + 0.1 * jax.random.normal(
+            key, x.shape
+        )
 
     x = jax.vmap(noisy)(jax.random.split(key, batch["x"].shape[0]), batch["x"])
     return classified(params, key, {**batch, "x": x})
@@ -81,7 +86,9 @@ def resnet(rows: int) -> Built:
 
 def decoder(rows: int) -> Built:
     """Attention, embedding by index, AdamW."""
-    return decoder_step(2, 32, rows, 16, config=DecoderConfig(vocab=64, context=16, heads=2), concrete=True)
+    return decoder_step(
+        2, 32, rows, 16, config=DecoderConfig(vocab=64, context=16, heads=2), concrete=True
+    )
 
 
 def step_of(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
@@ -98,7 +105,10 @@ def step_of(loss: Callable[..., jax.Array]) -> Callable[..., Any]:
 def initial_state() -> Any:
     rng = np.random.default_rng(0)
     shapes = {"first": (WIDTH, WIDTH), "second": (WIDTH, WIDTH), "out": (WIDTH, CLASSES)}
-    params = {name: jnp.asarray(0.1 * rng.normal(size=shape), jnp.float32) for name, shape in shapes.items()}
+    params = {
+        name: jnp.asarray(0.1 * rng.normal(size=shape), jnp.float32)
+        for name, shape in shapes.items()
+    }
     return {"params": params, "opt_state": OPTIMIZER.init(params), "key": jax.random.key(7)}
 
 
@@ -121,7 +131,9 @@ class Case:
 
 def _of(loss: Callable[..., jax.Array], **options: Any) -> Case:
     """The case of a loss `(params, key, batch)`."""
-    return Case(lambda rows: (step_of(loss), (initial_state(), batch_of(0, rows))), options, batch_of)
+    return Case(
+        lambda rows: (step_of(loss), (initial_state(), batch_of(0, rows))), options, batch_of
+    )
 
 
 LAYERS = {
@@ -130,7 +142,10 @@ LAYERS = {
 }  # fmt: skip
 NETWORKS = {
     **{make.__name__: Case(make) for make in (unet, resnet, decoder)},
-    **{f"{make.__name__}, split state": Case(make, {"split_state": "opt_state"}) for make in (unet, resnet, decoder)},
+    **{
+        f"{make.__name__}, split state": Case(make, {"split_state": "opt_state"})
+        for make in (unet, resnet, decoder)
+    },
 }
 CASES = {**LAYERS, **NETWORKS}
 
@@ -148,7 +163,9 @@ def wrong_steps(case: Case, mesh: Any, steps: int) -> tuple[int, float]:
     wrong, worst = 0, 0.0
     for number in range(steps):
         batch = case.batch(number, rows) if case.batch else batch
-        mine = jax.tree.map(lambda leaf: leaf[process * rows // count : (process + 1) * rows // count], batch)
+        mine = jax.tree.map(
+            lambda leaf: leaf[process * rows // count : (process + 1) * rows // count], batch
+        )
         before = local_copy(whole(state))
         state, metrics = run(state, divided.assemble(mine))
         actual, expected = local_copy(whole((state, metrics))), plain(before, batch)
@@ -156,8 +173,15 @@ def wrong_steps(case: Case, mesh: Any, steps: int) -> tuple[int, float]:
         off = difference(actual, expected, cut)
         if off > 1 and pieces:  # maybe a value within rounding of a kink
             draw = np.random.default_rng(number)
-            states = (jax.tree.map(lambda leaf: nudged(leaf, draw), before) for _ in range(NUDGED))  # noqa: B023
-            off = difference(actual, expected, [*cut, *(jax.tree.leaves(plain(start, batch)) for start in states)])
+            states = (
+                jax.tree.map(lambda leaf: nudged(leaf, draw), before)  # noqa: B023
+                for _ in range(NUDGED)
+            )
+            off = difference(
+                actual,
+                expected,
+                [*cut, *(jax.tree.leaves(plain(start, batch)) for start in states)],
+            )
         wrong, worst = wrong + (not off <= 1), max(worst, off)
     return wrong, worst
 
@@ -189,7 +213,9 @@ def _error(actual: np.ndarray, expected: np.ndarray, allowed: float) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mesh", default="", help="sizes of the axes, as 3x4; by default processes x devices")
+    parser.add_argument(
+        "--mesh", default="", help="sizes of the axes, as 3x4; by default processes x devices"
+    )
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
     options = parser.parse_args()
@@ -198,7 +224,12 @@ def main() -> None:
     mesh = parallel.mesh({f"level{i}": size for i, size in enumerate(sizes)} or None)
     for name in options.cases:
         wrong, worst = wrong_steps(CASES[name], mesh, options.steps)
-        labels = {"case": name, "mesh": options.mesh, "rank": cluster.process, "steps": options.steps}
+        labels = {
+            "case": name,
+            "mesh": options.mesh,
+            "rank": cluster.process,
+            "steps": options.steps,
+        }
         print(json.dumps({**labels, "wrong": wrong, "worst": round(worst, 4)}), flush=True)
 
 

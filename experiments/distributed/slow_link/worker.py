@@ -21,7 +21,11 @@ from models.train import decoder_step
 from models.transformer import DecoderConfig
 
 HOSTS, BATCH, TOKENS = 2, 8, 16
-METHODS: dict[str, dict[str, Any] | None] = {"jit": None, "memplan": {}, "bfloat16": {"between_hosts": "bfloat16"}}
+METHODS: dict[str, dict[str, Any] | None] = {
+    "jit": None,
+    "memplan": {},
+    "bfloat16": {"between_hosts": "bfloat16"},
+}
 
 
 def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) -> None:
@@ -30,7 +34,12 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
     mesh = parallel.mesh()
     links = measure_topology(mesh)
     step, (state, batch) = decoder_step(
-        4, 256, BATCH, TOKENS, config=DecoderConfig(vocab=512, context=TOKENS, heads=4), concrete=True
+        4,
+        256,
+        BATCH,
+        TOKENS,
+        config=DecoderConfig(vocab=512, context=TOKENS, heads=4),
+        concrete=True,
     )
     counter = Path(f"/sys/class/net/{interface}/statistics/tx_bytes")
     results = {}
@@ -43,11 +52,25 @@ def main(rank: str, coordinator: str, devices: str, interface: str, steps: str) 
         results[method] = trained(divided, run, state, batch, counter, steps)
     if cluster.process == 0:
         gradients = sum(leaf.nbytes for leaf in jax.tree.leaves(state.params))
-        axes = {axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth} for axis in links.axes}
-        print(json.dumps({"gradient_bytes": gradients, "devices": int(devices), "links": axes, "ways": results}))
+        axes = {
+            axis.name: {"latency_s": axis.latency_s, "bandwidth": axis.bandwidth}
+            for axis in links.axes
+        }
+        print(
+            json.dumps(
+                {
+                    "gradient_bytes": gradients,
+                    "devices": int(devices),
+                    "links": axes,
+                    "ways": results,
+                }
+            )
+        )
 
 
-def trained(step: parallel.DataParallel, run: Any, state: Any, batch: Any, counter: Path, steps: str) -> dict[str, Any]:
+def trained(
+    step: parallel.DataParallel, run: Any, state: Any, batch: Any, counter: Path, steps: str
+) -> dict[str, Any]:
     """Medians of the bytes that this host sent in a step and of its seconds; all losses."""
     state, batch = step.place(state, batch)
     seconds, losses, sent = [], [], []

@@ -15,7 +15,7 @@ from experiments.bench import __main__, questions, results, runner, tables
 from experiments.bench.cases import Case, by_name
 from experiments.bench.questions import QUESTIONS, Question, all_tables
 from experiments.bench.results import Measurement, Result, measured_here, source_here, stored_result
-from experiments.bench.tables import Column, mib, ms, table
+from experiments.bench.tables import Column, Rows, mib, ms, table
 from memplan.hardware import catalog
 
 CASES = [(question, case) for question in QUESTIONS.values() for case in question.cases.values()]
@@ -32,20 +32,27 @@ def test_every_question_has_a_section() -> None:
 
 
 def test_every_result_belongs_to_a_case() -> None:
-    stored = {path.relative_to(results.RESULTS).with_suffix("") for path in results.RESULTS.rglob("*.json")}
+    stored = {
+        path.relative_to(results.RESULTS).with_suffix("")
+        for path in results.RESULTS.rglob("*.json")
+    }
     assert stored and stored <= {Path(question.name) / case.name for question, case in CASES}
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_results_are_of_their_case_and_none_failed(name: str) -> None:
     for result in QUESTIONS[name].results():
-        assert result.path == results.RESULTS / name / f"{result.case}.json" and result.path.exists()
+        assert (
+            result.path == results.RESULTS / name / f"{result.case}.json" and result.path.exists()
+        )
         assert result.status != "failed" and result.rows and len(result.source) == 12
 
 
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_what_fits_is_within_its_budget(name: str) -> None:
-    rows = [row for row in QUESTIONS[name].rows() if row["status"] == "fits" and "budget_bytes" in row]
+    rows = [
+        row for row in QUESTIONS[name].rows() if row["status"] == "fits" and "budget_bytes" in row
+    ]
     assert all(row["compiled_bytes"] <= row["budget_bytes"] for row in rows)
 
 
@@ -59,7 +66,9 @@ def test_the_readme_of_the_project_quotes_twelve_cases() -> None:
     assert len(required) == 12
 
 
-@pytest.mark.parametrize("name", ["mlp_24-b200-70", "unet3d_96_transpose-a100-50", "decoder_8_scan-a100-95"])
+@pytest.mark.parametrize(
+    "name", ["mlp_24-b200-70", "unet3d_96_transpose-a100-50", "decoder_8_scan-a100-95"]
+)
 def test_arguments_are_shapes_and_the_step_keeps_the_state(name: str) -> None:
     step, args, donated = QUESTIONS["budgets"].cases[name].built()
     assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(args))
@@ -76,19 +85,32 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Question:
     """Three cases, each asked only if the previous one does not fit; results go to `tmp_path`."""
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     step = lambda: None  # noqa: E731
-    cases = [Case("50", step), Case("60", step, after=("50", False)), Case("75", step, after=("60", False))]
-    view = lambda rows: table([Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows)  # noqa: E731
-    return Question("toy", by_name(cases), lambda case: Measurement([{"step_s": 0.5}], "fits"), view)
+    cases = [
+        Case("50", step),
+        Case("60", step, after=("50", False)),
+        Case("75", step, after=("60", False)),
+    ]
+
+    def view(rows: Rows) -> str:
+        return table([Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows)
+
+    return Question(
+        "toy", by_name(cases), lambda case: Measurement([{"step_s": 0.5}], "fits"), view
+    )
 
 
 def keep(case: str, status: str = "fits", **more: Any) -> Result:
-    result = replace(measured_here("toy", case, Measurement([{"step_s": 0.5}], status), results.SOURCES), **more)
+    result = replace(
+        measured_here("toy", case, Measurement([{"step_s": 0.5}], status), results.SOURCES), **more
+    )
     result.keep()
     return result
 
 
 def names(question: Question, **how: bool) -> list[str]:
-    missing = runner.missing(question, question.cases.values(), **({"force": False, "keep": False} | how))
+    missing = runner.missing(
+        question, question.cases.values(), **({"force": False, "keep": False} | how)
+    )
     return [case.name for case in missing]
 
 
@@ -117,7 +139,9 @@ def test_a_case_waits_for_the_one_before_it(toy: Question) -> None:
     assert names(toy) == [] and [row["case"] for row in toy.rows()] == ["50", "60"]
     keep("50", "failed")
     assert [row["case"] for row in toy.rows()] == ["50"]
-    larger = replace(toy, cases=by_name([toy.cases["50"], Case("more", lambda: None, after=("50", True))]))
+    larger = replace(
+        toy, cases=by_name([toy.cases["50"], Case("more", lambda: None, after=("50", True))])
+    )
     assert not larger.asks(larger.cases["more"])
     keep("50")
     assert larger.asks(larger.cases["more"])
@@ -145,10 +169,15 @@ def test_a_case_runs_in_a_process_of_its_own_and_one_that_fails_says_why() -> No
 
 
 def test_it_measures_what_is_missing(
-    toy: Question, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    toy: Question,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setitem(QUESTIONS, "toy", toy)
-    monkeypatch.setattr(__main__, "apart", lambda question, case, minutes: runner.alone(question, case))
+    monkeypatch.setattr(
+        __main__, "apart", lambda question, case, minutes: runner.alone(question, case)
+    )
     monkeypatch.setattr(tables, "README", tmp_path / "README.md")
     tables.README.write_text("".join(f"<!-- {name} -->\n<!-- end -->\n" for name in QUESTIONS))
     assert __main__.main(["toy"]) == 0
@@ -168,7 +197,9 @@ def test_a_question_of_another_jax_is_not_asked(toy: Question, monkeypatch, caps
 
 def test_it_lists_and_refuses(capsys: pytest.CaptureFixture[str]) -> None:
     assert __main__.main(["size", "--list"]) == 0
-    assert capsys.readouterr().out.split() == [word for name in QUESTIONS["size"].cases for word in ("size", name)]
+    assert capsys.readouterr().out.split() == [
+        word for name in QUESTIONS["size"].cases for word in ("size", name)
+    ]
     with pytest.raises(SystemExit, match="nothing begins with something"):
         __main__.main(["size", "--only", "something"])
     with pytest.raises(SystemExit):
@@ -188,7 +219,12 @@ def test_a_missing_clone_ends_before_anything_is_measured(
 
 
 def test_columns_are_names_or_functions_with_units() -> None:
-    columns = [Column("name", "name"), mib("MiB", "nbytes"), ms("ms", lambda row: row["s"]), Column("none", "lost")]
+    columns = [
+        Column("name", "name"),
+        mib("MiB", "nbytes"),
+        ms("ms", lambda row: row["s"]),
+        Column("none", "lost"),
+    ]
     assert table(columns, [{"name": "a", "nbytes": 3 * 2**20, "s": 0.0125}]).splitlines() == [
         "| name | MiB | ms | none |", "|---|---|---|---|", "| a | 3 | 12.5 |  |",
     ]  # fmt: skip
@@ -200,7 +236,9 @@ def test_marks_in_the_readme_are_needed() -> None:
 
 
 def test_sources_of_public_steps_are_theirs() -> None:
-    files = {path.name for pattern in QUESTIONS["public"].sources for path in results.ROOT.glob(pattern)}
+    files = {
+        path.name for pattern in QUESTIONS["public"].sources for path in results.ROOT.glob(pattern)
+    }
     assert {"pipeline.py", "checkouts.py", "steps.py", "haiku_steps.py"} <= files
     assert not {"cases.py", "resnet.py"} & files
     assert questions.QUESTIONS["budgets"].sources == results.SOURCES

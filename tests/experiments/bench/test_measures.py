@@ -33,17 +33,31 @@ def test_a_step_is_planned_beside_what_it_is() -> None:
     measurement = planned.measure(case)
     [row] = measurement.rows
     assert (
-        measurement.status == "fits" and row["compiled_bytes"] <= row["budget_bytes"] == row["plain_bytes"] * 70 // 100
+        measurement.status == "fits"
+        and row["compiled_bytes"] <= row["budget_bytes"] == row["plain_bytes"] * 70 // 100
     )
-    assert row["step_s"] >= 0.9 * row["plain_step_s"] > 0 and row["ready_s"] > 0 < row["plain_compile_s"]
+    assert (
+        row["step_s"] >= 0.9 * row["plain_step_s"] > 0
+        and row["ready_s"] > 0 < row["plain_compile_s"]
+    )
     assert planned.measure(replace(case, budget=None)).status == "untouched"
 
 
-def test_a_release_is_what_the_older_jax_saved_and_this_one_checks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_release_is_what_the_older_jax_saved_and_this_one_checks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     ran: list[tuple[str, ...]] = []
     live_value = LiveValue("net/layer_0", 7, "int8[7]", "net.py:3", "")
-    old = replace(REPORT, live_at_peak=(live_value, replace(live_value, name="net/layer_1")), versions=(("jax", "1"),))
-    new = replace(REPORT, live_at_peak=(replace(live_value, nbytes=9, shape="int8[9]"),), versions=(("jax", "2"),))
+    old = replace(
+        REPORT,
+        live_at_peak=(live_value, replace(live_value, name="net/layer_1")),
+        versions=(("jax", "1"),),
+    )
+    new = replace(
+        REPORT,
+        live_at_peak=(replace(live_value, nbytes=9, shape="int8[9]"),),
+        versions=(("jax", "2"),),
+    )
 
     def run(python: str, *words: str) -> int:
         ran.append((python, *words))
@@ -59,10 +73,19 @@ def test_a_release_is_what_the_older_jax_saved_and_this_one_checks(monkeypatch: 
     [row] = releases.measure(Case("net", int, "v100", facts={"call": "net:make"})).rows
     assert (row["old_jax"], row["jax"], row["exit_code"]) == ("1", "2", 0)
     assert (row["grown"], row["grown_bytes"], row["shrunk"], row["shrunk_bytes"]) == (1, 2, 1, 7)
-    assert row["largest"] == {"kind": "larger", "new_shape": "int8[9]", "source": "net.py:3", "name": "net/layer_0"}
+    assert row["largest"] == {
+        "kind": "larger",
+        "new_shape": "int8[9]",
+        "source": "net.py:3",
+        "name": "net/layer_0",
+    }
     check = "check", "net:make", "--against"
     assert [command[:4] for command in ran] == [("older", *check), (sys.executable, *check)]
-    assert ran[0][5:] == ("--device", "v100", "--save") and ran[1][4:7] == (ran[0][4], "--device", "v100")
+    assert ran[0][5:] == ("--device", "v100", "--save") and ran[1][4:7] == (
+        ran[0][4],
+        "--device",
+        "v100",
+    )
 
 
 def test_the_least_that_a_part_of_a_volume_sends() -> None:
@@ -76,7 +99,9 @@ def test_bits_that_were_compared_are_equal() -> None:
     for name in ("bits", "public_bits"):
         rows = QUESTIONS[name].rows()
         assert {row["case"] for row in rows} == set(QUESTIONS[name].cases)
-        assert not [row for row in rows if (row["unequal"] and not row["gated"]) or not row["outputs"]]
+        assert not [
+            row for row in rows if (row["unequal"] and not row["gated"]) or not row["outputs"]
+        ]
 
 
 def test_all_that_were_drawn_were_equal() -> None:
@@ -98,20 +123,30 @@ def test_a_program_drawn_at_random_keeps_every_bit_and_effect() -> None:
 
 
 def test_effects_that_are_lost_repeated_or_in_another_order_are_told() -> None:
-    first, second, free = Effect("ordered", 0, 1.0), Effect("ordered", 1, 2.0), Effect("unordered", 2, 3.0)
+    first, second, free = (
+        Effect("ordered", 0, 1.0),
+        Effect("ordered", 1, 2.0),
+        Effect("unordered", 2, 3.0),
+    )
     plain = [first, second, free]
     assert not effect_difference([free, first, second, Effect("pure", 3, 4.0)], plain, gated=False)
     assert "order" in effect_difference([second, first, free], plain, gated=False)
     assert "more {0: 1}" in effect_difference([first, *plain], plain, gated=False)
     assert "fewer {2: 1}" in effect_difference([first, second], plain, gated=False)
     near = [first, replace(second, value=2.01), free]
-    assert "2.01" in effect_difference(near, plain, gated=False) and not effect_difference(near, plain, gated=True)
+    assert "2.01" in effect_difference(near, plain, gated=False) and not effect_difference(
+        near, plain, gated=True
+    )
 
 
 def test_steps_whose_state_is_donated_in_parts_are_compared() -> None:
     def step(weights: Any, count: Any, key: Any, x: Any) -> Any:
         noise = jax.random.normal(key, x.shape)
-        return weights - 0.1 * jnp.tanh(x + noise).T @ x @ weights, count + 1, {"key": key, "sum": weights.sum()}
+        return (
+            weights - 0.1 * jnp.tanh(x + noise).T @ x @ weights,
+            count + 1,
+            {"key": key, "sum": weights.sum()},
+        )
 
     args = jnp.eye(64), jnp.zeros((), jnp.int32), jax.random.key(0), jnp.ones((512, 64))
     training = Training(step, args, donated=(0, 1))
@@ -127,7 +162,9 @@ def test_a_plan_follows_its_link() -> None:
     rows = {row["case"]: row for row in QUESTIONS["link_speed"].rows()}
     none, slow, fast = (rows[f"googlenet-{link}"] for link in ("none", "pcie3x16", "nvlink-c2c"))
     assert none["offloaded_bytes"] == 0 < slow["offloaded_bytes"] < fast["offloaded_bytes"]
-    assert fast["again"] == 0 < none["again"] and fast["step_s"] < min(none["step_s"], slow["step_s"])
+    assert fast["again"] == 0 < none["again"] and fast["step_s"] < min(
+        none["step_s"], slow["step_s"]
+    )
 
 
 def test_state_that_stays_on_the_host_is_there() -> None:
@@ -174,5 +211,9 @@ def test_pixels_are_those_of_the_batch() -> None:
 
 def test_every_network_grows_on_every_card() -> None:
     assert len(LARGE_IMAGES) == 7 * 4 * len(CARDS)
-    doubled = [case.facts["pixels"] for case in SPEED.values() if case.name.startswith("resnet50-image-h200")]
+    doubled = [
+        case.facts["pixels"]
+        for case in SPEED.values()
+        if case.name.startswith("resnet50-image-h200")
+    ]
     assert all(later >= 2 * earlier for earlier, later in pairwise(doubled))

@@ -71,7 +71,9 @@ def test_so_does_one_over_a_mesh(step: MeshStep, tmp_path: Path) -> None:
     assert PUBLIC_MESHES[f"{step.name}-70"].facts == {"topology": step.topology}
 
 
-def test_the_folder_is_told_or_in_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_is_told_or_in_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     with pytest.raises(MissingCheckoutError, match=VARIABLE):
         checkouts_folder(None)
@@ -108,9 +110,14 @@ def test_equal_names_in_two_folders_are_two_modules(tmp_path: Path) -> None:
     assert not any(str(tmp_path) in entry for entry in sys.path)
 
 
-def test_a_module_of_the_project_hides_none_of_a_clone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_of_the_project_hides_none_of_a_clone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "models", sys)
-    assert imported(write(tmp_path, train="import models", models="SIZE = 3"), "train").models.SIZE == 3
+    assert (
+        imported(write(tmp_path, train="import models", models="SIZE = 3"), "train").models.SIZE
+        == 3
+    )
     assert sys.modules["models"] is sys
 
 
@@ -152,7 +159,12 @@ PATH = flags.DEFINE_string("path", None, "", required=True)
 """
     first, second = (imported(write(tmp_path, train=text), "train") for _ in range(2))
     first.FLAGS.rate = 5.0
-    assert (first.FLAGS.rate, second.FLAGS.rate, second.WIDTH.value, second.PATH.value) == (5.0, 2.0, 3, None)
+    assert (first.FLAGS.rate, second.FLAGS.rate, second.WIDTH.value, second.PATH.value) == (
+        5.0,
+        2.0,
+        3,
+        None,
+    )
     assert isinstance(second.FLAGS.rate, float)
 
 

@@ -28,15 +28,25 @@ def test_regions_are_whole_numbers_below_the_classes_with_an_intensity_each() ->
 
 def test_a_process_that_trains_has_a_resident_set_and_losses_that_fall() -> None:
     [row] = resident.measure(Case("small", partial(parcellation, 16, 8), budget=70)).rows
-    assert row["losses"] == sorted(row["losses"], reverse=True) and len(row["seconds"]) == resident.STEPS
-    assert row["compiled_bytes"] <= row["budget_bytes"] < row["plain_bytes"] < row["peak_rss"] < row["machine_bytes"]
+    assert (
+        row["losses"] == sorted(row["losses"], reverse=True)
+        and len(row["seconds"]) == resident.STEPS
+    )
+    assert (
+        row["compiled_bytes"]
+        <= row["budget_bytes"]
+        < row["plain_bytes"]
+        < row["peak_rss"]
+        < row["machine_bytes"]
+    )
     assert "volume" in views.resident([{**row, "case": "volume"}])
 
 
 @pytest.mark.slow
 def test_a_volume_in_slabs_trains_as_it_does_whole_in_less_memory() -> None:
     plain, slabs = (
-        apart(QUESTIONS["resident"], cases.RESIDENT[name]).rows[0] for name in ("volume_64-plain", "volume_64-28")
+        apart(QUESTIONS["resident"], cases.RESIDENT[name]).rows[0]
+        for name in ("volume_64-plain", "volume_64-28")
     )
     assert slabs["slab_loops"] > 0
     np.testing.assert_allclose(slabs["losses"], plain["losses"], rtol=1e-5)
@@ -49,7 +59,9 @@ def test_numbers_of_ten_steps_in_slabs_are_those_of_a_recompilation() -> None:
     assert [row["written"] for row in rows] == ["what kernels make", "sums alone"]
     assert all(row["loops"] > 1 and row["worst_array"] <= 1 for row in rows)
     assert all(0 < row["pieces_loss"] < 1e-5 and row["loss"] < 1e-5 for row in rows)
-    assert "query rows" in views.numbers([{**row, "case": "attention", "face": face} for row in rows])
+    assert "query rows" in views.numbers(
+        [{**row, "case": "attention", "face": face} for row in rows]
+    )
 
 
 def test_an_array_that_is_off_is_told() -> None:
@@ -60,7 +72,9 @@ def test_an_array_that_is_off_is_told() -> None:
     assert slab_numbers.worst_array(expected, [near], near, (0, 1)) < 1
     assert slab_numbers.worst_array(expected, [near], wrong, (0, 1)) > 10
     differences = slab_numbers.difference(expected, wrong, (0, 1))
-    assert differences["loss"] == 0 and differences["parameters"] == pytest.approx(1e-4 * (9 / 13) ** 0.5, rel=0.01)
+    assert differences["loss"] == 0 and differences["parameters"] == pytest.approx(
+        1e-4 * (9 / 13) ** 0.5, rel=0.01
+    )
 
 
 def test_every_face_has_a_case() -> None:

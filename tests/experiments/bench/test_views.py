@@ -15,8 +15,10 @@ from memplan.units import parse_bytes
 
 MIB = 2**20
 ROW = {
-    "case": "a", "device": "v100", "budget": 50, "status": "fits", "budget_bytes": 60, "plain_bytes": 100,
-    "plain_step_s": 1.0, "plain_compile_s": 2.0, "predicted_bytes": 51, "compiled_bytes": 50, "host_bytes": 0,
+    "case": "a", "device": "v100", "budget": 50, "status": "fits", "budget_bytes": 60,
+    "plain_bytes": 100,
+    "plain_step_s": 1.0, "plain_compile_s": 2.0, "predicted_bytes": 51, "compiled_bytes": 50,
+    "host_bytes": 0,
     "step_s": 1.1, "compilations": 1, "ready_s": 6.0,
 }  # fmt: skip
 FAILED = {"case": "d", "device": "v100", "budget": 70, "status": "failed", "reason": "no time"}
@@ -46,7 +48,8 @@ def test_the_summary_counts_what_fits_and_what_it_costs() -> None:
     fits, truth, over, costs, compilations = summary(rows)
     assert fits == "fits: 3 of 4 (d)"
     assert truth.endswith(
-        "off by median 2.00%, 90th percentile 2.00%, worst 2.00%; right at the first compilation: 1 of 3"
+        "off by median 2.00%, 90th percentile 2.00%, worst 2.00%; right at the first compilation: "
+        "1 of 3"
     )
     assert over.endswith("median 20.0%, 90th percentile 30.0%, worst 30.0%")
     assert "by the clock median 3.0" in costs and "threads not measured" in costs
@@ -56,19 +59,41 @@ def test_the_summary_counts_what_fits_and_what_it_costs() -> None:
 def test_rows_that_did_not_come_to_figures_are_told() -> None:
     assert cells(views.budgets([{**FAILED, "required": True}]))[:4] == ["d", "", "", "failed"]
     assert (
-        cells(views.public([{**ROW, "status": "does not fit", "floor_bytes": 3 * MIB}]))[3] == "does not fit: floor 3"
+        cells(views.public([{**ROW, "status": "does not fit", "floor_bytes": 3 * MIB}]))[3]
+        == "does not fit: floor 3"
     )
 
 
 def test_a_link_is_told_with_its_speed() -> None:
-    row = {**ROW, "case": "pcie3x16", "device": "v100@pcie3x16", "again": 0, "offloaded_bytes": 3 * MIB}
-    text = views.links([{**row, "copy_s": 0.04, "hidden_copy_s": 0.03}, {**row, "device": "v100", "copy_s": 0.0}])
-    assert cells(text)[:2] == ["pcie3x16", "12.6"] and cells(text)[4:] == ["3", "40", "75%", "1100.0", "+10.0%"]
+    row = {
+        **ROW,
+        "case": "pcie3x16",
+        "device": "v100@pcie3x16",
+        "again": 0,
+        "offloaded_bytes": 3 * MIB,
+    }
+    text = views.links(
+        [{**row, "copy_s": 0.04, "hidden_copy_s": 0.03}, {**row, "device": "v100", "copy_s": 0.0}]
+    )
+    assert cells(text)[:2] == ["pcie3x16", "12.6"] and cells(text)[4:] == [
+        "3",
+        "40",
+        "75%",
+        "1100.0",
+        "+10.0%",
+    ]
     assert cells(text, 1)[1] == "" and cells(text, 1)[6] == ""
 
 
 def of_loop(method: dict[str, Any], nbytes: int, step_s: float) -> dict[str, Any]:
-    row = {"of": "h200-f32", "budget": None, "compiled_bytes": nbytes, "step_s": step_s, "copy_s": 0.0, "host_bytes": 0}
+    row = {
+        "of": "h200-f32",
+        "budget": None,
+        "compiled_bytes": nbytes,
+        "step_s": step_s,
+        "copy_s": 0.0,
+        "host_bytes": 0,
+    }
     return row | {"predicted_bytes": nbytes, "stacked_bytes": 2 * MIB, "moved_bytes": 0} | method
 
 
@@ -78,7 +103,15 @@ def test_the_fastest_of_either_kind_that_fits_a_share() -> None:
         of_loop({"budget": 50}, 50, 2.0), of_loop({"budget": 30}, 30, 3.0),
     ]  # fmt: skip
     against = views.loops(rows)
-    assert cells(against) == ["h200-f32", "50%", "1000.0", "2000.0", "0", "jax.checkpoint, dots", "4000.0"]
+    assert cells(against) == [
+        "h200-f32",
+        "50%",
+        "1000.0",
+        "2000.0",
+        "0",
+        "jax.checkpoint, dots",
+        "4000.0",
+    ]
     assert cells(against, 1)[3:] == ["3000.0", "0", "none fits", ""]
     assert cells(against, 2)[3:] == ["", "", "none fits", ""]
     assert "memplan within 30%, 2 MiB kept, 0 moved" in against
@@ -97,9 +130,21 @@ def by_hand() -> list[dict[str, Any]]:
         return Point(method, budget, None if seconds is None else budget - 1, 0, seconds)
 
     points = [Point("plain jax", None, 1000, 0, 0.1), Point(POLICY, None, 500, 0, 0.14)]
-    for budget, own, xla in ((750, 0.101, 0.102), (500, 0.105, None), (350, 0.12, None), (250, None, None)):
-        points += [planned(MEMPLAN, budget, own), planned(XLA, budget, xla), Point(BOUND, budget, budget, 0, 0.09)]
-    return [{"case": "step", **row} for row in rows_of(Curve(tuple(points), "v100", 1000, 0.1, 200)).rows]
+    for budget, own, xla in (
+        (750, 0.101, 0.102),
+        (500, 0.105, None),
+        (350, 0.12, None),
+        (250, None, None),
+    ):
+        points += [
+            planned(MEMPLAN, budget, own),
+            planned(XLA, budget, xla),
+            Point(BOUND, budget, budget, 0, 0.09),
+        ]
+    return [
+        {"case": "step", **row}
+        for row in rows_of(Curve(tuple(points), "v100", 1000, 0.1, 200)).rows
+    ]
 
 
 def test_a_policy_counts_where_it_fits_and_nothing_else_does() -> None:
@@ -111,9 +156,14 @@ def test_a_policy_counts_where_it_fits_and_nothing_else_does() -> None:
 
 def test_the_sums_of_rivals_are_those_of_the_rows() -> None:
     text = " ".join(rival_sums(list(comparisons("step", list(by_hand())))))
-    assert "3 of 4 cases have a plan of memplan's own that fits; XLA's own fits in 1, a policy in 2." in text
+    assert (
+        "3 of 4 cases have a plan of memplan's own that fits; XLA's own fits in 1, a policy in 2."
+        in text
+    )
     assert "In 2 of the 2 cases where any rival fits" in text
-    assert "In 1 of the 1 cases where XLA's own fits, memplan's own plan is faster; in 2 more" in text
+    assert (
+        "In 1 of the 1 cases where XLA's own fits, memplan's own plan is faster; in 2 more" in text
+    )
     assert "Median overhead at 50 %: 5.0% over 1 steps." in text
     assert "Median distance to the bound: 16.7%; programs that are below it: 0." in text
     last = "| step | 25% | 100.0 | none fits |  | none fits | none fits | 90.0 |"
@@ -126,10 +176,17 @@ def test_sizes_are_told_for_every_way() -> None:
 
     figures = {"compiled_bytes": 2**30, "host_bytes": MIB, "step_s": 1.0}
     text = views.large_images(
-        [row("plain", size=240, **figures), row("xla"), row("memplan", size=480, limit="x", **figures)]
+        [
+            row("plain", size=240, **figures),
+            row("xla"),
+            row("memplan", size=480, limit="x", **figures),
+        ]
     )
     assert "| resnet50-batch | v100 | 240 |  |  | 480 | 2.0x |  | x |" in text
-    assert f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |" in text
+    assert (
+        f"| resnet50-batch | v100 | memplan | 480 | 1024 | 1 | 1000 | {480 * 224**2 / 1e6:.1f} |"
+        in text
+    )
 
 
 @pytest.mark.parametrize("view", [views.size, views.state, views.slabs])
@@ -143,19 +200,53 @@ def test_what_jax_jit_takes_by_default_stands_beside_the_unmodified_step(view: A
 def test_speeds_are_told_where_a_way_fits() -> None:
     case = next(case for case in SPEED.values() if case.name.startswith("unet3d-volume-v100"))
     budget = parse_bytes(str(case.budget), 0)
-    figures = {"plain_bytes": 1, "jit_step_s": 0.5, "compiled_bytes": MIB, "step_s": 0.25, "host_bytes": 0}
+    figures = {
+        "plain_bytes": 1,
+        "jit_step_s": 0.5,
+        "compiled_bytes": MIB,
+        "step_s": 0.25,
+        "host_bytes": 0,
+    }
     row = {"device": "v100", "status": "fits", "budget_bytes": budget, **case.facts, **figures}
     text = cells(views.speed([{**row, "checkpoint_bytes": budget + 1, "checkpoint_step_s": 1.0}]))
-    assert text == ["unet3d-volume", "v100", "64", f"{64**3 / 5e5:.1f}", "", f"{64**3 / 2.5e5:.1f}", "1", "0"]
+    assert text == [
+        "unet3d-volume",
+        "v100",
+        "64",
+        f"{64**3 / 5e5:.1f}",
+        "",
+        f"{64**3 / 2.5e5:.1f}",
+        "1",
+        "0",
+    ]
 
 
 def test_meshes_have_what_was_published_beside_them() -> None:
-    facts = {"case": "resnet50-ddl", "device": "p100", "published": ("ResNet", 0.95), "bound_bytes": 2 * MIB}
-    figures = {"step_s": 0.11, "jit_step_s": 0.22, "collective_s": 0.02, "hidden_collective_s": 0.01}
+    facts = {
+        "case": "resnet50-ddl",
+        "device": "p100",
+        "published": ("ResNet", 0.95),
+        "bound_bytes": 2 * MIB,
+    }
+    figures = {
+        "step_s": 0.11,
+        "jit_step_s": 0.22,
+        "collective_s": 0.02,
+        "hidden_collective_s": 0.01,
+    }
     rows = [
         {**facts, **figures, "way": method, "sent_bytes": sent * MIB, "efficiency": 0.94}
         for method, sent in (("jax.jit", 4), ("memplan.jit", 2))
     ]
     published, text = views.meshes(rows).split("\n\n")
     assert cells(published) == ["ResNet", "95%", "94.0%"]
-    assert cells(text, 1)[1:] == ["memplan.jit", "2.0", "2.0", "110.0", "20.0", "50%", "0.50", "94.0%"]
+    assert cells(text, 1)[1:] == [
+        "memplan.jit",
+        "2.0",
+        "2.0",
+        "110.0",
+        "20.0",
+        "50%",
+        "0.50",
+        "94.0%",
+    ]

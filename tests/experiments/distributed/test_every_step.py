@@ -18,7 +18,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize(
     ("mesh", "cases"),
-    [("3x4", [*LAYERS]), ("2x2", ["unet", "decoder, split state"]), ("6x1", ["split state"]), ("7x1", ["split state"])],
+    [
+        ("3x4", [*LAYERS]),
+        ("2x2", ["unet", "decoder, split state"]),
+        ("6x1", ["split state"]),
+        ("7x1", ["split state"]),
+    ],
 )
 def test_every_step_is_that_of_one_device(mesh: str, cases: Sequence[str]) -> None:
     reports = launched(mesh, 10, cases, timeout_s=300)

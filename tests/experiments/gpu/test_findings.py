@@ -36,7 +36,9 @@ def test_figures_have_their_units_and_ratios_their_spread() -> None:
 
 
 def test_what_failed_stands_there_with_its_words_and_what_it_had_found() -> None:
-    lines = page([{**_row("one", {"step_s": [0.03, 0.02]}), "error": "ran longer than 150 s: words"}], []).splitlines()
+    lines = page(
+        [{**_row("one", {"step_s": [0.03, 0.02]}), "error": "ran longer than 150 s: words"}], []
+    ).splitlines()
     assert "### Failed: one" in lines and "ran longer than 150 s: words" in lines
     assert "| step | 30.0 ms | 20.0 ms | 1.500 |" in lines
 
@@ -48,12 +50,17 @@ def test_what_is_missing_is_named() -> None:
 
 def test_only_nvidias_own_file_is_a_driver() -> None:
     line = "7f00-7f01 r--p 00000000 00:1b 42                 {}\n"
-    assert driver_version(line.format("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04")) == "580.159.04"
+    assert (
+        driver_version(line.format("/usr/lib/x86_64-linux-gnu/libcuda.so.580.159.04"))
+        == "580.159.04"
+    )
     assert driver_version(line.format("/root/.cache/memplan-tests/stand-in/lib/libcuda.so.1")) == ""
     assert driver_version(line.format("/tmp/lib/libfakegpu.so")) == ""
 
 
-def _row(name: str, pairs: Any = None, *, real: bool = True, how: str = "NVIDIA H100, driver 580.1") -> dict[str, Any]:
+def _row(
+    name: str, pairs: Any = None, *, real: bool = True, how: str = "NVIDIA H100, driver 580.1"
+) -> dict[str, Any]:
     card = {"real": real, "how": how, "versions": {"jax": "0.12.0.1"}}
     return {
         "name": name,

@@ -26,10 +26,17 @@ from tests.gpu_runtime import stand_in
 from tests.gpu_runtime.toys import mlp
 
 LACKING = (
-    "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis", "equinox",
+    "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis",
+    "equinox",
     "playwright", "viztracer", "jax_plugins", "jax_cuda12_plugin", "nvidia",
 )  # fmt: skip
-CARD = {"name": "NVIDIA H100", "how": "NVIDIA H100, driver 580.1", "platform": "gpu", "real": True, "versions": {}}
+CARD = {
+    "name": "NVIDIA H100",
+    "how": "NVIDIA H100, driver 580.1",
+    "platform": "gpu",
+    "real": True,
+    "versions": {},
+}
 
 Answer = Callable[[Row], dict[str, Any]]
 
@@ -55,7 +62,9 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., tupl
 
 
 def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None:
-    code, requested = start(lambda row: {"error": "ended with code 1: words"} if row is ROWS[1] else {})
+    code, requested = start(
+        lambda row: {"error": "ended with code 1: words"} if row is ROWS[1] else {}
+    )
     assert code == 1
     assert requested == [row.name for row in ROWS]
     kept = json.loads((tmp_path / "nvidia-h100.json").read_text())
@@ -68,7 +77,9 @@ def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None
 def test_a_second_call_goes_on_where_the_time_was_over(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over: Answer = lambda row: {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}  # noqa: E731
+    def over(row: Row) -> dict[str, Any]:
+        return {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}
+
     _, requested = start(over, "--minutes", "1")  # less time is left than that row may take
     assert requested == [row.name for row in ROWS[:3]]
     printed = capsys.readouterr().out.splitlines()[-1]
@@ -80,7 +91,9 @@ def test_a_second_call_goes_on_where_the_time_was_over(
 
 
 def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) -> None:
-    late: Answer = lambda row: {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}  # noqa: E731
+    def late(row: Row) -> dict[str, Any]:
+        return {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}
+
     assert start(late, "--minutes", "25") == (1, [row.name for row in ROWS])
     assert start(lambda row: {})[1] == []
 
@@ -88,7 +101,9 @@ def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) ->
 def test_every_row_is_kept_before_the_next_begins(start: Any, tmp_path: Path) -> None:
     def answer(row: Row) -> dict[str, Any]:
         path = tmp_path / "nvidia-h100.json"
-        measured = [kept_row["name"] for kept_row in json.loads(path.read_text())] if path.exists() else []
+        measured = (
+            [kept_row["name"] for kept_row in json.loads(path.read_text())] if path.exists() else []
+        )
         assert measured == [kept_row.name for kept_row in ROWS[: ROWS.index(row)]]
         return {}
 
@@ -109,7 +124,9 @@ def test_rows_side_by_side_are_all_kept(start: Any, tmp_path: Path) -> None:
     assert code == 0 and sorted(requested) == sorted(rows) == sorted(row["name"] for row in kept)
 
 
-def test_what_is_timed_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_timed_has_the_card_to_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(measure.tempfile, "gettempdir", lambda: str(tmp_path))
     inside: list[int] = []
 
@@ -123,7 +140,9 @@ def test_what_is_timed_has_the_card_to_itself(tmp_path: Path, monkeypatch: pytes
         list(pool.map(timed, range(8)))
 
 
-def test_what_is_no_real_card_is_refused(start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_real_card_is_refused(
+    start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     card = {**CARD, "name": "Stand-in", "how": STAND_IN, "real": False}
     assert start(lambda row: {}, card=card) == (2, [])
     assert "not a real card" in capsys.readouterr().err
@@ -181,10 +200,15 @@ def test_a_row_that_hangs_is_killed_and_the_next_one_is_measured(
 ) -> None:
     environment, place = hanging
     bare = {"JAX_PLATFORMS": "cpu", "PYTHONPATH": ""}
-    rows = [Row("hangs", "card", environment=environment, limit_s=2), Row("next", "card", environment=bare)]
+    rows = [
+        Row("hangs", "card", environment=environment, limit_s=2),
+        Row("next", "card", environment=bare),
+    ]
     monkeypatch.setattr(script, "TOY_ROWS", rows)
     monkeypatch.setattr(script, "_START", Row("card", "card", environment=bare))
-    monkeypatch.setattr(sys, "argv", ["gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")])
+    monkeypatch.setattr(
+        sys, "argv", ["gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")]
+    )
     assert script.main() == 1
     (path,) = (tmp_path / "out").glob("*.json")
     first, second = json.loads(path.read_text())
@@ -195,7 +219,15 @@ def test_a_row_that_hangs_is_killed_and_the_next_one_is_measured(
 
 def test_who_ends_the_script_ends_the_row(hanging: Any, tmp_path: Path) -> None:
     environment, place = hanging
-    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--allow-cpu", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu",
+        "--toy",
+        "--allow-cpu",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     script_ = subprocess.Popen(command, env={**os.environ, **environment}, cwd=script._ROOT)
     while not place.exists():
         assert script_.poll() is None
@@ -223,7 +255,9 @@ def test_where_a_budget_does_not_fit_the_smallest_is_taken_if_that_was_asked() -
 
 def test_nothing_is_imported_that_a_machine_with_a_card_lacks(tmp_path: Path) -> None:
     """A row runs without those packages; an unknown measure fails with its error."""
-    record = script._in_a_process(Row("a", "no measure", environment=_bare(tmp_path)), tmp_path, 100)
+    record = script._in_a_process(
+        Row("a", "no measure", environment=_bare(tmp_path)), tmp_path, 100
+    )
     assert record["error"].startswith("ended with code 1")
     assert record["error"].strip().endswith("KeyError: 'no measure'")
 
@@ -247,7 +281,16 @@ def test_a_row_is_measured_without_them(tmp_path: Path) -> None:
 def test_toy_rows_run_on_a_stand_in_driver(tmp_path: Path) -> None:
     """One row of each kind but `rates` (two minutes of compilation) and `restart`."""
     rows = ["3D U-Net, slabs", "3D U-Net, jax.checkpoint", "3D U-Net, a pinned"]
-    command = [sys.executable, "-m", "experiments.gpu", "--toy", "--out", str(tmp_path), "--rows", *rows]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.gpu",
+        "--toy",
+        "--out",
+        str(tmp_path),
+        "--rows",
+        *rows,
+    ]
     environment = {**os.environ, **stand_in.environment_of(), "STAND_IN_CARD": "h100"}
     subprocess.run(command, env=environment, cwd=script._ROOT, check=True, timeout=1500)
     (path,) = tmp_path.glob("*.json")

@@ -30,9 +30,14 @@ def test_nothing_to_hide() -> None:
 
 def test_kernels_and_copies_are_told_apart_in_the_lines_of_streams() -> None:
     # As XLA's CUPTI collector writes them; other lines repeat the same time by module and by step.
-    copy = _event("MemcpyD2H", memcpy_details="kind_src:device kind_dst:pinned size:4096 dest:0 async:1")
+    copy = _event(
+        "MemcpyD2H", memcpy_details="kind_src:device kind_dst:pinned size:4096 dest:0 async:1"
+    )
     kernel, fill = _event("loop_add_fusion", hlo_op="fusion.3"), _event("Memset")
-    card = _plane("/device:GPU:0", {"Stream #13(MemcpyD2H)": [copy], "Stream #7": [kernel, fill], "XLA Ops": [kernel]})
+    card = _plane(
+        "/device:GPU:0",
+        {"Stream #13(MemcpyD2H)": [copy], "Stream #7": [kernel, fill], "XLA Ops": [kernel]},
+    )
     traced = events(SimpleNamespace(planes=[card, _plane("/host:CPU", {"Stream #1": [kernel]})]))
     assert [(event.op, event.span) for event in kernels(traced)] == [("fusion.3", (1.0, 3.0))]
     assert [event.nbytes for event in copies(traced, "D2H")] == [4096]
@@ -44,7 +49,10 @@ def test_a_trace_stands_beside_the_replay(monkeypatch: pytest.MonkeyPatch, tmp_p
     plan = memplan.jit(lambda x: jnp.tanh(x @ x) @ x).plan(jnp.ones((64, 64)))
     module = plan.compile()._runner.executable.module
     op = next(iter(replay(module, catalog.named("h100")).seconds))
-    moved = [Event("MemcpyD2H", "", (0.0, 4e-3), 1 << 20), Event("MemcpyH2D", "", (5e-3, 6e-3), 1 << 20)]
+    moved = [
+        Event("MemcpyD2H", "", (0.0, 4e-3), 1 << 20),
+        Event("MemcpyH2D", "", (5e-3, 6e-3), 1 << 20),
+    ]
     traced = [Event("one", op, (0.0, 1e-3), 0), Event("of a graph", "", (3e-3, 6e-3), 0), *moved]
     figures = measure.Figures()
     measure._look_inside(traced, module, plan.report, 7e-3, tmp_path, figures)
@@ -52,9 +60,16 @@ def test_a_trace_stands_beside_the_replay(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert figures.pairs["memcpys to the host_bytes/s"][0] == pytest.approx((1 << 20) / 4e-3)
     assert figures.pairs["memcpys to the host, share under kernels"][0] == pytest.approx(0.5)
     assert figures.pairs["memcpys to the device, share under kernels"][0] == pytest.approx(1)
-    assert figures.facts["share of the kernels' time that is known by instruction"] == pytest.approx(0.25)
-    assert any(name.startswith("far off") and pair[0] == pytest.approx(1e-3) for name, pair in figures.pairs.items())
-    measure._look_inside(moved, module, plan.report, 7e-3, tmp_path, measure.Figures())  # no kernel at all
+    assert figures.facts[
+        "share of the kernels' time that is known by instruction"
+    ] == pytest.approx(0.25)
+    assert any(
+        name.startswith("far off") and pair[0] == pytest.approx(1e-3)
+        for name, pair in figures.pairs.items()
+    )
+    measure._look_inside(
+        moved, module, plan.report, 7e-3, tmp_path, measure.Figures()
+    )  # no kernel at all
 
 
 def _event(name: str, **stats: str) -> Any:
@@ -63,5 +78,9 @@ def _event(name: str, **stats: str) -> Any:
 
 def _plane(name: str, lines: dict[str, list[Any]]) -> Any:
     return SimpleNamespace(
-        name=name, lines=[SimpleNamespace(name=line, events=events_of_line) for line, events_of_line in lines.items()]
+        name=name,
+        lines=[
+            SimpleNamespace(name=line, events=events_of_line)
+            for line, events_of_line in lines.items()
+        ],
     )

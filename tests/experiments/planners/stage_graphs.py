@@ -12,13 +12,19 @@ from experiments.planners.stages import Stages, replay, stages_of_nodes
 def random_stages(draw: random.Random, max_nodes: int = 7) -> Stages:
     """Up to `max_nodes` nodes; a budget from just below the minimum to what keeping all takes."""
     count = draw.randint(2, max_nodes)
-    inputs = [sorted(draw.sample(range(node), min(node, draw.choice([0, 1, 1, 2, 2, 3])))) for node in range(count)]
+    inputs = [
+        sorted(draw.sample(range(node), min(node, draw.choice([0, 1, 1, 2, 2, 3]))))
+        for node in range(count)
+    ]
     nbytes = [draw.choice([1, 1, 2, 3, 5, 9]) for _ in range(count)]
     ticks = [draw.randint(0, 9) for _ in range(count)]
     free = stages_of_nodes(nbytes, ticks, inputs, 0)
     floor_bytes, most_bytes = max(free.least_nbytes), replay(free, ()).peak_nbytes
     return stages_of_nodes(
-        nbytes, ticks, inputs, draw.randint(floor_bytes - (draw.random() < 0.2), max(floor_bytes, most_bytes - 1))
+        nbytes,
+        ticks,
+        inputs,
+        draw.randint(floor_bytes - (draw.random() < 0.2), max(floor_bytes, most_bytes - 1)),
     )
 
 

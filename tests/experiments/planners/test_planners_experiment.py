@@ -21,7 +21,9 @@ PEAKS = {
     "fcn8_vgg_b32_train": 13_484_795_520,
     "resnet50_b256_train": 38_059_356_160,
 }
-published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published graphs are not part of the repository")
+published = pytest.mark.skipif(
+    not PUBLISHED.is_dir(), reason="the published graphs are not part of the repository"
+)
 
 
 def judged(path: Path, result: dict) -> None:
@@ -40,7 +42,9 @@ def test_peaks_of_the_given_orders(name: str) -> None:
 
 
 @published
-@pytest.mark.parametrize(("name", "percent"), [("fcn8_vgg_b32_train", 0.14), ("resnet50_b256_train", 0.30)])
+@pytest.mark.parametrize(
+    ("name", "percent"), [("fcn8_vgg_b32_train", 0.14), ("resnet50_b256_train", 0.30)]
+)
 def test_training_graphs_at_four_fifths(name: str, percent: float) -> None:
     path = PUBLISHED / f"{name}.json"
     result = plan(path, 0.8, 60)
@@ -64,12 +68,24 @@ def test_a_generated_graph_from_file_to_answer(tmp_path: Path, schema: str) -> N
     document = random_layered(60, seed=3)
     if schema == "training":
         document["nodes"] = [
-            {"id": n["name"], "cost_ram": n["out_cost"], "cost_cpu": n["duration"]} for n in document["nodes"]
+            {"id": n["name"], "cost_ram": n["out_cost"], "cost_cpu": n["duration"]}
+            for n in document["nodes"]
         ]
-        document["links"] = [{"source": link["0"], "target": link["1"]} for link in document["links"]]
+        document["links"] = [
+            {"source": link["0"], "target": link["1"]} for link in document["links"]
+        ]
         document["graph"] = {}
     path.write_text(json.dumps(document))
-    command = [sys.executable, "-m", "experiments.planners", str(path), "--ratio", "0.9", "--seconds", "6"]
+    command = [
+        sys.executable,
+        "-m",
+        "experiments.planners",
+        str(path),
+        "--ratio",
+        "0.9",
+        "--seconds",
+        "6",
+    ]
     output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     result = json.loads(output)
     assert result["status"] in ("optimal", "feasible")

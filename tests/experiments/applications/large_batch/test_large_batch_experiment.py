@@ -20,7 +20,9 @@ from experiments.applications.large_batch.training import (
 )
 from experiments.readme import inserted
 
-TINY = Settings("448KiB", examples=96, held_out=64, epochs=2, warmup_epochs=1, base_batch=48, filters=1)
+TINY = Settings(
+    "448KiB", examples=96, held_out=64, epochs=2, warmup_epochs=1, base_batch=48, filters=1
+)
 
 
 def test_the_same_seed_draws_the_same_images_of_every_shape() -> None:
@@ -55,7 +57,9 @@ def test_the_rate_by_the_paper_s_own_numbers() -> None:
     rate = ScalingRule(sgd, 0.1, 1.0).rate(imagenet, 8192)
     rates = [float(rate(step)) for step in (0, 5 * epoch // 2, 5 * epoch, 90 * epoch)]
     assert rates == pytest.approx([0.1, 1.65, 3.2, 0.0], rel=1e-5, abs=1e-6)
-    assert float(ScalingRule(sgd, 0.1, 0.5).rate(imagenet, 1024)(5 * (1_281_167 // 1024))) == pytest.approx(0.2)
+    assert float(
+        ScalingRule(sgd, 0.1, 0.5).rate(imagenet, 1024)(5 * (1_281_167 // 1024))
+    ) == pytest.approx(0.2)
     assert float(ScalingRule(sgd, 0.1, None).rate(imagenet, 8192)(0)) == pytest.approx(0.1)
 
 
@@ -69,7 +73,10 @@ def test_a_training_of_few_steps(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
     run.measure([("LARS, linear", 1)], path, TINY)
     document = json.loads(path.read_text())
-    assert [(row["seed"], row["batch"], row["steps"]) for row in document["rows"]] == [(0, 48, 4), (1, 48, 4)]
+    assert [(row["seed"], row["batch"], row["steps"]) for row in document["rows"]] == [
+        (0, 48, 4),
+        (1, 48, 4),
+    ]
     assert all(row["device_bytes"] <= 448 * 1024 < row["plain_bytes"] for row in document["rows"])
     assert len({row["accuracy"] for row in document["rows"]}) == 2 and all(
         row["accuracy"] < 0.5 for row in document["rows"]
@@ -78,9 +85,17 @@ def test_a_training_of_few_steps(tmp_path: Path) -> None:
 
 
 def test_the_table_has_means_over_seeds() -> None:
-    row = {"way": "linear", "batch": 64, "steps": 4, "plain_bytes": 3 * 2**20, "device_bytes": 2**20}
+    row = {
+        "way": "linear",
+        "batch": 64,
+        "steps": 4,
+        "plain_bytes": 3 * 2**20,
+        "device_bytes": 2**20,
+    }
     rows = [{**row, "seed": seed, "accuracy": 0.9 + 0.04 * seed} for seed in (0, 1)]
-    assert run.table(rows).splitlines()[2:] == ["| 64 | 4 | 3.0 | 1.0 |  | 92.0 (90.0 to 94.0) |  |  |"]
+    assert run.table(rows).splitlines()[2:] == [
+        "| 64 | 4 | 3.0 | 1.0 |  | 92.0 (90.0 to 94.0) |  |  |"
+    ]
 
 
 def test_every_case_was_measured_within_the_budget() -> None:

@@ -49,7 +49,11 @@ def test_a_phantom_depends_on_seed_and_number_alone() -> None:
 def test_a_patch_is_a_piece_of_its_volume() -> None:
     numbered = np.arange(10 * 11 * 12, dtype=np.float32).reshape(10, 11, 12)
     lesion = numbered.astype(np.int32) == 5 * 132 + 5 * 12 + 6
-    volume, random, lesions = Volume(numbered[..., None], lesion.astype(np.int32)), np.random.default_rng(0), 0
+    volume, random, lesions = (
+        Volume(numbered[..., None], lesion.astype(np.int32)),
+        np.random.default_rng(0),
+        0,
+    )
     for _ in range(300):
         patch = random_patch(volume, 4, random)
         first = np.array(np.unravel_index(int(patch.image[0, 0, 0, 0]), numbered.shape))
@@ -73,14 +77,21 @@ def test_cubes_are_all_pieces_of_a_volume(channels: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("method", run.METHODS)
 def test_a_training_of_few_steps(method: str) -> None:
     """Training on whole volumes in slabs gives the same loss, up to rounding."""
-    settings = Settings(steps=6, heads=2, held_out=2, model=UNet3DConfig(1, 2, classes=64, in_channels=1))
+    settings = Settings(
+        steps=6, heads=2, held_out=2, model=UNet3DConfig(1, 2, classes=64, in_channels=1)
+    )
     training = run.trained(settings, method, 0)
     assert np.isfinite(training.loss) and len(training.dice) == len(LABELS)
-    assert min(*training.dice, training.lesion_dice) >= 0 and max(*training.dice, training.lesion_dice) <= 1
+    assert (
+        min(*training.dice, training.lesion_dice) >= 0
+        and max(*training.dice, training.lesion_dice) <= 1
+    )
     if method == "whole":
         assert training.budget_bytes is None
     else:
-        assert training.budget_bytes is not None and training.compiled_bytes <= training.budget_bytes
+        assert (
+            training.budget_bytes is not None and training.compiled_bytes <= training.budget_bytes
+        )
     if method == "slabs":
         assert training.loss == pytest.approx(run.trained(settings, "whole", 0).loss, rel=1e-3)
 
@@ -88,7 +99,11 @@ def test_a_training_of_few_steps(method: str) -> None:
 def test_results_are_within_a_quarter_of_the_whole() -> None:
     rows = run.stored_rows()
     (whole,) = {row["compiled_bytes"] for row in rows if row["way"] == "a whole volume"}
-    assert all(row["compiled_bytes"] <= row["budget_bytes"] == whole // 4 for row in rows if row["budget_bytes"])
+    assert all(
+        row["compiled_bytes"] <= row["budget_bytes"] == whole // 4
+        for row in rows
+        if row["budget_bytes"]
+    )
 
 
 def test_readme_is_what_the_results_say() -> None:

@@ -123,7 +123,9 @@ def test_header_scaling_and_uncompressed_files(root: Path) -> None:
     """A float label and a scaled image, both uncompressed, read like their gzipped originals."""
     pair = {"image": "./imagesTr/PHANTOM_001.nii", "label": "./labelsTr/PHANTOM_001.nii"}
     before = first(root)
-    Nifti1Image(stored(root / LABEL).astype(np.float32), np.eye(4)).to_filename(root / pair["label"])
+    Nifti1Image(stored(root / LABEL).astype(np.float32), np.eye(4)).to_filename(
+        root / pair["label"]
+    )
     scaled = Nifti1Image(stored(root / IMAGE) * 0.5, np.eye(4))
     scaled.set_data_dtype(np.int16)
     scaled.to_filename(root / pair["image"])
@@ -162,7 +164,11 @@ def test_crop_and_pad_keep_the_middle(size: int, shape: tuple[int, int, int]) ->
         assert at.size == min(extent, size)
         offset = line[at] - 1 - at  # where a voxel came from minus where it went
         assert (offset == offset[0]).all()
-        assert offset[0] == (extent - size) // 2 if extent >= size else -offset[0] == (size - extent) // 2
+        assert (
+            offset[0] == (extent - size) // 2
+            if extent >= size
+            else -offset[0] == (size - extent) // 2
+        )
 
 
 @pytest.mark.parametrize("size", [0, -4])
@@ -177,7 +183,11 @@ def test_missing_description(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [(b'{"name": "BRA', "not valid JSON"), (b"\xff\xfe\x00", "not valid JSON"), (b"[]", "no JSON object")],
+    [
+        (b'{"name": "BRA', "not valid JSON"),
+        (b"\xff\xfe\x00", "not valid JSON"),
+        (b"[]", "no JSON object"),
+    ],
 )
 def test_malformed_description(root: Path, content: bytes, words: str) -> None:
     (root / "dataset.json").write_bytes(content)
@@ -202,8 +212,14 @@ def test_lacking_field(root: Path, field: str) -> None:
         ({"numTraining": 0, "training": []}, "0 training cases"),
         ({"training": ["./imagesTr/A.nii.gz", "./imagesTr/B.nii.gz"]}, "Each entry"),
         ({"training": [{"image": f"./{IMAGE}"}], "numTraining": 1}, "Each entry"),
-        ({"training": [{"image": "../a.nii", "label": "b.nii"}], "numTraining": 1}, "outside the data set"),
-        ({"training": [{"image": "/a.nii", "label": "b.nii"}], "numTraining": 1}, "outside the data set"),
+        (
+            {"training": [{"image": "../a.nii", "label": "b.nii"}], "numTraining": 1},
+            "outside the data set",
+        ),
+        (
+            {"training": [{"image": "/a.nii", "label": "b.nii"}], "numTraining": 1},
+            "outside the data set",
+        ),
     ],
 )
 def test_wrong_field(root: Path, changes: dict[str, Any], words: str) -> None:
@@ -227,7 +243,10 @@ def test_file_that_vanishes_after_opening(root: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda voxels: voxels[..., :3], "has 3 modalities where 4 are declared (FLAIR, T1w, T1gd, T2w)"),
+        (
+            lambda voxels: voxels[..., :3],
+            "has 3 modalities where 4 are declared (FLAIR, T1w, T1gd, T2w)",
+        ),
         (lambda voxels: voxels[..., 0], "has 1 modalities where 4 are declared"),
         (lambda voxels: np.concatenate([voxels, voxels[..., :1]], -1), "has 5 modalities where 4"),
         (lambda voxels: voxels[:, :, 0, 0], "an image of shape (16, 16)"),
@@ -235,7 +254,9 @@ def test_file_that_vanishes_after_opening(root: Path) -> None:
         (lambda voxels: voxels.astype(np.complex64), "type complex64"),
     ],
 )
-def test_image_of_wrong_shape(root: Path, change: Callable[[np.ndarray], np.ndarray], words: str) -> None:
+def test_image_of_wrong_shape(
+    root: Path, change: Callable[[np.ndarray], np.ndarray], words: str
+) -> None:
     rewrite(root / IMAGE, change)
     refused(root, IMAGE, words)
 

@@ -12,7 +12,9 @@ from experiments.applications.segmentation.phantoms import CORE, EDEMA, RIM, dra
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("size", [16, 17, 32])
@@ -33,7 +35,8 @@ def test_contrast_tells_the_tissues_apart() -> None:
     image, label = draw(48, np.random.default_rng(0))
     head = image[..., 0] > 0
     flair, t1w, t1gd, t2w = (
-        {tissue: image[head & (label == tissue), channel].mean() for tissue in range(4)} for channel in range(4)
+        {tissue: image[head & (label == tissue), channel].mean() for tissue in range(4)}
+        for channel in range(4)
     )
     assert max(flair, key=lambda tissue: flair[tissue]) == EDEMA
     assert min(t1w, key=lambda tissue: t1w[tissue]) == CORE
@@ -54,7 +57,9 @@ def test_same_seed_same_bytes(pristine: Path, tmp_path: Path) -> None:
     write_phantoms(tmp_path / "again", cases=2, size=16, seed=0)
     again = contents(tmp_path / "again")
     assert again == contents(pristine)
-    stamps = {content[4:8] for name, content in again.items() if name.endswith(".gz")}  # RFC 1952: MTIME
+    stamps = {
+        content[4:8] for name, content in again.items() if name.endswith(".gz")
+    }  # RFC 1952: MTIME
     assert stamps == {bytes(4)}
 
 
@@ -163,11 +168,17 @@ def test_arguments_out_of_range(tmp_path: Path, recipe: tuple[int, int, int]) ->
     assert list(tmp_path.iterdir()) == []
 
 
-def test_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["phantoms", str(tmp_path / "a"), "--cases", "1", "--size", "16"])
+def test_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(
+        "sys.argv", ["phantoms", str(tmp_path / "a"), "--cases", "1", "--size", "16"]
+    )
     phantoms.main()
     assert "1 cases of 16^3 voxels x FLAIR, T1w, T1gd, T2w" in capsys.readouterr().out
-    monkeypatch.setattr("sys.argv", ["phantoms", str(tmp_path / "a"), "--cases", "2", "--size", "16"])
+    monkeypatch.setattr(
+        "sys.argv", ["phantoms", str(tmp_path / "a"), "--cases", "2", "--size", "16"]
+    )
     with pytest.raises(SystemExit) as caught:
         phantoms.main()
     assert caught.value.code == 2

@@ -34,12 +34,16 @@ def test_hard_dice_is_symmetric() -> None:
 
 def test_certain_and_right_costs_nothing() -> None:
     labels = np.arange(64).reshape(1, 4, 4, 4) % 4
-    assert float(dice_cross_entropy(certain(labels, 4), jnp.asarray(labels))) == pytest.approx(0, abs=1e-5)
+    assert float(dice_cross_entropy(certain(labels, 4), jnp.asarray(labels))) == pytest.approx(
+        0, abs=1e-5
+    )
 
 
 def test_certain_and_wrong_costs_the_margin_and_all_of_dice() -> None:
     labels = np.arange(64).reshape(1, 4, 4, 4) % 4
-    assert float(dice_cross_entropy(certain(labels, 4), jnp.asarray(labels + 1) % 4)) == pytest.approx(101, rel=1e-5)
+    assert float(
+        dice_cross_entropy(certain(labels, 4), jnp.asarray(labels + 1) % 4)
+    ) == pytest.approx(101, rel=1e-5)
 
 
 def test_undecided_by_hand() -> None:

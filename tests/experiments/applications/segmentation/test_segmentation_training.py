@@ -24,7 +24,9 @@ def batch(pristine: Path) -> Batch:
 
 def test_factory_allocates_nothing_and_describes_the_batch(batch: Batch) -> None:
     _, (state, abstract) = factory(16, TINY)
-    assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((state, abstract)))
+    assert all(
+        isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves((state, abstract))
+    )
     assert {key: (leaf.shape, leaf.dtype) for key, leaf in abstract.items()} == {
         key: (leaf.shape, leaf.dtype) for key, leaf in batch.items()
     }

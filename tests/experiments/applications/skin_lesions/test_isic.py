@@ -54,7 +54,9 @@ def refused(root: Path, file: str, *words: str, use: Callable[[Path], object] = 
 
 
 def contents(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 def edit(root: Path, change: Callable[[list[list[str]]], object]) -> None:
@@ -71,7 +73,10 @@ def put(row: int, column: int, cell: str) -> Callable[[list[list[str]]], object]
 def test_declarations(pristine: Path, dataset: Dataset) -> None:
     assert dataset.classes == ("MEL", "NV", "BCC", "AKIEC", "BKL", "DF", "VASC")
     assert len(dataset.lesions) == 24
-    assert (dataset.lesions[0].image, dataset.lesions[0].mask) == (pristine / PHOTOGRAPH, pristine / MASK)
+    assert (dataset.lesions[0].image, dataset.lesions[0].mask) == (
+        pristine / PHOTOGRAPH,
+        pristine / MASK,
+    )
     for number, lesion in enumerate(dataset.lesions):
         kind, image, mask = draw(np.random.default_rng([0, number]))
         assert dataset.classes[lesion.label] == kind
@@ -116,7 +121,10 @@ def test_prepared_is_the_middle_square(tmp_path: Path, size: tuple[int, int]) ->
     """With green in the middle square and red outside, no red remains; masks are cropped alike."""
     lesion = Lesion(tmp_path / "a.png", tmp_path / "b.png", 0)
     picture, side = Image.new("RGB", size, (255, 0, 0)), min(size)
-    picture.paste((0, 255, 0), ((size[0] - side) // 2, (size[1] - side) // 2, *((s + side) // 2 for s in size)))
+    picture.paste(
+        (0, 255, 0),
+        ((size[0] - side) // 2, (size[1] - side) // 2, *((s + side) // 2 for s in size)),
+    )
     picture.save(lesion.image)
     picture.getchannel("G").save(lesion.mask)
     square = pixels(lesion, 16)
@@ -196,7 +204,12 @@ def test_table_with_an_unknown_class(
 
 def test_a_lesion_of_unknown_class_as_in_2019(root: Path) -> None:
     """The column UNK is allowed, a lesion in it is not."""
-    edit(root, lambda rows: [row.append(cell) for row, cell in zip(rows, ["UNK"] + ["0.0"] * 24, strict=True)])
+    edit(
+        root,
+        lambda rows: [
+            row.append(cell) for row, cell in zip(rows, ["UNK"] + ["0.0"] * 24, strict=True)
+        ],
+    )
     assert "UNK" not in opened_at(root).classes
     edit(root, lambda rows: rows.__setitem__(1, [FIRST, *["0.0"] * 7, "1.0"]))
     refused(root, TRUTH, FIRST, "no known class")

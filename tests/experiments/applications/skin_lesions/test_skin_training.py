@@ -40,7 +40,9 @@ def colours(dataset: Dataset, batch: int = 6) -> Task:
             return image.mean((1, 2)) @ variables["params"]
 
     def loss(params: Any, batch_stats: Any, batch: Batch) -> tuple[jax.Array, Any]:
-        return cross_entropy(Colours().apply({"params": params}, batch["image"]), batch["label"]), batch_stats
+        return cross_entropy(
+            Colours().apply({"params": params}, batch["image"]), batch["label"]
+        ), batch_stats
 
     optimizer = optax.sgd(0.1)
     params = jnp.zeros((3, len(dataset.classes)))
@@ -64,18 +66,25 @@ def test_channels_are_standardized_in_single_precision() -> None:
     image = np.array([[[0, 128, 255]]], np.uint8)
     standard = standardized({"image": image})["image"]
     assert standard.dtype == np.float32
-    np.testing.assert_allclose(standard[0, 0], (np.array([0, 128, 255]) / 255 - MEAN) / DEVIATION, rtol=1e-5)
+    np.testing.assert_allclose(
+        standard[0, 0], (np.array([0, 128, 255]) / 255 - MEAN) / DEVIATION, rtol=1e-5
+    )
 
 
 def test_batches_are_the_same_for_one_seed(dataset: Dataset) -> None:
     lesions = dataset.lesions[:6]
-    first, again, other_seed = (list(islice(batches(colours(dataset, 4), lesions, seed), 4)) for seed in (0, 0, 1))
+    first, again, other_seed = (
+        list(islice(batches(colours(dataset, 4), lesions, seed), 4)) for seed in (0, 0, 1)
+    )
     for batch, two in zip(first, again, strict=True):
         assert batch["image"].shape == (4, 8, 8, 3) and batch["image"].dtype == np.float32
         assert batch["label"].shape == (4,) and batch["label"].dtype == np.int32
         np.testing.assert_array_equal(batch["image"], two["image"])
         np.testing.assert_array_equal(batch["label"], two["label"])
-    assert any(not np.array_equal(batch["image"], two["image"]) for batch, two in zip(first, other_seed, strict=True))
+    assert any(
+        not np.array_equal(batch["image"], two["image"])
+        for batch, two in zip(first, other_seed, strict=True)
+    )
 
 
 def test_an_epoch_shows_every_lesion_once(dataset: Dataset) -> None:
@@ -111,10 +120,14 @@ def test_balanced_accuracy_one_by_one(seed: int, examples: int, classes: int) ->
     recalls = []
     for label in set(labels.tolist()):
         own = [
-            t == label for true_label, t in zip(labels.tolist(), answers.tolist(), strict=True) if true_label == label
+            t == label
+            for true_label, t in zip(labels.tolist(), answers.tolist(), strict=True)
+            if true_label == label
         ]
         recalls.append(sum(own) / len(own))
-    assert balanced_accuracy(labels, answers)["balanced accuracy"] == pytest.approx(sum(recalls) / len(recalls))
+    assert balanced_accuracy(labels, answers)["balanced accuracy"] == pytest.approx(
+        sum(recalls) / len(recalls)
+    )
 
 
 @given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 4))
@@ -126,7 +139,10 @@ def test_overlaps_pixel_by_pixel(seed: int, examples: int, side: int) -> None:
         dice.append(2 * len(a & b) / (len(a) + len(b)) if a or b else 1)
         jaccard.append(len(a & b) / len(a | b) if a or b else 1)
     scores = overlaps(*masks.astype(np.int32))
-    assert scores == {"Dice": pytest.approx(np.mean(dice)), "Jaccard": pytest.approx(np.mean(jaccard))}
+    assert scores == {
+        "Dice": pytest.approx(np.mean(dice)),
+        "Jaccard": pytest.approx(np.mean(jaccard)),
+    }
 
 
 def test_from_photographs_to_scores(dataset: Dataset) -> None:
@@ -136,15 +152,22 @@ def test_from_photographs_to_scores(dataset: Dataset) -> None:
         and training["planner"] == "none"
         and training["device_bytes"] == training["plain_bytes"]
     )
-    assert training["first_loss"] == pytest.approx(np.log(7)) and training["last_loss"] < training["first_loss"]
+    assert (
+        training["first_loss"] == pytest.approx(np.log(7))
+        and training["last_loss"] < training["first_loss"]
+    )
     assert training["losses_off"] == 0 and list(training["scores"]) == ["balanced accuracy"]
-    assert f"| {training['first_loss']:.2f} to {training['last_loss']:.2f} |" in run.table([training])
+    assert f"| {training['first_loss']:.2f} to {training['last_loss']:.2f} |" in run.table(
+        [training]
+    )
 
 
 @pytest.mark.slow
 def test_masks_are_learnt_within_a_budget(dataset: Dataset) -> None:
     """A U-Net of a single level tells dark from bright in a few steps."""
-    training = run.trained(segmentation("240KiB", side=16, batch=6, steps=40, filters=4, levels=1), dataset)
+    training = run.trained(
+        segmentation("240KiB", side=16, batch=6, steps=40, filters=4, levels=1), dataset
+    )
     assert training["device_bytes"] <= training["budget_bytes"] < training["plain_bytes"]
     assert training["losses_off"] < 1e-4
     assert training["last_loss"] < 0.8 * training["first_loss"]
