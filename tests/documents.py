@@ -49,7 +49,23 @@ def _report() -> Report:
     timeline = random_timeline(random.Random(3), 4, 3)
     array = SlabArray("x", (512, 4), "float32", 8192, "host")
     return Report(
-        *("v100", "cpu", "fits", "kernels", 2**31, 2**36, 2**32, 2**30, 2**30, None, 2**29, 2**29, 1e12, 0.2, 0.25),
+        *(
+            "v100",
+            "cpu",
+            "fits",
+            "kernels",
+            2**31,
+            2**36,
+            2**32,
+            2**30,
+            2**30,
+            None,
+            2**29,
+            2**29,
+            1e12,
+            0.2,
+            0.25,
+        ),
         *(2**20, 0.1, 2),
         decisions=(Decision("conv:1", (64, 8), "float32", 2048, "net.py:3", "offload", 1e-3),),
         live_at_peak=(LiveValue("state['w']", 36, "f32[3,3]", "train.py:7", ""),),
@@ -58,7 +74,9 @@ def _report() -> Report:
         copy_s=0.1,
         timeline=timeline,
         lines=lines_of(timeline),
-        slab_loops=(SlabLoopRow(1, "dimension 0", 16, 32, 1, 2, (array,), (), 1, 1e-3, "net.py:7"),),
+        slab_loops=(
+            SlabLoopRow(1, "dimension 0", 16, 32, 1, 2, (array,), (), 1, 1e-3, "net.py:7"),
+        ),
         unsplit=(Unsplit("sort", 3, ""),),
         mesh=Mesh(
             (("data", 8),),
@@ -103,20 +121,36 @@ def _show_difference(difference: Difference) -> None:
 def _records() -> Iterator[Record]:
     yield _report()
     yield Comparison((Row("memplan", 2, 3, 0.1, True, "note"),), "v100", 3, versions=VERSIONS)
-    yield Curve((Point(MEMPLAN, 8, 7, 1, 0.1), Point("plain", None, None, None, None)), "v100", 9, 0.1, 3, VERSIONS)
+    yield Curve(
+        (Point(MEMPLAN, 8, 7, 1, 0.1), Point("plain", None, None, None, None)),
+        "v100",
+        9,
+        0.1,
+        3,
+        VERSIONS,
+    )
     yield Frontier("rows", 8, 16, (Trial(8, True, 6, 0, "k", 1, "dot", 2), Trial(16, False, 9, 0, "k", 9, "dot", 2)),
                    "v100", 8, 4, VERSIONS)  # fmt: skip
-    yield Diagnosis("v100", 9, 10, 0.1, (Finding("donate", "donate 0", 7, None, 5, "compiled"),), 2, VERSIONS)
+    yield Diagnosis(
+        "v100", 9, 10, 0.1, (Finding("donate", "donate 0", 7, None, 5, "compiled"),), 2, VERSIONS
+    )
 
 
 def forms(folder: Path) -> Mapping[str, Form]:
     """By name; `folder` is for files."""
-    found = {type(record).__name__: Form(record.to_json(), type(record).load_json, _show) for record in _records()}
+    found = {
+        type(record).__name__: Form(record.to_json(), type(record).load_json, _show)
+        for record in _records()
+    }
     device = MeasuredDevice(catalog.named("h200"), "gpu", "NVIDIA H200")
     device.save(folder / "device.json")
     written = (folder / "device.json").read_text()
-    found["MeasuredDevice"] = Form(written, measured.load, lambda one: one.save(folder / "again.json"))
-    found["Topology"] = Form(topology.TOPOLOGIES["ddl"].to_json(), topology.load, lambda one: one.to_json())
+    found["MeasuredDevice"] = Form(
+        written, measured.load, lambda one: one.save(folder / "again.json")
+    )
+    found["Topology"] = Form(
+        topology.TOPOLOGIES["ddl"].to_json(), topology.load, lambda one: one.to_json()
+    )
     found["Plan"] = Form(PLAN.to_json(), Plan.load, lambda one: Plan.from_json(one.to_json()))
     return found
 

@@ -14,11 +14,15 @@ from memplan.xla.schema import ModuleMessage
 from memplan.xla.serialize import serialize
 
 _HEADER = re.compile(r"^(?P<entry>ENTRY )?%(?P<name>[\w.\-]+) .*\{$")
-_LINE = re.compile(r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$")
+_LINE = re.compile(
+    r"^\s*(?:ROOT )?%(?P<name>[\w.\-]+) = (?P<shape>.*?) (?P<opcode>[a-z][\w\-]*)\((?P<rest>.*)$"
+)
 _NAME = re.compile(r"(?<![={])%([\w.\-]+)|(?<=control-predecessors=\{)%([\w.\-]+)")
 _LAYOUT = re.compile(r"(\b[a-z]\w*\[[\d,]*\])\{[\d,]*\}")
 _FRAME = re.compile(r",? ?\bstack_frame_id=(\d+)")
-_TABLE = re.compile(r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE)
+_TABLE = re.compile(
+    r"^(FileNames|FunctionNames|FileLocations|StackFrames)\n((?:\d+ .*\n?)*)", re.MULTILINE
+)
 _FILE = re.compile(r'^\d+ "(.*)"$', re.MULTILINE)
 _LOCATION = re.compile(r"^\d+ \{file_name_id=(\d+) .*?\bline=(\d+)\b", re.MULTILINE)
 _STACK_FRAME = re.compile(r"^\d+ \{file_location_id=(\d+)(?: parent_frame_id=(\d+))?", re.MULTILINE)
@@ -43,7 +47,9 @@ def read_module(text: str, scheduled: bool = True) -> Module:
     parsed.restore_names(message)
     _restore_frames(message, parsed)
     module = Module.read(message.SerializeToString(), scheduled)
-    return module.with_computations({name: parsed.computations[name].restored(body) for name, body in module.items()})
+    return module.with_computations(
+        {name: parsed.computations[name].restored(body) for name, body in module.items()}
+    )
 
 
 def read_instruction(line: str, *computations: str) -> Instruction:
@@ -56,12 +62,16 @@ def read_instruction(line: str, *computations: str) -> Instruction:
     assert match, line
     operands = [] if match["opcode"] in ("parameter", "constant") else _operands(match["rest"])
     shape = match["shape"].split(" ")[0] if not match["shape"].startswith("(") else match["shape"]
-    parameters = [f"  %{name} = {shape} parameter({number})" for number, name in enumerate(operands)]
+    parameters = [
+        f"  %{name} = {shape} parameter({number})" for number, name in enumerate(operands)
+    ]
     called = re.findall(r"(?:calls|to_apply)=%([\w.\-]+)", line)
     sums = [_SUM.replace("%add ", f"%{name} ") for name in called]
     is_root = line.lstrip().startswith("ROOT ")
     body = "\n".join([*parameters, line if is_root else f"  ROOT {line.strip()}"])
-    text = "\n\n".join(["HloModule one", *(computations or sums), f"ENTRY %main () -> () {{\n{body}\n}}\n"])
+    text = "\n\n".join(
+        ["HloModule one", *(computations or sums), f"ENTRY %main () -> () {{\n{body}\n}}\n"]
+    )
     op = read_module(text, scheduled=False).entry.ops[match["name"]]
     return op if is_root else op.changed(root=False)
 
@@ -112,7 +122,9 @@ def replaced(module: Module, old: str, new: str, name: str = "") -> Module:
     end = text.index("\n}", begin.start())
     body = text[begin.start() : end]
     assert old in body, f"{old} is not in\n{body}"
-    return read_module(text[: begin.start()] + body.replace(old, new) + text[end:], module.is_scheduled)
+    return read_module(
+        text[: begin.start()] + body.replace(old, new) + text[end:], module.is_scheduled
+    )
 
 
 @dataclass
@@ -212,7 +224,9 @@ def _parse(text: str) -> _Text:
         elif match := _LINE.match(line):
             body.lines[match["name"]] = line
     taken = set[str]()
-    bodies = sorted(parsed.computations.items(), key=lambda item: not item[1].first_line.startswith("ENTRY"))
+    bodies = sorted(
+        parsed.computations.items(), key=lambda item: not item[1].first_line.startswith("ENTRY")
+    )
     for name, body in bodies:
         body.unique = {op: f"{op}.{name}" if op in taken else op for op in body.lines}
         taken.update(body.lines, body.unique.values())
@@ -265,7 +279,10 @@ def expand_async_pairs(text: str) -> str:
 
 
 def _async_start(line: str, match: re.Match[str]) -> str:
-    attributes = [f"calls=%{match['name']}.computation", *filter(_is_of_pair, _attributes(match["rest"]))]
+    attributes = [
+        f"calls=%{match['name']}.computation",
+        *filter(_is_of_pair, _attributes(match["rest"])),
+    ]
     before = line[: match.start("opcode")]
     operands = ", ".join(f"%{operand}" for operand in _operands(match["rest"]))
     return f"{before}async-start({operands}), {', '.join(attributes)}"
@@ -278,7 +295,9 @@ def _computation(match: re.Match[str]) -> Iterator[str]:
     names = [f"{name}.operand.{number}" for number in range(len(shapes))]
     opcode = match["opcode"].removesuffix("-start")
     call = f"{opcode}({', '.join(f'%{operand}' for operand in names)})"
-    attributes = (attribute for attribute in _attributes(match["rest"]) if not _is_of_pair(attribute))
+    attributes = (
+        attribute for attribute in _attributes(match["rest"]) if not _is_of_pair(attribute)
+    )
     yield f"%{name}.computation {{"
     for number, (operand, shape) in enumerate(zip(names, shapes, strict=True)):
         yield f"  %{operand} = {shape} parameter({number})"
@@ -295,7 +314,9 @@ def _operands(rest: str) -> list[str]:
 
 
 def _attributes(rest: str) -> Sequence[str]:
-    return [attribute for attribute in _split(rest.partition(")")[2].removeprefix(", ")) if attribute]
+    return [
+        attribute for attribute in _split(rest.partition(")")[2].removeprefix(", ")) if attribute
+    ]
 
 
 def _split(text: str) -> Sequence[str]:

@@ -37,11 +37,16 @@ def loss(weights: Any, x: jax.Array) -> jax.Array:
 
 def train(weights: Any, x: jax.Array, rate: float = 0.1) -> Any:
     value, gradients = jax.value_and_grad(loss)(weights, x)
-    return jax.tree.map(lambda w, g: w - rate * g, weights, gradients), {"loss": value, "rate": rate}
+    return jax.tree.map(lambda w, g: w - rate * g, weights, gradients), {
+        "loss": value,
+        "rate": rate,
+    }
 
 
 def arguments(batch: int = BATCH) -> tuple[Any, jax.Array]:
-    return [0.9 * jnp.eye(WIDTH) + number / 100 for number in range(LAYERS)], jnp.ones((batch, WIDTH)) / 3
+    return [0.9 * jnp.eye(WIDTH) + number / 100 for number in range(LAYERS)], jnp.ones(
+        (batch, WIDTH)
+    ) / 3
 
 
 SHAPES = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), arguments())
@@ -51,7 +56,9 @@ def close(expected: Any, found: Any) -> None:
     assert jax.tree.structure(expected) == jax.tree.structure(found)
     for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
         assert jax.typeof(a) == jax.typeof(b)
-        np.testing.assert_allclose(np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(a, np.float64), np.asarray(b, np.float64), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +127,9 @@ class TestLikeJit:
         for number in (2.0, np.float32(2), 2.0, jnp.float32(2), 2):
             close(jax.jit(lambda x, s: x * s)(half, number), step(half, number))
 
-    def test_a_counter_that_begins_as_a_python_number_is_planned_once(self, runs: list[Any]) -> None:
+    def test_a_counter_that_begins_as_a_python_number_is_planned_once(
+        self, runs: list[Any]
+    ) -> None:
         step = memplan.jit(lambda count, x: (count + 1, count * x))
         count: Any = 0
         for expected in (0, 1, 2):
@@ -164,7 +173,11 @@ class TestLikeJit:
         options = {"xla_cpu_enable_fast_math": False}
         for budget in (None, tight):
             step = memplan.jit(
-                train, budget=budget, in_shardings=sharding, out_shardings=sharding, compiler_options=options
+                train,
+                budget=budget,
+                in_shardings=sharding,
+                out_shardings=sharding,
+                compiler_options=options,
             )
             close(jax.jit(train)(*arguments()), step(*arguments()))
 
@@ -235,7 +248,9 @@ class TestStages:
     def test_a_plan_is_saved_loaded_and_followed(self, tight: int, tmp_path: Path) -> None:
         planned = memplan.jit(train, budget=tight).plan(*SHAPES)
         planned.plan.save(tmp_path / "plan.json")
-        followed = memplan.jit(train, budget=tight, plan=memplan.Plan.load(tmp_path / "plan.json")).plan(*SHAPES)
+        followed = memplan.jit(
+            train, budget=tight, plan=memplan.Plan.load(tmp_path / "plan.json")
+        ).plan(*SHAPES)
         assert followed.plan == planned.plan
         assert followed.report.compiled_peak_bytes == planned.report.compiled_peak_bytes
         close(jax.jit(train)(*arguments()), followed.compile()(*arguments()))
@@ -301,7 +316,13 @@ class TestPlanningOnce:
 
     def test_other_shapes_and_dtypes_plan_anew(self, runs: list[Any]) -> None:
         step = memplan.jit(lambda x: x + 1)
-        for x in (jnp.ones(3), jnp.ones(4), jnp.ones(3, jnp.bfloat16), jnp.ones(3), [jnp.ones(3)][0]):
+        for x in (
+            jnp.ones(3),
+            jnp.ones(4),
+            jnp.ones(3, jnp.bfloat16),
+            jnp.ones(3),
+            [jnp.ones(3)][0],
+        ):
             assert step(x).shape == x.shape
         assert len(runs) == 3
 
@@ -384,23 +405,31 @@ class TestSlabs:
         close(jax.jit(vocabulary.step)(*args), planned.compile()(*args))
 
     def test_a_saved_plan_is_followed_to_the_same_module(self, tmp_path: Path) -> None:
-        first = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(*vocabulary.shapes())
+        first = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(
+            *vocabulary.shapes()
+        )
         assert first.plan.slabs
         first.plan.save(tmp_path / "plan.json")
         saved = memplan.Plan.load(tmp_path / "plan.json")
-        second = memplan.jit(vocabulary.step, plan=saved, donate_argnums=0, split=False).plan(*vocabulary.shapes())
+        second = memplan.jit(vocabulary.step, plan=saved, donate_argnums=0, split=False).plan(
+            *vocabulary.shapes()
+        )
         assert second.plan == first.plan
         assert second.report.slab_loops == first.report.slab_loops
         with pytest.raises(PlanMismatchError, match=r"does not have|made for program"):
             memplan.jit(train, plan=saved).plan(*SHAPES)
 
     def test_without_them_the_error_advises_them(self) -> None:
-        step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0, split=False)
+        step = memplan.jit(
+            vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0, split=False
+        )
         with pytest.raises(InfeasibleBudgetError, match='split="auto"') as caught:
             step.plan(*vocabulary.shapes())
         assert caught.value.floor_bytes > vocabulary.IN_SLABS
 
-    @pytest.mark.parametrize("step", [lambda x: x + 1, lambda x: jnp.sort(x[None])], ids=["sum", "sort"])
+    @pytest.mark.parametrize(
+        "step", [lambda x: x + 1, lambda x: jnp.sort(x[None])], ids=["sum", "sort"]
+    )
     def test_where_there_is_nothing_to_split_nothing_is(self, step: Any) -> None:
         with pytest.raises(InfeasibleBudgetError) as caught:
             memplan.jit(step, budget=1).plan(jnp.ones(()))
@@ -445,7 +474,9 @@ class TestInsideOthers:
 
     @pytest.mark.parametrize("share", [1.0, 0.6], ids=["untouched", "planned"])
     @pytest.mark.parametrize("around", [lambda f: f, jax.jit], ids=["eager", "jit"])
-    def test_under_grad_and_vmap_it_says_where_to_stand(self, baseline: int, share: float, around: Any) -> None:
+    def test_under_grad_and_vmap_it_says_where_to_stand(
+        self, baseline: int, share: float, around: Any
+    ) -> None:
         step = memplan.jit(loss, budget=int(baseline * share))
         weights, x = arguments()
         with pytest.raises(UnsupportedProgramError, match="Decorate the outermost step"):
@@ -500,17 +531,27 @@ class TestReport:
         plain = memplan.jit(train, donate_argnums=0).plan(*SHAPES).report
         asked = api.report(train, SHAPES)
         assert (asked.planner, asked.status) == ("none", "untouched")
-        assert (asked.compiled_peak_bytes, asked.budget_bytes) == (plain.compiled_peak_bytes, plain.budget_bytes)
+        assert (asked.compiled_peak_bytes, asked.budget_bytes) == (
+            plain.compiled_peak_bytes,
+            plain.budget_bytes,
+        )
         kept = api.report(train, SHAPES, donate_argnums=())
         assert (kept.compiled_peak_bytes or 0) > (asked.compiled_peak_bytes or 0)
         planned = api.report(train, SHAPES, budget=tight, donate_argnums=())
-        assert planned.status == "fits" and (planned.compiled_peak_bytes or 0) <= tight == planned.budget_bytes
+        assert (
+            planned.status == "fits"
+            and (planned.compiled_peak_bytes or 0) <= tight == planned.budget_bytes
+        )
 
     @pytest.mark.gpu_aot
     def test_a_step_that_the_device_does_not_hold_stays_as_it_is(self) -> None:
         array = jax.ShapeDtypeStruct((2**32,), jnp.float32)
         report = api.report(lambda x, y: x + y, (array, array), device="v100")
-        assert (report.planner, report.status, report.compiled_peak_bytes) == ("none", "does not fit", 2 * 2**34)
+        assert (report.planner, report.status, report.compiled_peak_bytes) == (
+            "none",
+            "does not fit",
+            2 * 2**34,
+        )
         assert report.budget_bytes == memplan.devices.named("v100").memory_bytes
 
     def test_an_unknown_option_is_refused(self) -> None:

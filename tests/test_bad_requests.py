@@ -49,17 +49,27 @@ class Door:
 
 
 DOORS = {
-    "jit": Door(lambda **options: memplan.jit(train, **options), lambda step, x, y: step(weights(), x, y)),
-    "decorator": Door(lambda **options: memplan.jit(**options)(train), lambda step, x, y: step(weights(), x, y)),
+    "jit": Door(
+        lambda **options: memplan.jit(train, **options), lambda step, x, y: step(weights(), x, y)
+    ),
+    "decorator": Door(
+        lambda **options: memplan.jit(**options)(train), lambda step, x, y: step(weights(), x, y)
+    ),
     "stages": Door(
-        lambda **options: memplan.jit(train, **options), lambda step, x, y: step.lower(weights(), x, y).compile()
+        lambda **options: memplan.jit(train, **options),
+        lambda step, x, y: step.lower(weights(), x, y).compile(),
     ),
     "equinox": Door(
-        lambda **options: memplan.equinox.filter_jit(train, **options), lambda step, x, y: step(weights(), x, y)
+        lambda **options: memplan.equinox.filter_jit(train, **options),
+        lambda step, x, y: step(weights(), x, y),
     ),
-    "nnx": Door(lambda **options: memplan.nnx.jit(train, **options), lambda step, x, y: step(weights(), x, y)),
+    "nnx": Door(
+        lambda **options: memplan.nnx.jit(train, **options),
+        lambda step, x, y: step(weights(), x, y),
+    ),
     "keras": Door(
-        lambda **options: memplan.keras.plan(model(), **options), lambda made, x, y: made._model.train_on_batch(x, y)
+        lambda **options: memplan.keras.plan(model(), **options),
+        lambda made, x, y: made._model.train_on_batch(x, y),
     ),
 }
 OTHER = {name: door for name, door in DOORS.items() if name not in ("decorator", "stages")}
@@ -94,13 +104,23 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation")  # Ke
         ({"between_hosts": "int8"}, MemplanError, "one of None, 'bfloat16', 'float16'"),
         ({"pin": "host"}, MemplanError, "pin is 'host'; it is a mapping"),
         ({"pin": {"x": "nowhere"}}, MemplanError, "one of 'device', 'host', 'recompute'"),
-        ({"pin": {"x": "host"}, "planner": SimpleNamespace(name="own", plan=print)}, MemplanError, "leave planner out"),
+        (
+            {"pin": {"x": "host"}, "planner": SimpleNamespace(name="own", plan=print)},
+            MemplanError,
+            "leave planner out",
+        ),
         ({"compiler_options": "fast"}, TypeError, "a mapping from XLA's options"),
-        ({"bugdet": "16GiB"}, TypeError, "has no argument bugdet; its options are budget, host_budget"),
+        (
+            {"bugdet": "16GiB"},
+            TypeError,
+            "has no argument bugdet; its options are budget, host_budget",
+        ),
     ],
     ids=str,
 )
-def test_an_option_that_makes_no_sense_is_refused_at_once(door: str, options: Any, error: Any, said: str) -> None:
+def test_an_option_that_makes_no_sense_is_refused_at_once(
+    door: str, options: Any, error: Any, said: str
+) -> None:
     with pytest.raises(error, match=said):
         DOORS[door].open(**options)
 
@@ -114,7 +134,11 @@ def plan_of_another() -> Any:
 @pytest.mark.parametrize(
     ("options", "error", "said"),
     [
-        ({"budget": 0}, InfeasibleBudgetError, r"no plan fits 0 B on cpu.*(?s:.*)a budget of \d+ bytes"),
+        (
+            {"budget": 0},
+            InfeasibleBudgetError,
+            r"no plan fits 0 B on cpu.*(?s:.*)a budget of \d+ bytes",
+        ),
         (
             {"budget": "1 B", "split": False},
             InfeasibleBudgetError,
@@ -123,13 +147,23 @@ def plan_of_another() -> Any:
         ({"budget": "0%"}, InfeasibleBudgetError, "a smaller batch"),
         ({"pin": {"unknown": "host"}}, MemplanError, "no value of the step is named 'unknown'"),
         ({"pin": {1: "host"}}, MemplanError, "no value of the step is named 1"),
-        ({"compiler_options": {"xla_nonsense": True}}, MemplanError, "No such compile option: 'xla_nonsense'"),
-        ({"compiler_options": {"xla_cpu_enable_fast_math": "maybe"}}, MemplanError, "not a valid bool value"),
+        (
+            {"compiler_options": {"xla_nonsense": True}},
+            MemplanError,
+            "No such compile option: 'xla_nonsense'",
+        ),
+        (
+            {"compiler_options": {"xla_cpu_enable_fast_math": "maybe"}},
+            MemplanError,
+            "not a valid bool value",
+        ),
         ({"topology": "2x3x4x5"}, TopologyError, "a size for each of its axes"),
     ],
     ids=str,
 )
-def test_an_impossible_request_says_what_is_possible(door: str, options: Any, error: Any, said: str) -> None:
+def test_an_impossible_request_says_what_is_possible(
+    door: str, options: Any, error: Any, said: str
+) -> None:
     with pytest.raises(error, match=said):
         DOORS[door].run(**options)
 
@@ -142,12 +176,32 @@ def test_a_plan_of_another_program_is_refused(door: str, plan_of_another: Any) -
         DOORS[door].open(plan=plan_of_another, pin={"x": "host"})
 
 
-@pytest.mark.filterwarnings("ignore:Python iterable type 'generator'")  # jax warns of it before it refuses it
+@pytest.mark.filterwarnings(
+    "ignore:Python iterable type 'generator'"
+)  # jax warns of it before it refuses it
 @pytest.mark.parametrize("door", OTHER)
 @pytest.mark.parametrize(
     "batch",
-    ["words", ["a", "b"], (one for one in [X]), object(), np.array(["a", "b"]), np.array([object()]), X[:, :3], None],
-    ids=["text", "texts", "generator", "object", "words in an array", "objects in an array", "shape", "none"],
+    [
+        "words",
+        ["a", "b"],
+        (one for one in [X]),
+        object(),
+        np.array(["a", "b"]),
+        np.array([object()]),
+        X[:, :3],
+        None,
+    ],
+    ids=[
+        "text",
+        "texts",
+        "generator",
+        "object",
+        "words in an array",
+        "objects in an array",
+        "shape",
+        "none",
+    ],
 )
 def test_a_batch_that_is_none_is_refused_as_the_library_does(door: str, batch: Any) -> None:
     """By a TypeError or ValueError of jax or the library; the next step runs as if nothing had been."""
@@ -164,21 +218,33 @@ class TestCalls:
 
     def test_missing_and_unknown_arguments(self, door: str) -> None:
         step = self.opened(door)
-        for ask in (lambda: step(weights()), lambda: step(weights(), X, Y, 1), lambda: step(weights(), X, Y, z=1)):
+        for ask in (
+            lambda: step(weights()),
+            lambda: step(weights(), X, Y, 1),
+            lambda: step(weights(), X, Y, z=1),
+        ):
             with pytest.raises(TypeError, match=r"argument|positional"):
                 ask()
 
     def test_arrays_that_were_donated(self, door: str) -> None:
-        step = self.opened(door, **({"donate": "all"} if door == "equinox" else {"donate_argnums": 0}))
+        step = self.opened(
+            door, **({"donate": "all"} if door == "equinox" else {"donate_argnums": 0})
+        )
         used = weights()
         arguments = used, X, Y
         step(*arguments)
-        with pytest.raises(DeletedArgumentError, match=r"2 of the 4 arrays .* float32\[4, 8\].* were donated"):
+        with pytest.raises(
+            DeletedArgumentError, match=r"2 of the 4 arrays .* float32\[4, 8\].* were donated"
+        ):
             step(*arguments)
         assert step.plan(weights(), X, Y).report.status == "untouched"
 
     def test_a_step_that_is_no_function(self, door: str) -> None:
-        decorate = {"jit": memplan.jit, "equinox": memplan.equinox.filter_jit, "nnx": memplan.nnx.jit}[door]
+        decorate = {
+            "jit": memplan.jit,
+            "equinox": memplan.equinox.filter_jit,
+            "nnx": memplan.nnx.jit,
+        }[door]
         for wrong in (3, "16GiB", []):
             with pytest.raises(TypeError, match=r"is no function|is not a callable object"):
                 decorate(wrong)
@@ -196,7 +262,10 @@ class TestCalls:
 
 
 def test_wrong_donations_are_the_librarys_own_errors() -> None:
-    for wrong, said in (({"donate_argnums": 9}, "donate_argnums"), ({"donate_argnames": "nope"}, "nope")):
+    for wrong, said in (
+        ({"donate_argnums": 9}, "donate_argnums"),
+        ({"donate_argnames": "nope"}, "nope"),
+    ):
         for jit in (memplan.jit, memplan.nnx.jit):
             with pytest.raises(ValueError, match=said):
                 jit(train, **wrong)
@@ -215,7 +284,9 @@ def test_the_same_array_twice() -> None:
 
 @pytest.mark.parametrize("wrong", ["state", 1.5, [None], -1, 9])
 def test_state_on_the_host_is_an_argument(wrong: Any) -> None:
-    with pytest.raises(MemplanError, match=r"position of an argument|cannot be kept in host memory"):
+    with pytest.raises(
+        MemplanError, match=r"position of an argument|cannot be kept in host memory"
+    ):
         memplan.jit(train, host_state=wrong).plan(weights(), X, Y)
 
 

@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 from memplan import MemplanError
 from tests.documents import ANYTHING, Form, damaged, forms
 
-NAMES = ["Report", "Comparison", "Curve", "Frontier", "Diagnosis", "MeasuredDevice", "Topology", "Plan"]
+NAMES = [
+    "Report",
+    "Comparison",
+    "Curve",
+    "Frontier",
+    "Diagnosis",
+    "MeasuredDevice",
+    "Topology",
+    "Plan",
+]
 FORMS = pytest.mark.parametrize("name", NAMES)
 
 
@@ -65,5 +74,7 @@ def test_anything(name: str, written: bytes, known: dict[str, Form], path: Path)
 @FORMS
 @settings(max_examples=1500, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_damaged_one_at_length(name: str, data: st.DataObject, known: dict[str, Form], path: Path) -> None:
+def test_a_damaged_one_at_length(
+    name: str, data: st.DataObject, known: dict[str, Form], path: Path
+) -> None:
     loads(known[name], data.draw(damaged(known[name].text)), path)

@@ -26,7 +26,9 @@ def step(params: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.Ar
         return (hidden**2).mean()
 
     value, gradients = jax.value_and_grad(loss)(params)
-    return [weight - 0.1 * gradient for weight, gradient in zip(params, gradients, strict=True)], value
+    return [
+        weight - 0.1 * gradient for weight, gradient in zip(params, gradients, strict=True)
+    ], value
 
 
 def actions(draw: random.Random, document: dict[str, Any]) -> None:
@@ -61,7 +63,16 @@ def slabs(draw: random.Random, document: dict[str, Any]) -> None:
 
 def others(draw: random.Random, document: dict[str, Any]) -> None:
     """Another value of one of the other entries."""
-    name = draw.choice(["loops", "on_host", "rewritten_for_nbytes", "extra_outputs", "indexed_stacks", "overlapped"])
+    name = draw.choice(
+        [
+            "loops",
+            "on_host",
+            "rewritten_for_nbytes",
+            "extra_outputs",
+            "indexed_stacks",
+            "overlapped",
+        ]
+    )
     residuals = {"kept": [draw.choice(NUMBERS)], "on_host": [], "segments": draw.choice(NUMBERS), "segment_trips": 1,
                  "snapshots_on_host": []}  # fmt: skip
     document[name] = {
@@ -83,7 +94,10 @@ def test_an_edited_plan_is_refused_or_computes_the_step(
     budget: float, edit: Callable[[random.Random, dict[str, Any]], None]
 ) -> None:
     key = jax.random.key(0)
-    args = [0.1 * jax.random.normal(key, (32, 32)) for _ in range(6)], jax.random.normal(key, (4096, 32))
+    args = (
+        [0.1 * jax.random.normal(key, (32, 32)) for _ in range(6)],
+        jax.random.normal(key, (4096, 32)),
+    )
     expected = jax.tree.leaves(jax.jit(step)(*args))
     whole = memplan.api.report(step, args).compiled_peak_bytes
     text = memplan.jit(step, budget=int(budget * whole)).plan(*args).plan.to_json()
@@ -94,7 +108,9 @@ def test_an_edited_plan_is_refused_or_computes_the_step(
         edit(draw, document)
         try:
             plan = Plan.from_json(json.dumps(document))
-            with warnings.catch_warnings(action="ignore", category=UserWarning):  # that it is planned again
+            with warnings.catch_warnings(
+                action="ignore", category=UserWarning
+            ):  # that it is planned again
                 found = memplan.jit(step, plan=plan)(*args)
         except memplan.MemplanError as error:
             told.append(str(error))

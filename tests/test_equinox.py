@@ -19,7 +19,12 @@ LIMIT = 420 << 10  # the step takes 675 KiB as it is, 1 % less where everything 
 def start() -> tuple[Any, ...]:
     model = eqx.nn.MLP(2, 1, 32, 4, activation=jnp.tanh, key=jax.random.key(0))
     x = jax.random.normal(jax.random.key(1), (512, 2))
-    return model, OPTIMIZER.init(eqx.filter(model, eqx.is_array)), x, jnp.sin(3 * x).sum(1, keepdims=True)
+    return (
+        model,
+        OPTIMIZER.init(eqx.filter(model, eqx.is_array)),
+        x,
+        jnp.sin(3 * x).sum(1, keepdims=True),
+    )
 
 
 def train_step(model: Any, state: Any, x: Any, y: Any, *, mode: str = "mean") -> Any:
@@ -41,13 +46,17 @@ def losses(step: Any, **kwargs: Any) -> list[float]:
 
 
 @pytest.mark.parametrize(
-    "donate", ["all", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "all-except-first"))]
+    "donate",
+    ["all", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "all-except-first"))],
 )
 def test_three_steps_are_equinox_own_to_the_bit_within_the_budget(donate: Any) -> None:
     step = filter_jit(train_step, donate=donate, budget=LIMIT)
     assert losses(step) == losses(eqx.filter_jit(train_step, donate=donate))
     report = step.report
-    assert report.compiled_peak_bytes <= LIMIT < report.baseline_peak_bytes and report.planner == "kernels"
+    assert (
+        report.compiled_peak_bytes <= LIMIT < report.baseline_peak_bytes
+        and report.planner == "kernels"
+    )
     assert len(step._planned._planned) == 1
 
 
@@ -57,7 +66,9 @@ def test_what_is_donated_is_consumed(donate: Any) -> None:
     for jit in (eqx.filter_jit, filter_jit):
         arrays = start()
         jit(train_step, donate=donate)(*arrays)
-        consumed.append([leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter(arrays, eqx.is_array))])
+        consumed.append(
+            [leaf.is_deleted() for leaf in jax.tree.leaves(eqx.filter(arrays, eqx.is_array))]
+        )
     assert consumed[0] == consumed[1] and any(consumed[0]) == (donate != "none")
 
 
@@ -96,7 +107,11 @@ def test_methods_and_modules_are_steps() -> None:
             return self.weight + x
 
     model = Model(jnp.full(3, 2.0), 5)
-    assert (model.scaled(jnp.ones(3)) == 10).all() and (model.scaled(x=2.0) == 20).all() and (model(1.0) == 3).all()
+    assert (
+        (model.scaled(jnp.ones(3)) == 10).all()
+        and (model.scaled(x=2.0) == 20).all()
+        and (model(1.0) == 3).all()
+    )
     network = start()[0]
     assert filter_jit(network, budget="1GiB")(jnp.ones(2)) == eqx.filter_jit(network)(jnp.ones(2))
     planned = filter_jit(train_step)
@@ -119,10 +134,20 @@ def test_error_if_is_equinox_own_error() -> None:
 def test_a_plan_is_made_for_shapes_and_runs() -> None:
     step = filter_jit(train_step, budget=LIMIT, donate="all")
     planned = step.plan(*eqx.filter_eval_shape(start))
-    assert isinstance(planned, Planned) and planned.plan is not None and planned.report.compiled_peak_bytes <= LIMIT
-    assert "stablehlo" in planned.as_text() and "is_scheduled=true" in planned.compile().compiled.as_text()
+    assert (
+        isinstance(planned, Planned)
+        and planned.plan is not None
+        and planned.report.compiled_peak_bytes <= LIMIT
+    )
+    assert (
+        "stablehlo" in planned.as_text()
+        and "is_scheduled=true" in planned.compile().compiled.as_text()
+    )
     assert losses(planned.compile()) == losses(step) and len(step._planned._planned) == 1
-    assert step.lower(*start(), mode="sum").report.status == "fits" and len(step._planned._planned) == 2
+    assert (
+        step.lower(*start(), mode="sum").report.status == "fits"
+        and len(step._planned._planned) == 2
+    )
 
 
 def test_keys_have_shapes_and_divided_shapes_are_refused() -> None:

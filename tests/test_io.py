@@ -42,11 +42,16 @@ class Outer:
 
 
 PAIRS = frozenset({(3, 1), (2, 5)})
-OUTER = Outer("x", (Inner(1), Inner(2, 0.5)), ("red", 3), {"f": 1.0}, "b", Inner(4), Colour.BLUE, PAIRS)
+OUTER = Outer(
+    "x", (Inner(1), Inner(2, 0.5)), ("red", 3), {"f": 1.0}, "b", Inner(4), Colour.BLUE, PAIRS
+)
 
 
 def test_a_dataclass_comes_back() -> None:
-    assert io.decode(Outer, json.loads(json.dumps(io.encode(OUTER))), complete=True, exact=True) == OUTER
+    assert (
+        io.decode(Outer, json.loads(json.dumps(io.encode(OUTER))), complete=True, exact=True)
+        == OUTER
+    )
     assert io.decode(Outer, {"name": "x", "later": 1}) == Outer("x")
     assert io.encode(OUTER)["pairs"] == [[2, 5], [3, 1]]
     assert io.encode(Inner(np.int64(3), np.float64(0.5))) == {"number": 3, "share": 0.5}
@@ -88,7 +93,9 @@ def test_entries_may_be_required_and_refused() -> None:
         io.encode(Outer("x", (Inner(1, math.inf),)))
 
 
-def test_a_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_write_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(self: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
@@ -120,7 +127,9 @@ def test_what_is_no_document_is_refused(text: str, said: str) -> None:
     assert io.parse(r'["\ud83d\ude00", "\\ud800"]') == ["\U0001f600", "\\ud800"]
 
 
-def test_large_documents_are_refused_before_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_documents_are_refused_before_they_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "document.json"
     path.write_text('{"format": 1}')
     assert io.read_json(path, 1) == {}

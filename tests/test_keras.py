@@ -24,7 +24,9 @@ def model(draws: bool = False, **options: Any) -> keras.Model:
     first = [keras.layers.Dropout(0.2), keras.layers.BatchNormalization()] if draws else []
     hidden = [keras.layers.Dense(32, activation="tanh") for _ in range(4)]
     made = keras.Sequential([keras.Input((4,)), *first, *hidden, keras.layers.Dense(1)])
-    made.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss="mse", metrics=["mae"], **options)
+    made.compile(
+        optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss="mse", metrics=["mae"], **options
+    )
     return made
 
 
@@ -87,7 +89,9 @@ def test_a_refused_budget_leaves_the_model_as_it_was() -> None:
     assert planned.report.budget_bytes == caught.value.smallest_bytes and not same(made, other)
 
 
-@pytest.mark.filterwarnings("ignore:__array__ implementation")  # Keras' own, where it copies an optimizer
+@pytest.mark.filterwarnings(
+    "ignore:__array__ implementation"
+)  # Keras' own, where it copies an optimizer
 def test_one_model_is_planned_and_stays_so_when_compiled_again() -> None:
     made, other = model(), model()
     planned = memplan.keras.plan(made)
@@ -141,7 +145,9 @@ def test_a_models_own_step_is_planned_but_no_train_function_of_its_own() -> None
     made = Halved()
     made.compile("sgd", "mse")
     planned = memplan.keras.plan(made, budget="1GiB")
-    whole = made.test_on_batch(X, Y, return_dict=True)["loss"]  # before the update, as the first step's
+    whole = made.test_on_batch(X, Y, return_dict=True)[
+        "loss"
+    ]  # before the update, as the first step's
     assert made.train_on_batch(X, Y, return_dict=True)["loss"] == pytest.approx(whole / 2)
     assert planned.report.status == "untouched"
     own = Own()
@@ -177,10 +183,15 @@ for name in ("equinox", "keras"):
         print(error)
 """
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "JAX_PLATFORMS": "cpu"}
-    told = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    told = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
     backend, equinox_missing, keras_missing = told.stdout.splitlines()
     assert "'tensorflow'" in backend and "set KERAS_BACKEND=jax" in backend
-    assert "pip install 'memplan[equinox]'" in equinox_missing and "pip install 'memplan[keras]'" in keras_missing
+    assert (
+        "pip install 'memplan[equinox]'" in equinox_missing
+        and "pip install 'memplan[keras]'" in keras_missing
+    )
 
 
 @pytest.mark.gpu_aot

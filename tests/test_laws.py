@@ -13,7 +13,10 @@ SOURCES = sorted((ROOT / "memplan").rglob("*.py")) + sorted((ROOT / "models").rg
 DOOR = "memplan/program/compat/"  # to what jax keeps to itself
 INTERNALS = ("jax._src", "jax.extend")
 EXTRAS = ("matplotlib", "perfetto")  # imported where they are used
-BY_NAME = ("memplan/__init__.py", "memplan/cli/factory.py")  # public names when asked for; the user's MODULE:FACTORY
+BY_NAME = (
+    "memplan/__init__.py",
+    "memplan/cli/factory.py",
+)  # public names when asked for; the user's MODULE:FACTORY
 
 
 def breaches(tree: ast.AST, path: str) -> Iterator[str]:
@@ -22,7 +25,11 @@ def breaches(tree: ast.AST, path: str) -> Iterator[str]:
         for name in names(node):
             if not path.startswith(DOOR) and name.startswith(INTERNALS):
                 yield f"{path}:{node.lineno} reaches into {name}"
-            if inside and isinstance(node, ast.Import | ast.ImportFrom) and not name.startswith(EXTRAS):
+            if (
+                inside
+                and isinstance(node, ast.Import | ast.ImportFrom)
+                and not name.startswith(EXTRAS)
+            ):
                 yield f"{path}:{node.lineno} imports {name} inside a function"
             if path not in BY_NAME and name.rpartition(".")[2] in ("import_module", "__import__"):
                 yield f"{path}:{node.lineno} imports by name"
@@ -32,7 +39,9 @@ def walk(node: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, bool]]:
     """Every node, and whether it stands in a function."""
     for child in ast.iter_child_nodes(node):
         yield child, inside
-        yield from walk(child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda))
+        yield from walk(
+            child, inside or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        )
 
 
 def names(node: ast.AST) -> list[str]:
@@ -67,12 +76,16 @@ def test_what_the_contracts_cannot_see(path: str) -> None:
 )
 def test_the_laws_bite(source: str, said: str) -> None:
     assert any(said in one for one in breaches(ast.parse(source), "m.py"))
-    assert not list(breaches(ast.parse("import numpy\ndef f():\n    import matplotlib.pyplot"), "m.py"))
+    assert not list(
+        breaches(ast.parse("import numpy\ndef f():\n    import matplotlib.pyplot"), "m.py")
+    )
 
 
 def test_rooms_say_what_they_are_for_and_may_import() -> None:
     rooms = [
-        path.parent for path in SOURCES if path.name == "__init__.py" and path.parent.name not in ("memplan", "models")
+        path.parent
+        for path in SOURCES
+        if path.name == "__init__.py" and path.parent.name not in ("memplan", "models")
     ]
     for room in rooms:
         said = ast.get_docstring(ast.parse((room / "__init__.py").read_text())) or ""
@@ -87,13 +100,24 @@ def test_every_judge_has_a_caller() -> None:
     texts = {path: path.read_text() for path in SOURCES if path.name != "__init__.py"}
     called = set[str]()
     for judge in (path for path in judges if path.name != "__init__.py"):
-        defined = [node for node in ast.parse(texts[judge]).body if isinstance(node, ast.FunctionDef)]
+        defined = [
+            node for node in ast.parse(texts[judge]).body if isinstance(node, ast.FunctionDef)
+        ]
         for name in (node.name for node in defined if not node.name.startswith("_")):
-            callers = [path for path, text in texts.items() if path != judge and re.search(rf"\b{name}\(", text)]
+            callers = [
+                path
+                for path, text in texts.items()
+                if path != judge and re.search(rf"\b{name}\(", text)
+            ]
             inside = len(re.findall(rf"\b{name}\(", texts[judge])) > 1
             assert callers or inside, f"{judge.name}: nobody calls {name}"
             called.update(judge.stem for path in callers if path not in judges)
-    trust = (ROOT / "docs" / "architecture.md").read_text().partition("## Trust")[2].partition("\n## ")[0]
+    trust = (
+        (ROOT / "docs" / "architecture.md")
+        .read_text()
+        .partition("## Trust")[2]
+        .partition("\n## ")[0]
+    )
     trusted = set(re.findall(r"`verify\.(\w+)`", trust))
     assert trusted and trusted <= called
 

@@ -45,7 +45,9 @@ def start() -> tuple[Any, ...]:
     return model, optimizer, metrics, {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
 
 
-def train_step(model: Any, optimizer: Any, metrics: Any, batch: Any, rate: float = 1.0) -> jax.Array:
+def train_step(
+    model: Any, optimizer: Any, metrics: Any, batch: Any, rate: float = 1.0
+) -> jax.Array:
     def loss_of(model: Any) -> jax.Array:
         return rate * ((model(batch["x"]) - batch["y"]) ** 2).mean()
 
@@ -70,12 +72,18 @@ def trained(step: Any, *static: Any) -> tuple[list[float], list[np.ndarray]]:
     ("mode", "options"),
     [
         ("graph", {}),
-        pytest.param("graph", {"donate_argnames": ("model", "optimizer"), "static_argnums": 4}, marks=pytest.mark.slow),
+        pytest.param(
+            "graph",
+            {"donate_argnames": ("model", "optimizer"), "static_argnums": 4},
+            marks=pytest.mark.slow,
+        ),
         ("tree", {"donate_argnums": (0, 1)}),
         pytest.param("graph without updates", {"donate_argnums": (0, 1)}, marks=pytest.mark.slow),
     ],
 )
-def test_three_steps_are_nnx_own_to_the_bit_in_place_within_the_budget(mode: str, options: Any) -> None:
+def test_three_steps_are_nnx_own_to_the_bit_in_place_within_the_budget(
+    mode: str, options: Any
+) -> None:
     step = memplan.nnx.jit(train_step, budget=LIMIT, **MODES[mode], **options)
     static = [1.0] * ("static_argnums" in options)
     losses, state = trained(step, *static)
@@ -83,7 +91,10 @@ def test_three_steps_are_nnx_own_to_the_bit_in_place_within_the_budget(mode: str
     assert losses == expected
     assert all(map(np.array_equal, state, plain))
     report = step.report
-    assert report.compiled_peak_bytes <= LIMIT < report.baseline_peak_bytes and report.planner == "kernels"
+    assert (
+        report.compiled_peak_bytes <= LIMIT < report.baseline_peak_bytes
+        and report.planner == "kernels"
+    )
     assert len(step._planned._planned) == 1
 
 
@@ -100,7 +111,11 @@ def test_references_that_arguments_share_stay_shared() -> None:
     for number in (1, 2):
         returned, counted = grow(model, nnx.Dict(weights=weights), count)
         assert returned is model and counted is count and model.weights is weights
-        assert (weights[...] == 2.0**number).all() and count[...] == number and model.grown.shape == (2,)
+        assert (
+            (weights[...] == 2.0**number).all()
+            and count[...] == number
+            and model.grown.shape == (2,)
+        )
 
 
 def test_methods_keywords_and_decorators() -> None:
@@ -115,7 +130,11 @@ def test_methods_keywords_and_decorators() -> None:
             return self.weight[...]
 
     model = Model()
-    assert (model.scale(factor=3) == 3).all() and (model.scale(factor=2) == 6).all() and model.weight[0] == 6
+    assert (
+        (model.scale(factor=3) == 3).all()
+        and (model.scale(factor=2) == 6).all()
+        and model.weight[0] == 6
+    )
     assert (Model.scale.__name__, Model.scale.__doc__) == ("scale", "Grows.")
 
 
@@ -123,13 +142,20 @@ def test_methods_keywords_and_decorators() -> None:
 def test_stages_change_nothing_and_their_end_runs(mode: str) -> None:
     step, modules = memplan.nnx.jit(train_step, budget=LIMIT, **MODES[mode]), start()
     planned = step.plan(*modules)
-    assert isinstance(planned, Planned) and planned.plan is not None and planned.report.compiled_peak_bytes <= LIMIT
     assert (
-        step.eval_shape(*modules).shape == () and step.trace(*modules).lower().lowered is step.lower(*modules)._planned
+        isinstance(planned, Planned)
+        and planned.plan is not None
+        and planned.report.compiled_peak_bytes <= LIMIT
+    )
+    assert (
+        step.eval_shape(*modules).shape == ()
+        and step.trace(*modules).lower().lowered is step.lower(*modules)._planned
     )
     assert all(map(np.array_equal, arrays(*modules[:3]), arrays(*start()[:3])))
     compiled = planned.compile()
-    assert [float(compiled(*modules)) for _ in range(3)] == trained(step)[0] and len(step._planned._planned) == 1
+    assert [float(compiled(*modules)) for _ in range(3)] == trained(step)[0] and len(
+        step._planned._planned
+    ) == 1
     assert compiled.memory_analysis().temp_size_in_bytes < LIMIT and planned.args_info is not None
 
 
@@ -143,7 +169,10 @@ def test_a_plan_is_made_for_shapes() -> None:
 def test_shardings_of_states_are_passed_on() -> None:
     sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     for_state = nnx.StateSharding({nnx.PathContains("kernel"): sharding, ...: sharding})
-    options: dict[str, Any] = {"in_shardings": (for_state, sharding, sharding, sharding), "out_shardings": sharding}
+    options: dict[str, Any] = {
+        "in_shardings": (for_state, sharding, sharding, sharding),
+        "out_shardings": sharding,
+    }
     losses, state = trained(memplan.nnx.jit(train_step, **options))
     expected, plain = trained(nnx.jit(train_step, **options))
     assert losses == expected and all(map(np.array_equal, state, plain))
@@ -157,10 +186,15 @@ def test_state_may_live_on_the_host() -> None:
 
     x = jnp.ones((4, 600))
     model = nnx.Linear(600, 600, rngs=nnx.Rngs(0))
-    step, plain = memplan.nnx.jit(wide, host_state=0, donate_argnums=0), nnx.jit(wide, donate_argnums=0)
+    step, plain = (
+        memplan.nnx.jit(wide, host_state=0, donate_argnums=0),
+        nnx.jit(wide, donate_argnums=0),
+    )
     placed = step.plan(model, x).place(model)
     assert placed.kernel.sharding.memory_kind == "pinned_host"
-    model = nnx.Linear(600, 600, rngs=nnx.Rngs(0))  # small leaves of the first were not copied, and are donated
+    model = nnx.Linear(
+        600, 600, rngs=nnx.Rngs(0)
+    )  # small leaves of the first were not copied, and are donated
     assert [float(step(placed, x)) for _ in range(2)] == [float(plain(model, x)) for _ in range(2)]
     assert placed.kernel.sharding.memory_kind == "pinned_host"
 

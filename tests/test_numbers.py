@@ -36,7 +36,9 @@ clipped.defvjp(lambda x: (clipped(x), x), lambda x, cotangent: (cotangent * jnp.
 
 def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
     image = x.reshape(1, 2, 8, ROWS * WIDTH // 16)
-    return jax.lax.conv_general_dilated(image, kernel.astype(x.dtype), (1, 1), "SAME").reshape(ROWS, WIDTH)
+    return jax.lax.conv_general_dilated(image, kernel.astype(x.dtype), (1, 1), "SAME").reshape(
+        ROWS, WIDTH
+    )
 
 
 def dropped(x: jax.Array, key: jax.Array) -> jax.Array:
@@ -62,11 +64,17 @@ One = Callable[[jax.Array, Material, int], jax.Array]
 ONE: dict[str, One] = {
     "dot": lambda x, m, n: x @ m.weight.astype(x.dtype),
     "conv": lambda x, m, n: convolved(x, m.kernel),
-    "nested jit": lambda x, m, n: jax.jit(lambda y: jax.jit(jnp.sin)(y) + jnp.asarray(1, y.dtype))(x),
+    "nested jit": lambda x, m, n: jax.jit(lambda y: jax.jit(jnp.sin)(y) + jnp.asarray(1, y.dtype))(
+        x
+    ),
     "custom_jvp": lambda x, m, n: bent(x),
     "custom_vjp": lambda x, m, n: clipped(x),
-    "checkpoint": lambda x, m, n: jax.checkpoint(lambda y: jnp.sin(y @ m.weight.astype(y.dtype)))(x),
-    "scan": lambda x, m, n: jax.lax.scan(lambda c, w: (jnp.tanh(c + w.astype(c.dtype)), None), x, m.weight[:2])[0],
+    "checkpoint": lambda x, m, n: jax.checkpoint(lambda y: jnp.sin(y @ m.weight.astype(y.dtype)))(
+        x
+    ),
+    "scan": lambda x, m, n: jax.lax.scan(
+        lambda c, w: (jnp.tanh(c + w.astype(c.dtype)), None), x, m.weight[:2]
+    )[0],
     "dropout": lambda x, m, n: dropped(x, jax.random.fold_in(m.key, n)),
     "integers": lambda x, m, n: counted(x, jax.random.fold_in(m.key, n)),
     "softmax": lambda x, m, n: jax.nn.softmax(x, axis=-1),
@@ -110,7 +118,10 @@ class Recipe:
         def outputs(weight: jax.Array, kernel: jax.Array) -> Any:
             made = self.values(x, Material(weight, kernel, key))
             chosen = [made[number % len(made)] for number in self.returned] + made[-1:]
-            return sum(value.astype(jnp.float32).mean() for value in chosen), {"values": chosen, "lines": len(made)}
+            return sum(value.astype(jnp.float32).mean() for value in chosen), {
+                "values": chosen,
+                "lines": len(made),
+            }
 
         if not self.differentiated:
             return outputs(weight, kernel)
@@ -121,7 +132,9 @@ class Recipe:
 recipes = st.builds(
     Recipe,
     st.lists(
-        st.tuples(st.sampled_from([*ONE, *TWO]), st.integers(0, 7), st.integers(0, 7)), min_size=2, max_size=8
+        st.tuples(st.sampled_from([*ONE, *TWO]), st.integers(0, 7), st.integers(0, 7)),
+        min_size=2,
+        max_size=8,
     ).map(tuple),
     st.lists(st.integers(0, 8), max_size=2).map(tuple),
     st.booleans(),
@@ -141,8 +154,14 @@ def keeps_every_bit(recipe: Recipe, share: float) -> None:
     plain = memplan.jit(recipe.step).plan(*args)
     report = plain.report
     assert report.baseline_peak_bytes and report.compiled_peak_bytes and report.floor_bytes
-    assert report.compiled_peak_bytes <= report.baseline_peak_bytes <= report.compiled_peak_bytes + SMALL_BYTES
-    budget = report.floor_bytes + int(share * max(0, report.baseline_peak_bytes - report.floor_bytes))
+    assert (
+        report.compiled_peak_bytes
+        <= report.baseline_peak_bytes
+        <= report.compiled_peak_bytes + SMALL_BYTES
+    )
+    budget = report.floor_bytes + int(
+        share * max(0, report.baseline_peak_bytes - report.floor_bytes)
+    )
     try:
         planned = memplan.jit(recipe.step, budget=budget, split=False).plan(*args)
     except memplan.InfeasibleBudgetError as error:
@@ -159,7 +178,9 @@ def keeps_every_bit(recipe: Recipe, share: float) -> None:
         assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
 
 
-EXAMPLES: dict[str, Any] = {  # each is compiled three times: a failure is told as it is, not made smaller
+EXAMPLES: dict[
+    str, Any
+] = {  # each is compiled three times: a failure is told as it is, not made smaller
     "derandomize": True,
     "suppress_health_check": list(HealthCheck),
     "phases": [Phase.explicit, Phase.generate],

@@ -86,8 +86,14 @@ def test_kernels_keep_pins_whatever_the_budget(layer: Layer) -> None:
     whole = memplan.jit(step, device="a100").plan(*args).report.baseline_peak_bytes
     assert whole is not None
     for share in (1.0, 0.8) if layer is dense else (1.0,):
-        for where, copied, again in (("host", True, False), ("recompute", False, True), ("device", False, False)):
-            jitted = memplan.jit(step, device="a100", budget=int(share * whole), split=False, pin={"h": where})
+        for where, copied, again in (
+            ("host", True, False),
+            ("recompute", False, True),
+            ("device", False, False),
+        ):
+            jitted = memplan.jit(
+                step, device="a100", budget=int(share * whole), split=False, pin={"h": where}
+            )
             if where == "device" and share < 1:
                 with pytest.raises(memplan.InfeasibleBudgetError, match="pin"):
                     jitted.plan(*args)
@@ -99,11 +105,17 @@ def test_kernels_keep_pins_whatever_the_budget(layer: Layer) -> None:
             assert told.total() - told[where, copied, again] <= 1
             (row,) = planned.report.pins
             assert (row.name, row.where, row.values) == ("h", where, told.total())
-            assert 0 <= planned.report.predicted_peak_bytes - (planned.report.compiled_peak_bytes or 0) < 256
+            assert (
+                0
+                <= planned.report.predicted_peak_bytes - (planned.report.compiled_peak_bytes or 0)
+                < 256
+            )
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(("where", "decision"), [("host", "offload"), ("recompute", "recompute"), ("device", "keep")])
+@pytest.mark.parametrize(
+    ("where", "decision"), [("host", "offload"), ("recompute", "recompute"), ("device", "keep")]
+)
 def test_stacks_of_loops_keep_pins(where: str, decision: str) -> None:
     """Of what a trip makes, and of what it is given by the trip before."""
 
@@ -116,7 +128,9 @@ def test_stacks_of_loops_keep_pins(where: str, decision: str) -> None:
     assert whole is not None
     for share in (1.0, 0.8):
         for name in ("given", "made") if where != "recompute" else ("made",):
-            jitted = memplan.jit(step, device="a100", budget=int(share * whole), split=False, pin={name: where})
+            jitted = memplan.jit(
+                step, device="a100", budget=int(share * whole), split=False, pin={name: where}
+            )
             report = jitted.plan(*args).report
             assert report.pins[0].values == 1 and report.pins[0].nbytes == LAYERS * ROWS * WIDTH * 4
             rows = [one for one in report.decisions if " trips" in one.name]
@@ -125,7 +139,9 @@ def test_stacks_of_loops_keep_pins(where: str, decision: str) -> None:
             elif name == "made":
                 assert [one.decision for one in rows if one.name.startswith("tanh")] == [decision]
             else:
-                assert decision in [one.decision for one in rows if one.name.startswith(("name", "operands"))]
+                assert decision in [
+                    one.decision for one in rows if one.name.startswith(("name", "operands"))
+                ]
             assert (report.host_peak_bytes > 0) >= (where == "host")
 
 
@@ -133,7 +149,10 @@ def test_here_the_same_bits_and_a_plan_that_is_followed(tmp_path: Path) -> None:
     step, args = training(dense)
     wanted = jax.tree.leaves(jax.jit(step)(*args))
     planned = memplan.jit(step, pin={"h": "recompute"}).plan(*args)
-    assert planned.report.recomputations_found and fate(planned, "h")["recompute", False, True] >= LAYERS - 2
+    assert (
+        planned.report.recomputations_found
+        and fate(planned, "h")["recompute", False, True] >= LAYERS - 2
+    )
     assert all(map(np.array_equal, wanted, jax.tree.leaves(planned.compile()(*args))))
     planned.plan.save(tmp_path / "plan.json")
     followed = memplan.jit(step, plan=memplan.Plan.load(tmp_path / "plan.json")).plan(*args)
@@ -176,7 +195,10 @@ def test_the_steps_own_checkpoints_are_carried_out() -> None:
         return jnp.sin(checkpoint_name(jnp.tanh(x @ w), "h")) @ w
 
     step, args = training(jax.checkpoint(layer))
-    with pytest.raises(UnsupportedProgramError, match=r"own jax.checkpoint computes 'h' again \(tests/test_pins.py:"):
+    with pytest.raises(
+        UnsupportedProgramError,
+        match=r"own jax.checkpoint computes 'h' again \(tests/test_pins.py:",
+    ):
         memplan.jit(step, pin={"h": "device"}).plan(*args)
     report = memplan.jit(step, pin={"h": "recompute"}).plan(*args).report
     assert report.checkpoints and all("tests/test_pins.py:" in one for one in report.checkpoints)

@@ -32,10 +32,14 @@ from tests.xla.test_target import needs_compiler
 DONATE = {"donate_argnums": 0}
 
 
-def planned(step: Callable[..., Any], args: Any, share: float, device: str | None = None) -> Outcome:
+def planned(
+    step: Callable[..., Any], args: Any, share: float, device: str | None = None
+) -> Outcome:
     """Within a share of what the step takes as it is."""
     whole = pipeline.best(step, args, {}, DONATE, Request(None, device=device)).device_bytes
-    return pipeline.run(step, args, {}, DONATE, Request(int(share * whole), device=device), lambda *_: None)
+    return pipeline.run(
+        step, args, {}, DONATE, Request(int(share * whole), device=device), lambda *_: None
+    )
 
 
 def same_bits(step: Callable[..., Any], args: Any, found: Outcome) -> None:
@@ -103,7 +107,11 @@ class TestOnce:
         rows = NamedSharding(mesh, rows)
         shape = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=rows)
         divided = parallel.data_parallel(lambda w, x: w - x.mean(), mesh)
-        for step, args, times in ((summed, (shape,), 2), (divided, (shape, shape), 2), (jnp.sum, (jnp.ones(8),), 1)):
+        for step, args, times in (
+            (summed, (shape,), 2),
+            (divided, (shape, shape), 2),
+            (jnp.sum, (jnp.ones(8),), 1),
+        ):
             found = memplan.jit(step, device="h100", topology="2x4").plan(*args)
             assert found.report.attempts == len(compiled) == times
             compiled.clear()
@@ -166,14 +174,20 @@ class TestPlans:
         found = planned(step, args, share)
         assert found.compilations == 1 and found.plan is not None
         assert found.device_bytes == pytest.approx(found.planned.predicted_bytes, rel=0.003)
-        assert found.planned.result.packing.nbytes == pytest.approx(found.executable.memory.temp_bytes, rel=0.01)
+        assert found.planned.result.packing.nbytes == pytest.approx(
+            found.executable.memory.temp_bytes, rel=0.01
+        )
         same_bits(step, args, found)
 
     def test_a_whole_step_in_a_loop_is_planned(self) -> None:
         step, args = accumulating(64, 8, 2)
         found = planned(step, args, 0.85)
         kernels = found.planned.plain.problem.kernels
-        again = [kernels[one.number] for one in found.planned.schedule if kernels[one.number].block is not None]
+        again = [
+            kernels[one.number]
+            for one in found.planned.schedule
+            if kernels[one.number].block is not None
+        ]
         assert len(again) > sum(kernel.block is not None for kernel in kernels)
         same_bits(step, args, found)
 
@@ -182,7 +196,9 @@ class TestPlans:
     def test_a_described_gpu_uses_the_host_and_says_so(self) -> None:
         step, args = dense(512, 12)
         found = planned(step, args, 0.6, device="v100")
-        assert found.fits and found.device_bytes == pytest.approx(found.planned.predicted_bytes, rel=0.003)
+        assert found.fits and found.device_bytes == pytest.approx(
+            found.planned.predicted_bytes, rel=0.003
+        )
         assert found.host_bytes == found.planned.predicted_host_bytes <= found.limits.host_bytes
         assert found.step_s <= 1.3 * found.planned.plain.replay.step_s
 
@@ -201,7 +217,9 @@ class TestPlans:
             second = again.plan(*args)
         assert second.report.status == "fits"
         assert second.plan.fingerprint != first.plan.fingerprint
-        other = memplan.jit(lambda state, x: step(state, x + 1), device="a100", plan=first.plan, **library)
+        other = memplan.jit(
+            lambda state, x: step(state, x + 1), device="a100", plan=first.plan, **library
+        )
         with pytest.raises(memplan.PlanMismatchError):
             other.plan(*args)
 
@@ -235,7 +253,9 @@ class TestPlans:
             return x.sum(), Scale(scale.value * 2, scale.period)
 
         fit = memplan.jit(step, static_argnums=0, static_argnames="mode", device="v100")
-        planned = fit.plan(3, Scale(2.0, 100), jax.ShapeDtypeStruct((64, 64), jnp.float32), mode="fast")
+        planned = fit.plan(
+            3, Scale(2.0, 100), jax.ShapeDtypeStruct((64, 64), jnp.float32), mode="fast"
+        )
         assert planned.report.status == "untouched"
 
     @needs_compiler
@@ -269,7 +289,9 @@ class Picky:
         self.value = value
 
 
-jax.tree_util.register_pytree_node(Picky, lambda one: ((one.value,), None), lambda _, leaves: Picky(*leaves))
+jax.tree_util.register_pytree_node(
+    Picky, lambda one: ((one.value,), None), lambda _, leaves: Picky(*leaves)
+)
 
 
 class TestPinnedPool:
@@ -285,7 +307,9 @@ class TestPinnedPool:
     def test_by_default_it_is_what_the_pool_gives(self) -> None:
         assert limits_of(Request(), self.HERE).host_bytes == 64 << 30
 
-    @pytest.mark.parametrize(("budget", "line"), [("70GiB", 70), ("100%", 800), ((64 << 30) + 1, 65)])
+    @pytest.mark.parametrize(
+        ("budget", "line"), [("70GiB", 70), ("100%", 800), ((64 << 30) + 1, 65)]
+    )
     def test_more_is_refused_with_the_line_that_raises_it(self, budget: Any, line: int) -> None:
         with pytest.raises(BudgetError, match=f"export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB={line}\n"):
             limits_of(Request(host_budget=budget), self.HERE)
@@ -308,7 +332,9 @@ class TestPinnedPool:
         if not host_bytes:
             pipeline.best(lambda x: x, [jnp.ones(3)], {}, {}, Request())
             return
-        with pytest.raises(MemplanError, match=r"with XLA_PYTHON_CLIENT_ALLOCATOR=vmm, .* the 5120.0 MiB"):
+        with pytest.raises(
+            MemplanError, match=r"with XLA_PYTHON_CLIENT_ALLOCATOR=vmm, .* the 5120.0 MiB"
+        ):
             pipeline.best(lambda x: x, [jnp.ones(3)], {}, {}, Request())
 
     def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
@@ -317,7 +343,9 @@ class TestPinnedPool:
 
 
 class TestErrors:
-    def test_what_goes_wrong_inside_the_compiler_is_raised(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_what_goes_wrong_inside_the_compiler_is_raised(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def broken(*_: Any) -> Any:
             raise ZeroDivisionError("planner")
 
@@ -326,7 +354,9 @@ class TestErrors:
         with pytest.raises(MemplanError, match=r"ZeroDivisionError in broken .* planner"):
             planned(step, args, 0.8)
 
-    def test_a_module_that_cannot_be_read_names_the_version(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_module_that_cannot_be_read_names_the_version(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def unreadable(proto: bytes, scheduled: bool) -> Any:
             raise UnreadableModuleError("A new kind of line.")
 
@@ -342,7 +372,10 @@ class TestErrors:
         smallest = caught.value.smallest_bytes
         assert caught.value.floor_bytes <= smallest <= whole
         assert "memplan/" not in str(caught.value)
-        assert pipeline.run(step, args, {}, DONATE, Request(smallest), lambda *_: None).device_bytes <= smallest
+        assert (
+            pipeline.run(step, args, {}, DONATE, Request(smallest), lambda *_: None).device_bytes
+            <= smallest
+        )
 
 
 @pytest.mark.parametrize(("split", "splits"), [("auto", True), (False, False), (0, False)])
@@ -368,10 +401,14 @@ def repeated(weights: Any, x: jax.Array) -> jax.Array:
 
 
 @pytest.mark.parametrize("layers", [chosen, repeated])
-@pytest.mark.parametrize("share", [40, *(pytest.param(share, marks=pytest.mark.slow) for share in (60, 80))])
+@pytest.mark.parametrize(
+    "share", [40, *(pytest.param(share, marks=pytest.mark.slow) for share in (60, 80))]
+)
 def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
     def step(weights: Any, x: jax.Array) -> Any:
-        value, gradient = jax.value_and_grad(lambda weights: (layers(weights, x) ** 2).mean())(weights)
+        value, gradient = jax.value_and_grad(lambda weights: (layers(weights, x) ** 2).mean())(
+            weights
+        )
         return jax.tree.map(lambda w, g: w - 0.01 * g, weights, gradient), value
 
     weights = jax.random.normal(jax.random.key(0), (3, 2, 16, 16)) / 8

@@ -22,7 +22,9 @@ LEFT_OUT = {".ci/run", ".python-version"}  # of the source distribution
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with both distributions."""
     folder = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(folder)], cwd=ROOT, check=True
+    )
     return folder
 
 
@@ -30,7 +32,9 @@ def tracked() -> set[str]:
     if not (ROOT / ".git").exists():
         pytest.skip("only a checkout knows which files are tracked")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
+    found = subprocess.run(
+        listed, cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
     return {path for path in found if (ROOT / path).is_file()}
 
 
@@ -59,9 +63,19 @@ def test_the_demo_runs_from_the_wheel_outside_of_the_checkout(dist: Path, tmp_pa
         wheel.extractall(installed)
     (here / "models").mkdir(parents=True)
     (here / "models" / "__init__.py").touch()
-    command = [sys.executable, "-P", "-c", "from memplan.cli import main; main()", "demo", "--size", "16"]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        "from memplan.cli import main; main()",
+        "demo",
+        "--size",
+        "16",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(installed), "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run([*command, "--steps", "1"], cwd=here, env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, "--steps", "1"], cwd=here, env=environment, capture_output=True, text=True
+    )
     # one step of 16 voxels is too small for the resident set to be judged: that is exit code 1
     assert done.returncode in (0, 1) and "the same, to the last bit" in done.stdout, done.stderr
 

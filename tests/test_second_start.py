@@ -41,29 +41,40 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return texts
 
 
-def start(share: float, step: Callable[..., Any] = STEP, args: Sequence[Any] = ARGS, **options: Any) -> Planned:
+def start(
+    share: float, step: Callable[..., Any] = STEP, args: Sequence[Any] = ARGS, **options: Any
+) -> Planned:
     """As another process would: jax has forgotten what it traced and compiled."""
     jax.clear_caches()
     return memplan.jit(step, budget=int(share * NBYTES), **options).plan(*args)
 
 
 def results(planned: Planned, args: Sequence[Any] = ARGS) -> list[np.ndarray]:
-    return [np.asarray(one) for one in jax.tree.leaves(planned.compile()(*jax.tree.map(jnp.array, tuple(args))))]
+    return [
+        np.asarray(one)
+        for one in jax.tree.leaves(planned.compile()(*jax.tree.map(jnp.array, tuple(args))))
+    ]
 
 
 def same(one: Planned, other: Planned, args: Sequence[Any] = ARGS) -> bool:
-    return all(np.array_equal(*pair) for pair in zip(results(one, args), results(other, args), strict=True))
+    return all(
+        np.array_equal(*pair) for pair in zip(results(one, args), results(other, args), strict=True)
+    )
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize(("share", "status"), [(1.0, "untouched"), (0.8, "fits")])
 @pytest.mark.parametrize("options", [{}, {"donate_argnums": 0}, {"verify": None}], ids=str)
-def test_a_second_start_compiles_nothing(called: list[str], share: float, status: str, options: Any) -> None:
+def test_a_second_start_compiles_nothing(
+    called: list[str], share: float, status: str, options: Any
+) -> None:
     first = start(share, **options)
     assert len(called) == 1 and first.report.status == status
     second = start(share, **options)
     assert len(called) == 1
-    assert second.report == first.report and second.plan == first.plan and repr(second) == repr(first)
+    assert (
+        second.report == first.report and second.plan == first.plan and repr(second) == repr(first)
+    )
     assert same(first, second)
 
 
@@ -134,7 +145,9 @@ def test_a_planner_of_the_users_plans_again(called: list[str]) -> None:
 def test_threads_that_start_the_same_wait_for_each_other() -> None:
     found = list[Planned]()
     jits = [memplan.jit(STEP, budget=int(0.8 * NBYTES)) for _ in range(3)]
-    threads = [threading.Thread(target=lambda one=one: found.append(one.plan(*ARGS))) for one in jits]
+    threads = [
+        threading.Thread(target=lambda one=one: found.append(one.plan(*ARGS))) for one in jits
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -21,7 +21,9 @@ def both(case: Case) -> tuple[PlannedJit, Any]:
 
 
 def shapes(tree: Any) -> Any:
-    return jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)), tree)
+    return jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype, getattr(leaf, "weak_type", False)), tree
+    )
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -33,17 +35,28 @@ def test_a_trace_is_that_of_jit(name: str) -> None:
     assert (ours.args_info, ours.donate_argnums) == (plain.args_info, plain.donate_argnums)
     assert shapes(ours.out_info) == shapes(plain.out_info)
     assert (ours.fun_name, str(ours.effects)) == (plain.fun_name, str(plain.effects))
-    assert len(ours.jaxpr.eqns) == len(plain.jaxpr.eqns) and ours.jaxpr.in_avals == plain.jaxpr.in_avals
+    assert (
+        len(ours.jaxpr.eqns) == len(plain.jaxpr.eqns)
+        and ours.jaxpr.in_avals == plain.jaxpr.in_avals
+    )
     found, expected = (one.eval_shape(*case.make(), **case.kwargs) for one in both(case))
-    assert jax.tree.structure(found) == jax.tree.structure(expected) and shapes(found) == shapes(expected)
+    assert jax.tree.structure(found) == jax.tree.structure(expected) and shapes(found) == shapes(
+        expected
+    )
 
 
-@pytest.mark.parametrize("name", ["static among many", "donated by name", "keyword arguments", "shardings", "scan"])
+@pytest.mark.parametrize(
+    "name", ["static among many", "donated by name", "keyword arguments", "shardings", "scan"]
+)
 def test_what_is_lowered_and_compiled_is_that_of_jit(name: str) -> None:
     case = CASES[name]
     ours, plain = (one.lower(*case.make(), **case.kwargs) for one in both(case))
     assert isinstance(ours, Planned)
-    assert (ours.in_tree, ours.out_tree, ours.donate_argnums) == (plain.in_tree, plain.out_tree, plain.donate_argnums)
+    assert (ours.in_tree, ours.out_tree, ours.donate_argnums) == (
+        plain.in_tree,
+        plain.out_tree,
+        plain.donate_argnums,
+    )
     assert ours.args_info == plain.args_info
     assert jax.tree.map(lambda one: (one.shape, one.dtype), ours.out_info) == jax.tree.map(
         lambda one: (one.shape, one.dtype), plain.out_info
@@ -52,7 +65,11 @@ def test_what_is_lowered_and_compiled_is_that_of_jit(name: str) -> None:
     assert ours.as_text("hlo").startswith("HloModule") and "loc(" in ours.as_text(debug_info=True)
     assert ours.cost_analysis() == plain.cost_analysis()
     run, jaxs = ours.compile(), plain.compile()
-    assert (run.in_tree, run.out_tree, run.donate_argnums) == (jaxs.in_tree, jaxs.out_tree, jaxs.donate_argnums)
+    assert (run.in_tree, run.out_tree, run.donate_argnums) == (
+        jaxs.in_tree,
+        jaxs.out_tree,
+        jaxs.donate_argnums,
+    )
     assert run.input_shardings == jaxs.input_shardings
     assert run.output_shardings == jaxs.output_shardings
     found, expected = run.memory_analysis(), jaxs.memory_analysis()
@@ -71,21 +88,36 @@ class TestPlanned:
         assert planned.cost_analysis() == jax.jit(train).lower(*SHAPES).cost_analysis()
 
     def test_the_compiled_step_counts_what_is_planned(self) -> None:
-        run, plain = memplan.jit(train, budget=LIMIT).lower(*SHAPES).compile(), jax.jit(train).lower(*SHAPES).compile()
+        run, plain = (
+            memplan.jit(train, budget=LIMIT).lower(*SHAPES).compile(),
+            jax.jit(train).lower(*SHAPES).compile(),
+        )
         stats = run.memory_analysis()
         assert stats.temp_size_in_bytes < plain.memory_analysis().temp_size_in_bytes
-        assert stats.temp_size_in_bytes + stats.argument_size_in_bytes <= run.report.compiled_peak_bytes
+        assert (
+            stats.temp_size_in_bytes + stats.argument_size_in_bytes
+            <= run.report.compiled_peak_bytes
+        )
         assert run.cost_analysis()["flops"] > plain.cost_analysis()["flops"]
 
     def test_an_argument_that_is_not_read_has_no_sharding(self) -> None:
-        step = memplan.jit(lambda x, unread: {"y": 2 * x}).lower(jnp.ones(3), {"u": jnp.ones(4)}).compile()
+        step = (
+            memplan.jit(lambda x, unread: {"y": 2 * x})
+            .lower(jnp.ones(3), {"u": jnp.ones(4)})
+            .compile()
+        )
         (x, unread), kwargs = step.input_shardings
         assert x == step.output_shardings["y"] and unread == {"u": None} and kwargs == {}
 
     def test_other_compiler_options_plan_again(self) -> None:
-        planned = memplan.jit(train, budget=LIMIT, compiler_options={"xla_cpu_enable_fast_math": False}).lower(*SHAPES)
+        planned = memplan.jit(
+            train, budget=LIMIT, compiler_options={"xla_cpu_enable_fast_math": False}
+        ).lower(*SHAPES)
         again = planned.compile(compiler_options={"xla_backend_optimization_level": 0})
-        assert planned.compile({}).report == planned.report and again.report.compiled_peak_bytes <= 50 << 10
+        assert (
+            planned.compile({}).report == planned.report
+            and again.report.compiled_peak_bytes <= 50 << 10
+        )
         close(jax.jit(train)(*arguments()), again(*arguments()))
         with pytest.raises(MemplanError, match="No such compile option: 'xla_nonsense'"):
             planned.compile({"xla_nonsense": 1})
@@ -119,7 +151,9 @@ class TestReport:
         for batch in (64, 256, 17):
             step(*arguments(batch))
         assert isinstance(step.report, Report)
-        assert step.report.compiled_peak_bytes == step.plan(*arguments(256)).report.compiled_peak_bytes
+        assert (
+            step.report.compiled_peak_bytes == step.plan(*arguments(256)).report.compiled_peak_bytes
+        )
 
     @pytest.mark.gpu_aot
     def test_it_is_of_what_runs_if_nothing_was_planned_for_the_absent_gpu(self) -> None:
@@ -143,4 +177,6 @@ def test_after_clear_cache_the_step_is_traced_again() -> None:
 def test_a_jitted_step_is_planned_by_every_name() -> None:
     step = memplan.jit(jax.jit(train), budget=LIMIT)
     assert isinstance(step.lower(*SHAPES), Planned) and isinstance(step.trace(*SHAPES), Traced)
-    np.testing.assert_array_equal(step(*arguments())[1]["loss"], jax.jit(train)(*arguments())[1]["loss"])
+    np.testing.assert_array_equal(
+        step(*arguments())[1]["loss"], jax.jit(train)(*arguments())[1]["loss"]
+    )

@@ -19,8 +19,14 @@ pytest_plugins = "pytester"
 ROOT = Path(__file__).parents[1]
 MIB = 2**20
 HELD = LiveValue("net/layer_0", 500 * MIB, "float32[500,512,512]", "net.py:3", "")
-NOW = replace(REPORT, live_at_peak=(HELD,), versions=(("jax", "0.11.2"),), planning_s=0.5, preparation_s=3.0)
-GROWN = replace(NOW, compiled_peak_bytes=524 * MIB, live_at_peak=(replace(HELD, nbytes=512 * MIB, source="net.py:8"),))
+NOW = replace(
+    REPORT, live_at_peak=(HELD,), versions=(("jax", "0.11.2"),), planning_s=0.5, preparation_s=3.0
+)
+GROWN = replace(
+    NOW,
+    compiled_peak_bytes=524 * MIB,
+    live_at_peak=(replace(HELD, nbytes=512 * MIB, source="net.py:8"),),
+)
 STEP = """
     import jax, jax.numpy as jnp
     SIZE = 128
@@ -38,7 +44,9 @@ STEP = """
 
 
 def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
-    return pytester.runpytest_inprocess("-p", "memplan.testing", "-p", "no:xdist", "-p", "no:cacheprovider", *words)
+    return pytester.runpytest_inprocess(
+        "-p", "memplan.testing", "-p", "no:xdist", "-p", "no:cacheprovider", *words
+    )
 
 
 @pytest.fixture
@@ -66,7 +74,9 @@ def answered(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list
     return asked
 
 
-def test_whoever_does_not_use_it_imports_nothing(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_whoever_does_not_use_it_imports_nothing(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     pytester.makepyfile("""
@@ -84,16 +94,22 @@ def test_snapshots_are_written_when_asked_for_alone(
 ) -> None:
     result = run(pytester)
     result.assert_outcomes(failed=2)
-    result.stdout.fnmatch_lines(["*there is no snapshot *__memplan__/test_steps/*pytest --memplan-update*commit it."])
+    result.stdout.fnmatch_lines(
+        ["*there is no snapshot *__memplan__/test_steps/*pytest --memplan-update*commit it."]
+    )
     assert not answered and not (pytester.path / "__memplan__").exists()
 
     run(pytester, "--memplan-update").assert_outcomes(passed=2)
     folder = pytester.path / "__memplan__" / "test_steps"
     written = {path.name: path.read_bytes() for path in folder.iterdir()}
-    of_small, of_path = (sorted(name for name in written if part in name) for part in ("[small]", "[a_b]"))
+    of_small, of_path = (
+        sorted(name for name in written if part in name) for part in ("[small]", "[a_b]")
+    )
     assert of_small == ["TestNet.test_step[small]-2.json", "TestNet.test_step[small].json"]
     assert len(of_path) == 2 and len(written) == 4
-    assert Report.load_json(folder / "TestNet.test_step[small].json") == replace(NOW, planning_s=0, preparation_s=None)
+    assert Report.load_json(folder / "TestNet.test_step[small].json") == replace(
+        NOW, planning_s=0, preparation_s=None
+    )
     assert answered[:2] == [{"device": "a100"}, {"device": "v100", "budget": "1GiB"}]
 
     replace(NOW, planning_s=0.7, preparation_s=9.0).save_json(pytester.path / "now.json")
@@ -121,7 +137,9 @@ def test_a_step_that_grew_fails_with_the_difference(
     run(pytester, "-k", "small").assert_outcomes(passed=1)
 
 
-def test_a_step_that_shrank_passes(pytester: pytest.Pytester, answered: list[dict[str, object]]) -> None:
+def test_a_step_that_shrank_passes(
+    pytester: pytest.Pytester, answered: list[dict[str, object]]
+) -> None:
     GROWN.save_json(pytester.path / "now.json")
     run(pytester, "--memplan-update", "-k", "small").assert_outcomes(passed=1)
     NOW.save_json(pytester.path / "now.json")
@@ -134,7 +152,9 @@ def test_a_snapshot_of_another_device_or_none_at_all_is_told(
     run(pytester, "--memplan-update", "-k", "small").assert_outcomes(passed=1)
     path = pytester.path / "__memplan__" / "test_steps" / "TestNet.test_step[small].json"
     replace(NOW, device="a100").save_json(path)
-    run(pytester, "-k", "small").stdout.fnmatch_lines(["*ReportError*another device: a100, not v100*"])
+    run(pytester, "-k", "small").stdout.fnmatch_lines(
+        ["*ReportError*another device: a100, not v100*"]
+    )
     path.write_text(path.read_text()[:100])
     run(pytester, "-k", "small").stdout.fnmatch_lines(["*ReportError*holds no report*not JSON*"])
 
@@ -154,7 +174,9 @@ def test_a_step_takes_what_the_compiler_says() -> None:
     assert memplan_bytes(step, args, budget=nbytes * 9 // 10) <= nbytes * 9 // 10
     assert_peak_below(planned, args, nbytes)
     assert_peak_below(planned, args, "1%")
-    with pytest.raises(AssertionError, match=rf"takes {nbytes} bytes on a100, 1 more than {nbytes - 1}\.\n"):
+    with pytest.raises(
+        AssertionError, match=rf"takes {nbytes} bytes on a100, 1 more than {nbytes - 1}\.\n"
+    ):
         assert_peak_below(planned, args, nbytes - 1)
     with pytest.raises(memplan.MemplanError, match="with its own device and options"):
         memplan_bytes(planned, args, device="v100")
@@ -194,7 +216,8 @@ def test_without_the_extra_a_test_fails_and_names_it(
     target.described_devices.cache_clear()
     monkeypatch.setattr(target.topologies, "get_topology_desc", missing)
     pytester.makepyfile(
-        STEP + "\n    import memplan.testing\n    def test_it(): memplan.testing.memplan_bytes(step, ARGS)"
+        STEP
+        + "\n    import memplan.testing\n    def test_it(): memplan.testing.memplan_bytes(step, ARGS)"
     )
     result = run(pytester)
     result.assert_outcomes(failed=1)

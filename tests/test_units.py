@@ -45,8 +45,12 @@ def test_sizes(written: Any, nbytes: int | None) -> None:
         assert parse_bytes(written, WHOLE) == nbytes
 
 
-@given(st.integers(0, 2**70), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]), st.booleans())
-def test_whole_numbers_of_any_unit_are_exact(number: int, unit: str, space: str, lower: bool) -> None:
+@given(
+    st.integers(0, 2**70), st.sampled_from(sorted(UNITS)), st.sampled_from(["", " "]), st.booleans()
+)
+def test_whole_numbers_of_any_unit_are_exact(
+    number: int, unit: str, space: str, lower: bool
+) -> None:
     text = f"{number}{space}{unit}"
     assert parse_bytes(text.lower() if lower else text, WHOLE) == number * UNITS[unit]
 
@@ -142,12 +146,21 @@ def test_bytes_in_tables(nbytes: int | None, written: str) -> None:
 
 @pytest.mark.parametrize(
     ("value", "written"),
-    [(None, "not known"), (0, "0 s"), (0.25, "250 ms"), (12.3, "12.3 s"), (3.21e-6, "3.21 us"), (1e-9, "1e-09 s")],
+    [
+        (None, "not known"),
+        (0, "0 s"),
+        (0.25, "250 ms"),
+        (12.3, "12.3 s"),
+        (3.21e-6, "3.21 us"),
+        (1e-9, "1e-09 s"),
+    ],
 )
 def test_seconds_have_three_digits(value: float | None, written: str) -> None:
     assert format_seconds(value) == written
 
 
-@pytest.mark.parametrize(("value", "written"), [(0.0, "0 FLOP"), (12.0, "12 FLOP"), (1.234e12, "1.23 TFLOP")])
+@pytest.mark.parametrize(
+    ("value", "written"), [(0.0, "0 FLOP"), (12.0, "12 FLOP"), (1.234e12, "1.23 TFLOP")]
+)
 def test_flops_have_three_digits(value: float, written: str) -> None:
     assert format_flops(value) == written

@@ -26,8 +26,14 @@ def step(weights: Any, x: jax.Array, labels: jax.Array) -> tuple[Any, jax.Array]
 
 
 def arguments(tokens: int = TOKENS) -> tuple[Any, jax.Array, jax.Array]:
-    weights = [jnp.cos(jnp.arange(1.0 * WIDTH * size)).reshape(WIDTH, size) / 8 for size in (WIDTH, WORDS)]
-    return weights, jnp.sin(jnp.arange(1.0 * tokens * WIDTH)).reshape(tokens, WIDTH), jnp.arange(tokens) % WORDS
+    weights = [
+        jnp.cos(jnp.arange(1.0 * WIDTH * size)).reshape(WIDTH, size) / 8 for size in (WIDTH, WORDS)
+    ]
+    return (
+        weights,
+        jnp.sin(jnp.arange(1.0 * tokens * WIDTH)).reshape(tokens, WIDTH),
+        jnp.arange(tokens) % WORDS,
+    )
 
 
 def shapes(tokens: int = TOKENS) -> Any:

@@ -24,7 +24,9 @@ def in_a_branch(step: Step) -> Step:
 def in_a_body(step: Step) -> Step:
     """Three trips, each with a batch of its own."""
     trips = jnp.arange(3) * 1e-3
-    return lambda weights, x: jax.lax.scan(lambda weights, trip: step(weights, x + trip), weights, trips)
+    return lambda weights, x: jax.lax.scan(
+        lambda weights, trip: step(weights, x + trip), weights, trips
+    )
 
 
 WITHIN: Mapping[str, Callable[[Step], Step]] = {

@@ -47,7 +47,11 @@ def shuffled_epochs() -> Made:
         return lax.scan(epoch, state, jax.random.split(key, 3))
 
     weights = layers(4, WIDTH)
-    return step, ((weights, optimizer.init(weights)), normal(2 * ROWS, WIDTH, seed=9), jax.random.key(1))
+    return step, (
+        (weights, optimizer.init(weights)),
+        normal(2 * ROWS, WIDTH, seed=9),
+        jax.random.key(1),
+    )
 
 
 def counted_slices() -> Made:
@@ -56,14 +60,20 @@ def counted_slices() -> Made:
     def step(state: Any, x: jax.Array, count: jax.Array) -> Any:
         def one(trip: jax.Array, carry: Any) -> Any:
             weights, speeds, losses = carry
-            value, gradients = jax.value_and_grad(square)(weights, lax.dynamic_slice_in_dim(x, 64 * trip, ROWS))
+            value, gradients = jax.value_and_grad(square)(
+                weights, lax.dynamic_slice_in_dim(x, 64 * trip, ROWS)
+            )
             speeds = jax.tree.map(lambda speed, gradient: 0.9 * speed + gradient, speeds, gradients)
             return descended(weights, speeds), speeds, losses.at[trip].set(value)
 
         return lax.fori_loop(0, count, one, state)
 
     weights = layers(5, WIDTH)
-    return step, ((weights, [0 * one for one in weights], jnp.zeros(9)), normal(ROWS + 9 * 64, WIDTH, seed=9), 3)
+    return step, (
+        (weights, [0 * one for one in weights], jnp.zeros(9)),
+        normal(ROWS + 9 * 64, WIDTH, seed=9),
+        3,
+    )
 
 
 def until_it_is_small() -> Made:
@@ -89,7 +99,9 @@ def rollouts_and_updates() -> Made:
 
     def moved(place: jax.Array, action: jax.Array, key: jax.Array) -> Any:
         place = 0.9 * place + 0.5 * action
-        return jnp.where((jnp.abs(place) > 3).any(1, keepdims=True), jax.random.uniform(key, place.shape), place)
+        return jnp.where(
+            (jnp.abs(place) > 3).any(1, keepdims=True), jax.random.uniform(key, place.shape), place
+        )
 
     def step(state: Any, place: jax.Array, key: jax.Array) -> Any:
         def iteration(carry: Any, key: jax.Array) -> Any:
@@ -97,14 +109,22 @@ def rollouts_and_updates() -> Made:
 
             def act(place: jax.Array, key: jax.Array) -> Any:
                 noise, again = jax.random.split(key)
-                action = mlp(weights["policy"], place) + 0.1 * jax.random.uniform(noise, place.shape)
+                action = mlp(weights["policy"], place) + 0.1 * jax.random.uniform(
+                    noise, place.shape
+                )
                 after = moved(place, action, again)
                 reward = -(after**2).sum(1)
-                return lax.cond(reward[0] < -9, jnp.zeros_like, lambda x: x, after), (place, action, reward)
+                return lax.cond(reward[0] < -9, jnp.zeros_like, lambda x: x, after), (
+                    place,
+                    action,
+                    reward,
+                )
 
             place, (places, actions, rewards) = lax.scan(act, place, jax.random.split(key, 4))
             values = mlp(weights["value"], places).mean(-1)
-            _, returns = lax.scan(lambda after, reward: (reward + 0.9 * after,) * 2, values[-1], rewards, reverse=True)
+            _, returns = lax.scan(
+                lambda after, reward: (reward + 0.9 * after,) * 2, values[-1], rewards, reverse=True
+            )
             gains = returns - values
 
             def update(carry: Any, _: None) -> Any:
@@ -113,7 +133,10 @@ def rollouts_and_updates() -> Made:
                 def loss(weights: Any) -> jax.Array:
                     distance = ((mlp(weights["policy"], places) - actions) ** 2).sum(-1)
                     ratio = jnp.clip(jnp.exp(-distance), 0.8, 1.2)
-                    return -(ratio * gains).mean() + ((mlp(weights["value"], places).mean(-1) - returns) ** 2).mean()
+                    return (
+                        -(ratio * gains).mean()
+                        + ((mlp(weights["value"], places).mean(-1) - returns) ** 2).mean()
+                    )
 
                 value, gradients = jax.value_and_grad(loss)(weights)
                 updates, moments = optimizer.update(gradients, moments)

@@ -49,7 +49,10 @@ def skipped_if_not_finite() -> Made:
         return lax.cond(jnp.isfinite(x).all(), stepped, lambda: (state, jnp.float32(jnp.nan)))
 
     weights = layers(6, WIDTH)
-    return step, ((weights, optimizer.init(weights), jnp.float32(1024.0), 2), normal(ROWS, WIDTH, seed=9))
+    return step, (
+        (weights, optimizer.init(weights), jnp.float32(1024.0), 2),
+        normal(ROWS, WIDTH, seed=9),
+    )
 
 
 def penalized_every_other_step() -> Made:
@@ -63,7 +66,10 @@ def penalized_every_other_step() -> Made:
 
         def judges(judge: Any) -> jax.Array:
             fake = lax.stop_gradient(mlp(maker, noise))
-            return jax.nn.softplus(critic(judge, fake)).mean() + jax.nn.softplus(-critic(judge, real)).mean()
+            return (
+                jax.nn.softplus(critic(judge, fake)).mean()
+                + jax.nn.softplus(-critic(judge, real)).mean()
+            )
 
         def penalty(judge: Any) -> jax.Array:
             return (jax.grad(lambda x: critic(judge, x).sum())(real) ** 2).sum(1).mean()
@@ -72,9 +78,9 @@ def penalized_every_other_step() -> Made:
         none = (jnp.float32(0), jax.tree.map(jnp.zeros_like, gradients))
         more, others = lax.cond(count % 2 == 0, jax.value_and_grad(penalty), lambda _: none, judge)
         judge = descended(judge, jax.tree.map(jnp.add, gradients, others))
-        lost, gradients = jax.value_and_grad(lambda maker: jax.nn.softplus(-critic(judge, mlp(maker, noise))).mean())(
-            maker
-        )
+        lost, gradients = jax.value_and_grad(
+            lambda maker: jax.nn.softplus(-critic(judge, mlp(maker, noise))).mean()
+        )(maker)
         return (descended(maker, gradients), judge, count + 1), (value, more, lost)
 
     state = layers(3, WIDTH), layers(3, WIDTH, seed=5), 0
@@ -92,19 +98,28 @@ def alternating() -> Made:
         def trained(which: int) -> Any:
             def branch(state: Any) -> Any:
                 both, moments = state
-                value, gradients = jax.value_and_grad(lambda one: loss([*both[:which], one, *both[which + 1 :]]))(
-                    both[which]
-                )
+                value, gradients = jax.value_and_grad(
+                    lambda one: loss([*both[:which], one, *both[which + 1 :]])
+                )(both[which])
                 updates, new = optimizers[which].update(gradients, moments[which])
-                both = [*both[:which], optax.apply_updates(both[which], updates), *both[which + 1 :]]
+                both = [
+                    *both[:which],
+                    optax.apply_updates(both[which], updates),
+                    *both[which + 1 :],
+                ]
                 return (both, [*moments[:which], new, *moments[which + 1 :]]), value
 
             return branch
 
-        return lax.switch(turn, [trained(0), trained(1), lambda state: (state, loss(state[0]))], state)
+        return lax.switch(
+            turn, [trained(0), trained(1), lambda state: (state, loss(state[0]))], state
+        )
 
     both = [layers(3, WIDTH), layers(3, WIDTH, seed=5)]
-    state = both, [optimizer.init(weights) for optimizer, weights in zip(optimizers, both, strict=True)]
+    state = (
+        both,
+        [optimizer.init(weights) for optimizer, weights in zip(optimizers, both, strict=True)],
+    )
     return step, (state, normal(ROWS, WIDTH, seed=9), 1)
 
 
@@ -143,10 +158,18 @@ def searched_for_a_rate() -> Made:
         def body(carry: Any) -> Any:
             rate, _, tried = carry
             now = loss(descended(weights, gradients, rate), x)
-            return lax.cond(now < value, lambda: (rate, True, tried), lambda: (rate / 2, False, tried + 1))
+            return lax.cond(
+                now < value, lambda: (rate, True, tried), lambda: (rate / 2, False, tried + 1)
+            )
 
-        rate, found, _ = lax.while_loop(lambda carry: ~carry[1] & (carry[2] < 4), body, (jnp.float32(8), False, 0))
-        return lax.cond(found, lambda: descended(weights, gradients, rate), lambda: weights), value, rate
+        rate, found, _ = lax.while_loop(
+            lambda carry: ~carry[1] & (carry[2] < 4), body, (jnp.float32(8), False, 0)
+        )
+        return (
+            lax.cond(found, lambda: descended(weights, gradients, rate), lambda: weights),
+            value,
+            rate,
+        )
 
     return step, (layers(5, WIDTH), normal(ROWS, WIDTH, seed=9))
 

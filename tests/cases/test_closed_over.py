@@ -30,7 +30,9 @@ def by_a_nested_jit() -> tuple[Step, int]:
     x = jnp.asarray(DATA)
     features = jax.jit(lambda weights, scale: mlp(weights, scale * x))
     return trained(
-        lambda weights: (features(weights, 1.0) * jax.jit(lambda y: y + x)(features(weights, 0.5))).mean()
+        lambda weights: (
+            features(weights, 1.0) * jax.jit(lambda y: y + x)(features(weights, 0.5))
+        ).mean()
     ), DATA.nbytes
 
 
@@ -72,11 +74,16 @@ def by_a_gradient_rule() -> tuple[Step, int]:
     def masked(y: jax.Array) -> jax.Array:
         return jnp.where(mask, y, 0)
 
-    masked.defvjp(lambda y: (masked(y), None), lambda _, cotangent: (jnp.where(mask, cotangent, 0.1 * cotangent),))
+    masked.defvjp(
+        lambda y: (masked(y), None),
+        lambda _, cotangent: (jnp.where(mask, cotangent, 0.1 * cotangent),),
+    )
 
     def loss(weights: Any) -> jax.Array:
         remade = jax.checkpoint(lambda weights, scale: mlp(weights, scale * mask))
-        return (jax.vmap(lambda scale: masked(remade(weights, scale)))(jnp.arange(1.0, 3.0)) ** 2).mean()
+        return (
+            jax.vmap(lambda scale: masked(remade(weights, scale)))(jnp.arange(1.0, 3.0)) ** 2
+        ).mean()
 
     return trained(loss), mask.nbytes
 
@@ -91,7 +98,9 @@ def by_a_gradient_rule() -> tuple[Step, int]:
         (by_a_gradient_rule, 0.75),
     ],
 )
-def test_what_is_closed_over_is_planned_around(make: Callable[[], tuple[Step, int]], share: float) -> None:
+def test_what_is_closed_over_is_planned_around(
+    make: Callable[[], tuple[Step, int]], share: float
+) -> None:
     step, nbytes = make()
     weights = layers(5, WIDTH)
     run = within_share(share, step, (weights,), closed_over=nbytes, split=False)

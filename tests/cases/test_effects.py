@@ -57,7 +57,9 @@ def logged(tells: Callable[..., None]) -> Made:
 
         def trip(carry: Any, scale: jax.Array) -> Any:
             weights, rate = carry
-            value, gradients = jax.value_and_grad(lambda weights: (mlp(weights, scale * x) ** 2).mean())(weights)
+            value, gradients = jax.value_and_grad(
+                lambda weights: (mlp(weights, scale * x) ** 2).mean()
+            )(weights)
             rate = io_callback(answer, jax.ShapeDtypeStruct((), jnp.float32), value, ordered=True)
             return (descended(weights, gradients, rate), rate), value
 
@@ -74,12 +76,16 @@ def simulated(tells: Callable[..., None]) -> Made:
     @jax.custom_vjp
     def outside(y: jax.Array) -> jax.Array:
         return jax.pure_callback(
-            lambda y: np.float32((np.asarray(y) ** 2).mean()), jax.ShapeDtypeStruct((), jnp.float32), y
+            lambda y: np.float32((np.asarray(y) ** 2).mean()),
+            jax.ShapeDtypeStruct((), jnp.float32),
+            y,
         )
 
     def backward(y: jax.Array, cotangent: jax.Array) -> Any:
         shape = jax.ShapeDtypeStruct(y.shape, y.dtype)
-        slope = jax.pure_callback(lambda y: np.float32(2 / y.size) * np.asarray(y), shape, y, vmap_method="sequential")
+        slope = jax.pure_callback(
+            lambda y: np.float32(2 / y.size) * np.asarray(y), shape, y, vmap_method="sequential"
+        )
         return (cotangent * slope,)
 
     outside.defvjp(lambda y: (outside(y), y), backward)
@@ -107,7 +113,12 @@ def watched(tells: Callable[..., None]) -> Made:
             for layer, weight in enumerate(weights):
                 y = jnp.tanh(y @ weight)
                 if layer % 2:
-                    jax.debug.callback(partial(saw, f"layer {layer}", rows=64), y, norm=(y**2).sum(), ordered=layer > 2)
+                    jax.debug.callback(
+                        partial(saw, f"layer {layer}", rows=64),
+                        y,
+                        norm=(y**2).sum(),
+                        ordered=layer > 2,
+                    )
             return (y**2).mean()
 
         value, gradients = jax.value_and_grad(loss)(weights)
@@ -125,7 +136,10 @@ def counted(tells: Callable[..., None]) -> Made:
             rows, key = given
 
             def loss(weights: Any) -> jax.Array:
-                return (jnp.where(jax.random.bernoulli(key, 0.9, rows.shape), mlp(weights, rows), 0) ** 2).mean()
+                return (
+                    jnp.where(jax.random.bernoulli(key, 0.9, rows.shape), mlp(weights, rows), 0)
+                    ** 2
+                ).mean()
 
             value, gradients = jax.value_and_grad(loss)(weights)
 
@@ -133,9 +147,13 @@ def counted(tells: Callable[..., None]) -> Made:
                 jax.debug.callback(lambda: tells("kept"), ordered=True)
 
             def drawn() -> None:
-                jax.debug.callback(lambda x: tells("drawn", float(x)), jax.random.uniform(key), ordered=True)
+                jax.debug.callback(
+                    lambda x: tells("drawn", float(x)), jax.random.uniform(key), ordered=True
+                )
 
-            lax.cond(value > 0, lambda: lax.cond(jax.random.bernoulli(key), kept, drawn), lambda: None)
+            lax.cond(
+                value > 0, lambda: lax.cond(jax.random.bernoulli(key), kept, drawn), lambda: None
+            )
             return jax.tree.map(jnp.add, total, gradients), value
 
         given = x.reshape(4, -1, WIDTH), jax.random.split(key, 4)
@@ -146,9 +164,12 @@ def counted(tells: Callable[..., None]) -> Made:
 
 
 @pytest.mark.parametrize(
-    ("make", "share"), [(printed, 0.85), (logged, 0.7), (simulated, 0.7), (watched, 0.7), (counted, 0.85)]
+    ("make", "share"),
+    [(printed, 0.85), (logged, 0.7), (simulated, 0.7), (watched, 0.7), (counted, 0.85)],
 )
-def test_python_is_called_as_by_jax_jit(make: Any, share: float, capsys: pytest.CaptureFixture[str]) -> None:
+def test_python_is_called_as_by_jax_jit(
+    make: Any, share: float, capsys: pytest.CaptureFixture[str]
+) -> None:
     heard: Heard = []
 
     def told(run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
@@ -157,7 +178,12 @@ def test_python_is_called_as_by_jax_jit(make: Any, share: float, capsys: pytest.
         results = jax.block_until_ready(run(*args))
         jax.effects_barrier()
         lines = capsys.readouterr().out.splitlines()
-        return results, list(heard), sorted(lines), [line for line in lines if line.startswith("loss")]
+        return (
+            results,
+            list(heard),
+            sorted(lines),
+            [line for line in lines if line.startswith("loss")],
+        )
 
     step, args = make(lambda *values: heard.append(values))
     run = within_share(share, step, args, split=False)
@@ -201,7 +227,11 @@ def test_what_checkify_finds_is_found() -> None:
 
     def step(weights: Any, x: jax.Array) -> Any:
         def loss(weights: Any) -> jax.Array:
-            y = lax.scan(lambda y, weight: (jnp.tanh(y @ weight), None), mlp(weights[:2], x), jnp.stack(weights[2:]))[0]
+            y = lax.scan(
+                lambda y, weight: (jnp.tanh(y @ weight), None),
+                mlp(weights[:2], x),
+                jnp.stack(weights[2:]),
+            )[0]
             checkify.check((y**2).mean() < 0.8, "too large: {}", (y**2).mean())
             return (y**2).mean() + jnp.log(x[0, 0] ** 2)
 

@@ -28,7 +28,10 @@ class Block(nn.Module):
 def linen_in_a_scan() -> Made:
     """Layers by `nn.scan` and `nn.remat`, whose code calls the user's block from within flax; a `TrainState`."""
     layers = nn.scan(
-        nn.remat(Block, prevent_cse=False), variable_axes={"params": 0}, split_rngs={"params": True}, length=4
+        nn.remat(Block, prevent_cse=False),
+        variable_axes={"params": 0},
+        split_rngs={"params": True},
+        length=4,
     )()
     x = normal(ROWS, WIDTH, seed=9)
     params = jax.jit(layers.init)(jax.random.key(0), x[:1], None)
@@ -46,7 +49,9 @@ def equinox_under_vmap() -> Made:
     """A model of equinox for one sample, under `vmap`, with its filtered gradient; an optimizer with a schedule."""
     model = eqx.nn.MLP(WIDTH, WIDTH, WIDTH, 3, jax.nn.silu, key=jax.random.key(0))
     params, static = eqx.partition(model, eqx.is_array)
-    optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(1e-3, 9)))
+    optimizer = optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adam(optax.cosine_decay_schedule(1e-3, 9))
+    )
 
     def step(state: Any, x: jax.Array) -> Any:
         params, moments = state
@@ -108,4 +113,6 @@ def test_rows_name_the_users_lines(make: Make, share: float, split: Any) -> None
 def test_rows_of_a_step_without_a_line_of_the_users_name_the_library() -> None:
     step = jax.vmap(jax.value_and_grad(optax.losses.poly_loss_cross_entropy))
     found = sources(0.8, lambda: (step, (normal(4096, 64), abs(normal(4096, 64, seed=1)))))
-    assert {Path(file).absolute().parent for file in found} == {Path(optax.__file__).absolute().parent / "losses"}
+    assert {Path(file).absolute().parent for file in found} == {
+        Path(optax.__file__).absolute().parent / "losses"
+    }

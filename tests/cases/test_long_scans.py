@@ -32,7 +32,10 @@ def read_both_ways() -> Made:
         value, gradients = jax.value_and_grad(loss)(weights)
         return descended(weights, gradients), value
 
-    sides = {side: normal(2 * WIDTH, 2 * WIDTH, seed=seed, scale=0.2) for seed, side in enumerate(("there", "back"))}
+    sides = {
+        side: normal(2 * WIDTH, 2 * WIDTH, seed=seed, scale=0.2)
+        for seed, side in enumerate(("there", "back"))
+    }
     return step, (sides, normal(TRIPS, ROWS, WIDTH, seed=9))
 
 
@@ -76,7 +79,10 @@ def neural_ode() -> Made:
         value, gradients = jax.value_and_grad(loss)(weights)
         return descended(weights, gradients), value
 
-    return step, ((normal(WIDTH, 32, scale=0.2), normal(32, WIDTH, seed=1, scale=0.2)), normal(ROWS, WIDTH, seed=9))
+    return step, (
+        (normal(WIDTH, 32, scale=0.2), normal(32, WIDTH, seed=1, scale=0.2)),
+        normal(ROWS, WIDTH, seed=9),
+    )
 
 
 def noisy_paths() -> Made:
@@ -119,13 +125,22 @@ def layers_over_time() -> Made:
         value, gradients = jax.value_and_grad(loss)(weights)
         return descended(weights, gradients), value
 
-    weights = {"in": normal(3, WIDTH, WIDTH, scale=0.2), "own": normal(3, WIDTH, WIDTH, seed=1, scale=0.2)}
+    weights = {
+        "in": normal(3, WIDTH, WIDTH, scale=0.2),
+        "own": normal(3, WIDTH, WIDTH, seed=1, scale=0.2),
+    }
     return step, (weights, normal(TRIPS, ROWS, WIDTH, seed=9))
 
 
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(read_both_ways, 0.6), (inverted_wave, 0.6), (neural_ode, 0.4), (noisy_paths, 0.6), (layers_over_time, 0.75)],
+    [
+        (read_both_ways, 0.6),
+        (inverted_wave, 0.6),
+        (neural_ode, 0.4),
+        (noisy_paths, 0.6),
+        (layers_over_time, 0.75),
+    ],
 )
 def test_a_scan_over_time_gives_the_same_numbers(make: Make, share: float) -> None:
     """Other residuals come with other kernels. In float64, a wrong order of trips cannot pass for rounding."""

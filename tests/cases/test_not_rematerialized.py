@@ -70,7 +70,11 @@ def attention_in_blocks(scale: int) -> Made:
             scores = query @ key.T
             now = jnp.maximum(most, scores.max(1))
             powers, before = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
-            return (now, total * before + powers.sum(1), mixed * before[:, None] + powers @ key), None
+            return (
+                now,
+                total * before + powers.sum(1),
+                mixed * before[:, None] + powers @ key,
+            ), None
 
         start = jnp.full(len(query), -1e9), jnp.zeros(len(query)), jnp.zeros_like(query)
         most, total, mixed = lax.scan(block, start, key.reshape(-1, 256, WIDTH))[0]
@@ -109,7 +113,9 @@ def histograms(scale: int) -> Made:
                 x = x + jnp.tanh(grid)[cell % cells]
         return (x**2).mean()
 
-    return trained(loss, [array(WIDTH, WIDTH)] * 2, array(points, WIDTH), array(points, dtype=jnp.int32))
+    return trained(
+        loss, [array(WIDTH, WIDTH)] * 2, array(points, WIDTH), array(points, dtype=jnp.int32)
+    )
 
 
 def ragged_sequences(scale: int) -> Made:
@@ -127,7 +133,10 @@ def ragged_sequences(scale: int) -> Made:
         return (jnp.take_along_axis(xs, length[None, :, None], 0) ** 2).mean()
 
     return trained(
-        loss, [[array(WIDTH, WIDTH)] * 2] * 3, array(16, 2**8 * scale, WIDTH), array(2**8 * scale, dtype=jnp.int32)
+        loss,
+        [[array(WIDTH, WIDTH)] * 2] * 3,
+        array(16, 2**8 * scale, WIDTH),
+        array(2**8 * scale, dtype=jnp.int32),
     )
 
 

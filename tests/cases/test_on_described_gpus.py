@@ -18,7 +18,9 @@ def told(make: Any) -> Make:
 
 
 def calls(planned: Any) -> int:
-    return planned._outcome.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
+    return planned._outcome.executable.text.count(
+        'custom_call_target="xla_ffi_python_gpu_callback"'
+    )
 
 
 @pytest.mark.gpu_aot
@@ -34,8 +36,12 @@ def test_a_step_is_planned(make: Make, share: float) -> None:
     step, args = make()
     plain = memplan.jit(step, device="a100", donate_argnums=0).plan(*args)
     budget = int(share * plain.report.compiled_peak_bytes)
-    planned = memplan.jit(step, budget=budget, device="a100", donate_argnums=0, split=False).plan(*args)
+    planned = memplan.jit(step, budget=budget, device="a100", donate_argnums=0, split=False).plan(
+        *args
+    )
     report = planned.report
-    assert report.status == "fits" and report.compiled_peak_bytes <= min(budget, report.predicted_peak_bytes)
+    assert report.status == "fits" and report.compiled_peak_bytes <= min(
+        budget, report.predicted_peak_bytes
+    )
     assert report.recomputations_found or report.copies_found
     assert calls(planned) == calls(plain)

@@ -87,7 +87,13 @@ def drawn_in_branches(key: jax.Array) -> Made:
     def loss(weights: Any, x: jax.Array, key: jax.Array) -> jax.Array:
         for weight, now in zip(weights, jax.random.split(key, len(weights)), strict=True):
             soft = lambda x, now: x + 0.1 * jax.random.gumbel(now, x.shape)  # noqa: E731
-            x = lax.cond(jax.random.uniform(now) < 0.5, lambda x, now: dropped(now, x), soft, jnp.tanh(x @ weight), now)
+            x = lax.cond(
+                jax.random.uniform(now) < 0.5,
+                lambda x, now: dropped(now, x),
+                soft,
+                jnp.tanh(x @ weight),
+                now,
+            )
         return (x**2).mean()
 
     return trained(loss), (layers(3, WIDTH), normal(ROWS, WIDTH, seed=9), key)
@@ -117,7 +123,9 @@ def of_each_sample(key: jax.Array) -> Made:
         (of_each_sample, "rbg", 0.8),
     ],
 )
-def test_numbers_are_drawn_as_they_were(make: Callable[[jax.Array], Made], impl: str, share: float) -> None:
+def test_numbers_are_drawn_as_they_were(
+    make: Callable[[jax.Array], Made], impl: str, share: float
+) -> None:
     step, args = make(jax.random.key(7, impl=impl))
     run = within_share(share, step, args, split=False)
     assert_same(run.planned.compile()(*args), run.plain(*args), run)

@@ -20,7 +20,9 @@ LAYOUTS = {1: ("NHC", "HIO", "NHC"), 2: ("NHWC", "HWIO", "NHWC"), 3: ("NDHWC", "
 
 def conv(x: jax.Array, kernel: jax.Array, stride: int = 1, **options: Any) -> jax.Array:
     rank = x.ndim - 2
-    return lax.conv_general_dilated(x, kernel, (stride,) * rank, "SAME", dimension_numbers=LAYOUTS[rank], **options)
+    return lax.conv_general_dilated(
+        x, kernel, (stride,) * rank, "SAME", dimension_numbers=LAYOUTS[rank], **options
+    )
 
 
 def trained(loss: Callable[..., jax.Array], kernels: Any, x: jax.Array) -> Made:
@@ -46,7 +48,9 @@ def penalized_sound() -> Made:
         return x.mean((1, 2))
 
     def loss(kernels: Any, x: jax.Array) -> jax.Array:
-        return score(kernels, x).mean() + ((gradient_norm(partial(score, kernels), x) - 1) ** 2).mean()
+        return (
+            score(kernels, x).mean() + ((gradient_norm(partial(score, kernels), x) - 1) ** 2).mean()
+        )
 
     kernels = [normal(9, 2, 8, scale=0.3), normal(9, 8, 8, seed=1, scale=0.2)]
     return trained(loss, kernels, normal(4, 512, 2, seed=9))
@@ -78,7 +82,10 @@ def clipped_by_sample() -> Made:
         summed = [jnp.tensordot(jnp.minimum(1, 0.1 / norms), one, 1) for one in gradients]
         return descended(kernels, summed), norms
 
-    return step, ([normal(3, 3, 1, 8, scale=0.3), normal(2, 2, 8, 4, seed=1, scale=0.2)], normal(6, 32, 32, 4, seed=9))
+    return step, (
+        [normal(3, 3, 1, 8, scale=0.3), normal(2, 2, 8, 4, seed=1, scale=0.2)],
+        normal(6, 32, 32, 4, seed=9),
+    )
 
 
 def pulled_apart_volumes() -> Made:
@@ -143,7 +150,13 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 
 @pytest.mark.parametrize(
-    "make", [pytest.param(one, marks=pytest.mark.slow) if one in ABOVE_TEN_SECONDS else one for one in SHARES]
+    "make",
+    [
+        pytest.param(one, marks=pytest.mark.slow) if one in ABOVE_TEN_SECONDS else one
+        for one in SHARES
+    ],
 )
-def test_xla_compiles_what_slabs_write(make: Callable[[], Made], process: ProcessPoolExecutor) -> None:
+def test_xla_compiles_what_slabs_write(
+    make: Callable[[], Made], process: ProcessPoolExecutor
+) -> None:
     assert process.submit(check, make).result()

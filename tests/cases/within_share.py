@@ -18,7 +18,10 @@ Made = tuple[Step, tuple[Any, ...]]
 Make = Callable[[], Made]
 """A step and its arguments, made anew for every run."""
 
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for the compiler
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}  # for the compiler
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,9 @@ class Run:
         return bool(report.slab_loops) or any("trips" in row.name for row in report.decisions)
 
 
-def within_share(share: float, step: Step, args: tuple[Any, ...], closed_over: int = 0, **options: Any) -> Run:
+def within_share(
+    share: float, step: Step, args: tuple[Any, ...], closed_over: int = 0, **options: Any
+) -> Run:
     """Fails unless the plan is within the share, and has decided something.
 
     Args:
@@ -58,18 +63,24 @@ def within_share(share: float, step: Step, args: tuple[Any, ...], closed_over: i
 def assert_same(found: Any, expected: Any, run: Run) -> None:
     """To the bit where kernels alone were planned; other kernels round otherwise."""
     assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(map(raw, jax.tree.leaves(found)), map(raw, jax.tree.leaves(expected)), strict=True):
+    for one, other in zip(
+        map(raw, jax.tree.leaves(found)), map(raw, jax.tree.leaves(expected)), strict=True
+    ):
         assert (one.dtype, one.shape) == (other.dtype, other.shape)
         if run.changed_kernels and one.dtype.kind == "f":
             tolerance = 1e3 * float(jnp.finfo(one.dtype).eps)
-            np.testing.assert_allclose(one, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=0))
+            np.testing.assert_allclose(
+                one, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=0)
+            )
         else:
             assert one.tobytes() == other.tobytes()
 
 
 def raw(leaf: Any) -> np.ndarray:
     """Keys as what they are made of."""
-    return np.asarray(jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+    return np.asarray(
+        jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+    )
 
 
 def normal(*shape: int, seed: int = 0, scale: float = 1.0) -> jax.Array:

@@ -19,7 +19,9 @@ CHECK = "check", "workshop:make", "--against", "saved.json"
 GROWN = replace(
     PLAIN,
     compiled_peak_bytes=530 * MIB,
-    live_at_peak=(replace(WEIGHTS, nbytes=418 * MIB, shape="float32[418,512,512]", source="net.py:9"),),
+    live_at_peak=(
+        replace(WEIGHTS, nbytes=418 * MIB, shape="float32[418,512,512]", source="net.py:9"),
+    ),
 )
 
 
@@ -37,13 +39,27 @@ def requests(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return requests
 
 
-def test_a_first_report_is_saved_and_the_same_step_passes(requests: list[dict[str, Any]], workshop: Path) -> None:
+def test_a_first_report_is_saved_and_the_same_step_passes(
+    requests: list[dict[str, Any]], workshop: Path
+) -> None:
     first = run("check", "workshop:make(size=4, depth=2)", "--against", "saved.json", "--save")
-    assert first.exit_code == 0 and "512.0 MiB compiled" in first.stdout and "wrote saved.json" in first.stderr
+    assert (
+        first.exit_code == 0
+        and "512.0 MiB compiled" in first.stdout
+        and "wrote saved.json" in first.stderr
+    )
     assert Report.load_json("saved.json") == replace(PLAIN, step="workshop:make(depth=2, size=4)")
-    again = run("check", "workshop:make(depth=2, size=4)", "--against", "saved.json", "--device", "v100")
+    again = run(
+        "check", "workshop:make(depth=2, size=4)", "--against", "saved.json", "--device", "v100"
+    )
     assert again.exit_code == 0 and "device peak" in again.stdout and "Grew" not in again.stdout
-    state = {"host_budget": None, "split": "auto", "donate_argnums": (0,), "host_state": (), "pin": None}
+    state = {
+        "host_budget": None,
+        "split": "auto",
+        "donate_argnums": (0,),
+        "host_state": (),
+        "pin": None,
+    }
     assert requests == [{"budget": None, "device": device, **state} for device in (None, "v100")]
 
 
@@ -53,9 +69,14 @@ def test_a_rise_fails_and_names_the_buffers(requests: list[dict[str, Any]], work
     result = run(*CHECK, "--html", "page.html", "--json", "d.json")
     assert result.exit_code == 1
     error = " ".join(result.stderr.split())
-    assert "workshop:make on v100: its compiled bytes rose by 3.516 %, from 512.0 MiB to 530.0 MiB (2 % are" in error
+    assert (
+        "workshop:make on v100: its compiled bytes rose by 3.516 %, from 512.0 MiB to 530.0 MiB (2 % are"
+        in error
+    )
     assert "predicted time" not in error and "--save" in error
-    assert "larger float32[400 -> 418,512,512] net.py:9 net/layer_0/attention" in " ".join(result.stdout.split())
+    assert "larger float32[400 -> 418,512,512] net.py:9 net/layer_0/attention" in " ".join(
+        result.stdout.split()
+    )
     (change,) = json.loads((workshop / "d.json").read_text())["buffers"]
     sizes = change["old_bytes"], change["new_bytes"]
     assert change["kind"] == "larger" and sizes == (400 * MIB, 418 * MIB)
@@ -73,9 +94,14 @@ def test_the_tolerances_of_bytes_and_time(requests: list[dict[str, Any]]) -> Non
     replace(GROWN, predicted_step_s=0.22).save_json("now.json")
     assert run(*CHECK, "--bytes", "4", "--ms", "10.1").exit_code == 0
     slower = run(*CHECK, "--bytes", "4")
-    assert slower.exit_code == 1 and "predicted time rose by 10 %, from 200 ms to 220 ms" in slower.stderr
+    assert (
+        slower.exit_code == 1
+        and "predicted time rose by 10 %, from 200 ms to 220 ms" in slower.stderr
+    )
     both = run(*CHECK)
-    assert both.exit_code == 1 and "compiled bytes" in both.stderr and "predicted time" in both.stderr
+    assert (
+        both.exit_code == 1 and "compiled bytes" in both.stderr and "predicted time" in both.stderr
+    )
     assert "bytes is -1.0" in message(run(*CHECK, "--bytes", "-1"), 2)
     assert "ms is nan" in message(run(*CHECK, "--ms", "nan"), 2)
 
@@ -98,7 +124,9 @@ def test_a_report_of_another_release_of_jax_is_compared(requests: list[dict[str,
 def test_reports_of_other_steps_and_devices_are_refused(requests: list[dict[str, Any]]) -> None:
     replace(PLAIN, step="workshop:make(size=3)").save_json("saved.json")
     check = "check", "workshop:make(size=4)", "--against", "saved.json"
-    assert "another step: workshop:make(size=3), not workshop:make(size=4)" in message(run(*check), 2)
+    assert "another step: workshop:make(size=3), not workshop:make(size=4)" in message(
+        run(*check), 2
+    )
     replace(PLAIN, device="a100").save_json("saved.json")
     assert "another device: a100, not v100" in message(run(*check), 2)
     assert run(*check, "--save").exit_code == 0
@@ -140,14 +168,20 @@ def test_the_error_about_a_missing_file_names_save(requests: list[dict[str, Any]
     assert "--against" in message(run("check", "workshop:make"), 2)
     nowhere = run("check", "workshop:make", "--against", "nowhere/s.json", "--save")
     assert "nowhere is not a writable folder" in message(nowhere, 2)
-    assert "of its own" in message(run("check", "workshop:make", "--against", "s", "--json", "s"), 2)
+    assert "of its own" in message(
+        run("check", "workshop:make", "--against", "s", "--json", "s"), 2
+    )
     assert not requests
 
 
-def test_a_planned_step_keeps_its_options(planner: Planner, requests: list[dict[str, Any]], workshop: Path) -> None:
+def test_a_planned_step_keeps_its_options(
+    planner: Planner, requests: list[dict[str, Any]], workshop: Path
+) -> None:
     assert run("check", "ready:make", "--against", "saved.json", "--save").exit_code == 0
     assert run("check", "ready:make", "--against", "saved.json").exit_code == 0
-    assert "return the plain step" in message(run("check", "ready:make", "--against", "saved.json", "--budget", "1"), 2)
+    assert "return the plain step" in message(
+        run("check", "ready:make", "--against", "saved.json", "--budget", "1"), 2
+    )
     assert not requests
 
 

@@ -12,7 +12,8 @@ from tests.cli.command import Planner, message, run
 
 def test_a_reference_has_one_form() -> None:
     first, second = (
-        factory.parse(call) for call in ("a.b:f(size=(2, 3), dtype='x')", "a.b:f( dtype = 'x', size=(2,3) )")
+        factory.parse(call)
+        for call in ("a.b:f(size=(2, 3), dtype='x')", "a.b:f( dtype = 'x', size=(2,3) )")
     )
     assert str(first) == str(second) == "a.b:f(dtype='x', size=(2, 3))"
     assert factory.parse(str(first)) == first and str(factory.parse("a.b:f()")) == "a.b:f"

@@ -28,7 +28,9 @@ def test_devices_are_listed_with_their_links() -> None:
 def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def calibrate(notify: Any) -> MeasuredDevice:
         notify("measuring", 0.5)
-        return MeasuredDevice(with_rates(local_device(), {MATRIX.format("float32"): 5e9}, "cpu"), "cpu", "cpu")
+        return MeasuredDevice(
+            with_rates(local_device(), {MATRIX.format("float32"): 5e9}, "cpu"), "cpu", "cpu"
+        )
 
     monkeypatch.setattr(machines, "calibrate_device", calibrate)
 
@@ -46,7 +48,9 @@ def test_calibrate_writes_a_device_and_figures(workshop: Path) -> None:
     assert json.loads(run("calibrate", "--json", "-").stdout)["device"] == "cpu-measured"
 
 
-@pytest.mark.parametrize("words", ["--out plain", "--out no/such/folder/d.json", "--out same.json --json same.json"])
+@pytest.mark.parametrize(
+    "words", ["--out plain", "--out no/such/folder/d.json", "--out same.json --json same.json"]
+)
 def test_calibrate_refuses_files_that_it_cannot_write(words: str, workshop: Path) -> None:
     before = set(workshop.iterdir())
     assert run("calibrate", *words.split()).exit_code == 2
@@ -56,6 +60,8 @@ def test_calibrate_refuses_files_that_it_cannot_write(words: str, workshop: Path
 def test_topologies_are_listed() -> None:
     listed = json.loads(run("topology", "--json", "-").stdout)["topologies"]
     assert [topology["name"] for topology in listed] == list(TOPOLOGIES)
-    assert [level["size"] for level in listed[0]["levels"]] == list(TOPOLOGIES["ddl"].sizes.values())
+    assert [level["size"] for level in listed[0]["levels"]] == list(
+        TOPOLOGIES["ddl"].sizes.values()
+    )
     assert all(name in run("topology").stdout for name in TOPOLOGIES)
     assert "--measure" in message(run("topology", "--out", "t.json"), 2)

@@ -41,7 +41,9 @@ def test_what_options_mean(planner: Planner, words: str, option: str, expected: 
         (["--html", "-"], "only JSON"),
     ],
 )
-def test_a_bad_option_is_a_usage_error(planner: Planner, workshop: Path, words: list[str], hint: str) -> None:
+def test_a_bad_option_is_a_usage_error(
+    planner: Planner, workshop: Path, words: list[str], hint: str
+) -> None:
     before = sorted(workshop.iterdir())
     assert hint in message(run("inspect", "workshop:make", *words), 2)
     assert [path for path in sorted(workshop.iterdir()) if path.name != "__pycache__"] == before

@@ -27,9 +27,16 @@ def test_inspect_prints_the_report(planner: Planner) -> None:
 
 def test_inspect_passes_its_options_on(planner: Planner) -> None:
     options = {"budget": "1GiB", "host_budget": "2GiB", "device": "v100", "verify": "numbers"}
-    words = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)]
+    words = [
+        word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", value)
+    ]
     assert run("inspect", "workshop:make", *words).exit_code == 0
-    assert run("inspect", "workshop:make", "--no-split", "--pin", "a.b=host", "--pin", "c=recompute").exit_code == 0
+    assert (
+        run(
+            "inspect", "workshop:make", "--no-split", "--pin", "a.b=host", "--pin", "c=recompute"
+        ).exit_code
+        == 0
+    )
     state = {"donate_argnums": (0,), "host_state": ()}
     whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
     split = {"split": "auto", **state, "pin": None}
@@ -53,14 +60,20 @@ def test_inspect_writes_traces_and_pictures(planner: Planner, workshop: Path) ->
     planner.report = replace(REPORT, timeline=random_timeline(random.Random(0)))
     result = run("inspect", "workshop:make", "--trace", "t.pftrace", "--png", "t.png")
     assert result.exit_code == 0, result.output
-    assert (workshop / "t.pftrace").stat().st_size and (workshop / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert (workshop / "t.pftrace").stat().st_size and (workshop / "t.png").read_bytes().startswith(
+        b"\x89PNG"
+    )
 
 
 def test_inspect_says_why_there_is_no_trace(planner: Planner, workshop: Path) -> None:
     result = run("inspect", "workshop:make", "--trace", "t.pftrace")
-    assert result.exit_code == 2 and "no timeline" in " ".join(result.stderr.replace("│", " ").split())
+    assert result.exit_code == 2 and "no timeline" in " ".join(
+        result.stderr.replace("│", " ").split()
+    )
     assert "greedy" in result.stdout and not (workshop / "t.pftrace").exists()
-    assert "of its own" in message(run("inspect", "workshop:make", "--trace", "a", "--json", "a"), 2)
+    assert "of its own" in message(
+        run("inspect", "workshop:make", "--trace", "a", "--json", "a"), 2
+    )
 
 
 @pytest.fixture
@@ -71,7 +84,9 @@ def examined(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
         requests.append({"args": args, **options})
         donate = Finding("donate", "donate argument 0", 2**20, 0.0, 2**29, "compiled", position=0)
         budget = 2**28 if options["budget"] == "256MiB" else 2**30
-        return Diagnosis("v100", budget, 2**29, 0.1, (donate,) if options["budget"] == "1GiB" else (), 2)
+        return Diagnosis(
+            "v100", budget, 2**29, 0.1, (donate,) if options["budget"] == "1GiB" else (), 2
+        )
 
     monkeypatch.setattr(api, "doctor", doctor)
     return requests
@@ -84,7 +99,9 @@ def test_doctor_exits_with_1_unless_the_step_fits_without_findings(
     words = f"doctor workshop:make(size=4) --budget {budget} --device v100 --json d.json"
     result = run(*words.split())
     assert result.exit_code == code, result.output
-    assert "memplan doctor" in result.stdout and ("donate argument 0" in result.stdout) == (budget == "1GiB")
+    assert "memplan doctor" in result.stdout and ("donate argument 0" in result.stdout) == (
+        budget == "1GiB"
+    )
     assert Diagnosis.from_json(Path("d.json").read_text()).device == "v100"
     assert examined == [{**options_of(budget), "args": ({"w": 4}, 2), "donate_argnums": None}]
 
@@ -158,12 +175,18 @@ def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: P
     result = run(*words.split())
     assert result.exit_code == 0
     assert "+100.0%" in result.stdout
-    assert curved[0]["points"] == 3 and curved[0]["device"] == "v100" and curved[0]["donate_argnums"] == (0,)
+    assert (
+        curved[0]["points"] == 3
+        and curved[0]["device"] == "v100"
+        and curved[0]["donate_argnums"] == (0,)
+    )
     assert Curve.from_json((workshop / "c.json").read_text()).points[1].way == "memplan"
     assert (workshop / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_curve_needs_the_plain_step_and_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:
+def test_curve_needs_the_plain_step_and_a_place_to_write(
+    curved: list[dict[str, Any]], workshop: Path
+) -> None:
     assert "plain step" in message(run("curve", "ready:make"), 2)
     assert "nowhere" in message(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
     assert "of its own" in message(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
@@ -185,14 +208,18 @@ def sized(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     return requests
 
 
-def test_largest_varies_an_argument_of_the_factory(sized: list[dict[str, Any]], workshop: Path) -> None:
+def test_largest_varies_an_argument_of_the_factory(
+    sized: list[dict[str, Any]], workshop: Path
+) -> None:
     words = "--vary size=8:64:8 --budget 1GiB --json l.json --no-split --host-state 0"
     result = run("largest", "workshop:make(batch=4, dtype='float32')", *words.split())
     assert result.exit_code == 0, result.output
     assert "2.00 GiB" in result.stdout and "in 5 programs" in result.stdout
     [request] = sized
     assert request["name"] == "size" and request["step"] == 8 and request["budget"] == "1GiB"
-    assert request["args"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and request["donate_argnums"] == (0,)
+    assert request["args"] == ({"w": 64, "batch": 4, "dtype": "float32"}, 2) and request[
+        "donate_argnums"
+    ] == (0,)
     assert request["split"] is False and request["host_state"] == (0,)
     assert Frontier.from_json((workshop / "l.json").read_text()).largest == 8
 

@@ -28,7 +28,15 @@ CPU, V100 = catalog.local_cpu(2, 2**33), catalog.named("v100")
 GRAD = f'  %grad = {ARRAY} custom-call(%mid, %bent), custom_call_target="grad"\n'
 LATE = f'  %late = {ARRAY} custom-call(%grad, %masked), custom_call_target="late"\n'
 NEXT = f'  %next = {ARRAY} custom-call(%early, %bent), custom_call_target="next"\n'
-OPS = [MASKED, library("early", "masked"), BENT.replace("%x", "%z"), NEXT, library("mid", "next"), GRAD, LATE]
+OPS = [
+    MASKED,
+    library("early", "masked"),
+    BENT.replace("%x", "%z"),
+    NEXT,
+    library("mid", "next"),
+    GRAD,
+    LATE,
+]
 TEXT = FUSED + ENTRY + "".join(OPS) + returned("late")
 OTHER = changed(TEXT, ("custom-call(%next)", "custom-call(%early)"))
 TEMPORARIES = 3 * NBYTES  # masked, bent, next and mid at once, one of them where the output will be
@@ -54,7 +62,11 @@ class InOrder:
     calls: list[tuple[Problem, int, int, CopySeconds | None]] = field(default_factory=list)
 
     def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
+        self,
+        problem: Problem,
+        budget_nbytes: int,
+        host_nbytes: int = 0,
+        copy_s: CopySeconds | None = None,
     ) -> Solution:
         self.calls.append((problem, budget_nbytes, host_nbytes, copy_s))
         schedule = runs(range(len(problem.kernels)))

@@ -39,7 +39,13 @@ def outcome(
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
     replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0)
     result = SimpleNamespace(replay=replay)
-    facts = {"fits": predicted_to_fit, "plain": plain, "plan": None, "result": result, "bound_s": bound_s}
+    facts = {
+        "fits": predicted_to_fit,
+        "plain": plain,
+        "plan": None,
+        "result": result,
+        "bound_s": bound_s,
+    }
     planned = cast(Any, SimpleNamespace(**facts, predicted_bytes=nbytes))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), backend=GPU))
     return Outcome(program, target, LIMITS, executable, planned, None, 1)

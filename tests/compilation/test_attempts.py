@@ -33,7 +33,9 @@ class Fake:
     def profile(self, program: Program) -> dict[str, float] | None:
         return {} if self.profiles else None
 
-    def compile(self, program: Program, profile: Any, hides_latency: bool, headroom: Headroom) -> Outcome:
+    def compile(
+        self, program: Program, profile: Any, hides_latency: bool, headroom: Headroom
+    ) -> Outcome:
         self.calls.append((program, hides_latency, headroom))
         answer = self.takes[len(self.calls) - 1]
         return outcome(program, answer) if isinstance(answer, int) else answer
@@ -61,9 +63,13 @@ def attempt(
         assert asked is program or asked is by_index
         if seconds >= expected_s:
             for number, one in enumerate(slabs):
-                yield SlabCandidate(expected_bytes[number] if expected_bytes else 100, lambda one=one: one)
+                yield SlabCandidate(
+                    expected_bytes[number] if expected_bytes else 100, lambda one=one: one
+                )
 
-    result = Attempts(compiler, lambda _: by_index, fewer_residuals, by_slabs, lambda *_: None, **options).run(program)
+    result = Attempts(
+        compiler, lambda _: by_index, fewer_residuals, by_slabs, lambda *_: None, **options
+    ).run(program)
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
     compiler.missing = missing
     return result
@@ -131,20 +137,26 @@ def test_where_copies_do_not_overlap_there_is_one_schedule() -> None:
 
 def with_residuals(*kept: int) -> Program:
     body = Graph((Value("carry", 8),), ())
-    return PROGRAM.transform(LoopResiduals(((Loop(body, 4, 1, frozenset(), frozenset()), Residuals(kept)),)), None)
+    return PROGRAM.transform(
+        LoopResiduals(((Loop(body, 4, 1, frozenset(), frozenset()), Residuals(kept)),)), None
+    )
 
 
 def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
     programs = tuple(with_residuals(number) for number in range(3))
     compiler = Fake([*misses((PROGRAM, 130), (programs[0], 120)), 90])
     result = attempt(compiler, programs=programs)
-    assert [id(program) for program, *_ in compiler.calls] == [id(program) for program in (PROGRAM, *programs[:2])]
+    assert [id(program) for program, *_ in compiler.calls] == [
+        id(program) for program in (PROGRAM, *programs[:2])
+    ]
     assert compiler.missing == [30, 50]
     assert result.program is programs[1] and result.compilations == 3
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.5, 1), (1.2, 0)])
-def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: float, chosen: int) -> None:
+def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(
+    seconds: float, chosen: int
+) -> None:
     programs = with_residuals(0), with_residuals(1)
     waiting = outcome(programs[0], 90, waits_s=0.06)
     compiler = Fake([*misses((PROGRAM, 130)), waiting, outcome(programs[1], 95, seconds=seconds)])
@@ -154,8 +166,13 @@ def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(seconds: 
 
 def test_what_was_compiled_and_not_taken_is_told() -> None:
     programs = with_residuals(0), with_residuals(1)
-    result = attempt(Fake([*misses((PROGRAM, 130)), outcome(programs[0], 60, seconds=2.0), 90]), programs=programs)
-    assert [(summary.device_bytes, summary.step_s, summary.fits) for summary in result.rejected] == [
+    result = attempt(
+        Fake([*misses((PROGRAM, 130)), outcome(programs[0], 60, seconds=2.0), 90]),
+        programs=programs,
+    )
+    assert [
+        (summary.device_bytes, summary.step_s, summary.fits) for summary in result.rejected
+    ] == [
         (130, 1.0, False),
         (60, 2.0, True),
     ]
@@ -165,7 +182,13 @@ def test_what_was_compiled_and_not_taken_is_told() -> None:
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.5, 1), (1.2, 0)])
 def test_where_much_is_left_loops_may_keep_more(seconds: float, chosen: int) -> None:
     programs = with_residuals(0), with_residuals(1)
-    compiler = Fake([*misses((PROGRAM, 130)), outcome(programs[0], 60), outcome(programs[1], 95, seconds=seconds)])
+    compiler = Fake(
+        [
+            *misses((PROGRAM, 130)),
+            outcome(programs[0], 60),
+            outcome(programs[1], 95, seconds=seconds),
+        ]
+    )
     assert attempt(compiler, programs=programs).program is programs[chosen]
     assert compiler.missing == [30, -10]
 
@@ -182,11 +205,20 @@ def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None
     """After so many tries, or where the same are chosen again."""
     for again in (False, True):
         programs = [with_residuals(number) for number in range(4)]
-        tries = [(programs[0], 120)] if again else [(programs[0], 120), (programs[1], 110), (programs[2], 102)]
+        tries = (
+            [(programs[0], 120)]
+            if again
+            else [(programs[0], 120), (programs[1], 110), (programs[2], 102)]
+        )
         compiler = Fake([*misses((PROGRAM, 130), *tries), 70])
-        result = attempt(compiler, programs=(programs[0], programs[0], programs[3]) if again else tuple(programs))
+        result = attempt(
+            compiler, programs=(programs[0], programs[0], programs[3]) if again else tuple(programs)
+        )
         assert result.fits and result.program is programs[3]
-        assert compiler.missing[:-1] == ([30, 50] if again else [30, 50, 60]) and compiler.missing[-1] > 1 << 60
+        assert (
+            compiler.missing[:-1] == ([30, 50] if again else [30, 50, 60])
+            and compiler.missing[-1] > 1 << 60
+        )
 
 
 def test_the_same_residuals_are_not_compiled_twice() -> None:
@@ -197,7 +229,9 @@ def test_the_same_residuals_are_not_compiled_twice() -> None:
 
 def test_where_nothing_fits_the_smallest_is_told() -> None:
     programs = with_residuals(0), with_residuals(1)
-    result = attempt(Fake(misses((PROGRAM, 130), (programs[0], 110), (programs[1], 120))), programs=programs)
+    result = attempt(
+        Fake(misses((PROGRAM, 130), (programs[0], 110), (programs[1], 120))), programs=programs
+    )
     assert (result.device_bytes, result.compilations) == (110, 3) and result.program is programs[0]
 
 
@@ -210,7 +244,9 @@ def test_slabs_come_after_loops_that_fewer_residuals_and_only_until_one_fits() -
     fewer, slabs = with_residuals(), tuple(in_slabs() for _ in range(3))
     compiler = Fake([*misses((PROGRAM, 130), (fewer, 120), (slabs[0], 110)), 90])
     result = attempt(compiler, programs=(fewer,), slabs=slabs)
-    assert [id(program) for program, *_ in compiler.calls] == [id(program) for program in (PROGRAM, fewer, *slabs[:2])]
+    assert [id(program) for program, *_ in compiler.calls] == [
+        id(program) for program in (PROGRAM, fewer, *slabs[:2])
+    ]
     assert result.fits and result.program is slabs[1] and result.compilations == 4
 
 
@@ -224,7 +260,9 @@ def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
 
 def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() -> None:
     slabs = tuple(in_slabs() for _ in range(5))
-    result = attempt(Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs)
+    result = attempt(
+        Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs
+    )
     assert result.program is PROGRAM and result.closest_slab_attempt is not None
     assert result.closest_slab_attempt.device_bytes == 140
     assert result.closest_slab_attempt.in_slabs == slabs[1].in_slabs
@@ -238,12 +276,21 @@ def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(order: tuple[int, int]) -> None:
+def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(
+    order: tuple[int, int],
+) -> None:
     slabs = in_slabs(), in_slabs()
-    tried = outcome(slabs[0], 130, 0, predicted_to_fit=False), outcome(slabs[1], 90, 60, predicted_to_fit=False)
+    tried = (
+        outcome(slabs[0], 130, 0, predicted_to_fit=False),
+        outcome(slabs[1], 90, 60, predicted_to_fit=False),
+    )
     compiler = Fake([*misses((PROGRAM, 120)), *(tried[number] for number in order)])
     closest = attempt(compiler, slabs=tuple(slabs[number] for number in order)).closest_slab_attempt
-    assert closest is not None and (closest.device_bytes, closest.host_bytes, closest.excess_bytes) == (90, 60, 10)
+    assert closest is not None and (
+        closest.device_bytes,
+        closest.host_bytes,
+        closest.excess_bytes,
+    ) == (90, 60, 10)
 
 
 def test_the_one_taken_keeps_the_unmodified_step_and_counts_every_compilation() -> None:
@@ -263,7 +310,10 @@ def test_what_fits_is_taken_even_if_it_takes_more() -> None:
 def test_slabs_that_do_not_fit_or_are_slower_are_not_taken(slab: tuple[int, float]) -> None:
     slabs = in_slabs()
     compiler = Fake(
-        [outcome(PROGRAM, 90, seconds=3.0), outcome(slabs, slab[0], seconds=slab[1], predicted_to_fit=False)]
+        [
+            outcome(PROGRAM, 90, seconds=3.0),
+            outcome(slabs, slab[0], seconds=slab[1], predicted_to_fit=False),
+        ]
     )
     assert attempt(compiler, slabs=(slabs,)).program is PROGRAM
 
@@ -271,12 +321,20 @@ def test_slabs_that_do_not_fit_or_are_slower_are_not_taken(slab: tuple[int, floa
 @pytest.mark.parametrize(("seconds", "chosen"), [(1.4, "slabs"), (1.6, "whole")])
 def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None:
     slabs = in_slabs()
-    compiler = Fake([outcome(PROGRAM, 90, seconds=1.5), outcome(slabs, 95, seconds=seconds, bound_s=1.5)])
+    compiler = Fake(
+        [outcome(PROGRAM, 90, seconds=1.5), outcome(slabs, 95, seconds=seconds, bound_s=1.5)]
+    )
     result = attempt(compiler, slabs=(slabs, in_slabs()))
-    assert result.program is (slabs if chosen == "slabs" else PROGRAM) and result.fits and result.compilations == 2
+    assert (
+        result.program is (slabs if chosen == "slabs" else PROGRAM)
+        and result.fits
+        and result.compilations == 2
+    )
 
 
-def test_after_slabs_that_a_slow_plan_makes_fit_those_are_tried_that_are_expected_to_take_less() -> None:
+def test_after_slabs_that_a_slow_plan_makes_fit_those_are_tried_that_are_expected_to_take_less() -> (
+    None
+):
     slabs = tuple(in_slabs() for _ in range(3))
     slow = outcome(slabs[0], 100, seconds=2.0)  # of 500 bytes
     compiler = Fake([outcome(PROGRAM, 90, seconds=3.0), slow, outcome(slabs[2], 95, seconds=1.2)])
@@ -288,7 +346,9 @@ def by_index() -> Program:
     return PROGRAM.transform(IndexedStacks(), None)
 
 
-@pytest.mark.parametrize("first", [outcome(PROGRAM, 130, predicted_to_fit=False), outcome(PROGRAM, 90, seconds=1.3)])
+@pytest.mark.parametrize(
+    "first", [outcome(PROGRAM, 130, predicted_to_fit=False), outcome(PROGRAM, 90, seconds=1.3)]
+)
 @pytest.mark.parametrize(("second", "chosen"), [((95, 1.1), True), ((140, 0.5), False)])
 def test_where_nothing_fits_or_a_plan_is_slow_stacks_are_read_by_index(
     first: Outcome, second: tuple[int, float], chosen: bool
@@ -300,7 +360,9 @@ def test_where_nothing_fits_or_a_plan_is_slow_stacks_are_read_by_index(
 
 
 def test_a_fast_plan_keeps_its_stacks() -> None:
-    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.2)]), by_index=by_index()).program is PROGRAM
+    assert (
+        attempt(Fake([outcome(PROGRAM, 90, seconds=1.2)]), by_index=by_index()).program is PROGRAM
+    )
 
 
 def test_loops_keep_fewer_residuals_where_their_stacks_are_read_by_index() -> None:
@@ -311,8 +373,15 @@ def test_loops_keep_fewer_residuals_where_their_stacks_are_read_by_index() -> No
 
 
 def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> None:
-    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.25)]), slabs=(in_slabs(),)).program is PROGRAM
-    assert attempt(Fake([outcome(PROGRAM, 90, seconds=1.5)]), slabs=(in_slabs(),), expected_s=1.6).program is PROGRAM
+    assert (
+        attempt(Fake([outcome(PROGRAM, 90, seconds=1.25)]), slabs=(in_slabs(),)).program is PROGRAM
+    )
+    assert (
+        attempt(
+            Fake([outcome(PROGRAM, 90, seconds=1.5)]), slabs=(in_slabs(),), expected_s=1.6
+        ).program
+        is PROGRAM
+    )
 
 
 def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:

@@ -59,10 +59,14 @@ def test_what_does_not_is_planned_within_the_budget() -> None:
     callback = called_back(RESIDENT + LEAST)
     module = callback(read_module(TEXT))
     assert module is not None
-    kernels = [op.name for op in module.entry.ops.values() if op.opcode in ("fusion", "custom-call")]
+    kernels = [
+        op.name for op in module.entry.ops.values() if op.opcode in ("fusion", "custom-call")
+    ]
     assert len(kernels) == len(WITH_RECOMPUTE)
     planned = callback.planned
-    assert planned.fits and planned.predicted_bytes == RESIDENT + LEAST == planned.result.device_bytes
+    assert (
+        planned.fits and planned.predicted_bytes == RESIDENT + LEAST == planned.result.device_bytes
+    )
     assert planned.result is planned.written and planned.plain.device_bytes == WHOLE
 
 
@@ -103,7 +107,9 @@ NOTED = replace(
     structure=PLAIN.module.structure,
     kernels=tuple(PLAIN.module.chosen_kernels.items()),
 )
-ALGORITHM = changed(TEXT, ('custom_call_target="grad"', 'custom_call_target="grad", backend_config={"algorithm":7}'))
+ALGORITHM = changed(
+    TEXT, ('custom_call_target="grad"', 'custom_call_target="grad", backend_config={"algorithm":7}')
+)
 
 
 def follows(text: str, budget: int, program: str = "step", plan: Plan = NOTED) -> Callback:
@@ -120,7 +126,9 @@ def test_a_followed_plan_of_the_same_module_is_not_warned_of() -> None:
 def test_another_algorithm_of_the_same_program_is_followed_and_named() -> None:
     with pytest.warns(UserWarning, match=r"grad: grad \w+, now grad \w+\); the plan is used"):
         callback = follows(ALGORITHM, RESIDENT + LEAST)
-    assert callback.planned.plan == replace(NOTED, fingerprint=scheduled(ALGORITHM).module.fingerprint)
+    assert callback.planned.plan == replace(
+        NOTED, fingerprint=scheduled(ALGORITHM).module.fingerprint
+    )
     assert callback.planned.predicted_bytes == RESIDENT + LEAST
 
 
@@ -136,14 +144,17 @@ def test_other_kernels_of_the_same_program_are_planned_for() -> None:
 
 
 @pytest.mark.parametrize(
-    ("program", "plan"), [("another", NOTED), ("step", replace(NOTED, device="v100")), ("", replace(NOTED, program=""))]
+    ("program", "plan"),
+    [("another", NOTED), ("step", replace(NOTED, device="v100")), ("", replace(NOTED, program=""))],
 )
 def test_a_plan_of_another_program_or_device_is_refused(program: str, plan: Plan) -> None:
     with pytest.raises(PlanMismatchError, match="this step is"):
         follows(ALGORITHM, WHOLE, program, plan)
 
 
-def test_a_module_that_computes_something_else_is_not_handed_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_that_computes_something_else_is_not_handed_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     def write(*args: Any) -> Module:
         return replaced(original(*args), "tanh(", "sine(")
 
@@ -182,7 +193,9 @@ def planned_for(
 
     def write(*_: object) -> SimpleNamespace:
         nbytes, seconds = next(remaining)
-        return SimpleNamespace(module=SimpleNamespace(replay=SimpleNamespace(step_s=seconds)), device_bytes=nbytes)
+        return SimpleNamespace(
+            module=SimpleNamespace(replay=SimpleNamespace(step_s=seconds)), device_bytes=nbytes
+        )
 
     def plans(plain: object, limit: int, *_: object) -> SimpleNamespace:
         limits.append(limit)
@@ -191,7 +204,9 @@ def planned_for(
     for name, fake in (("Plans", plans), ("_pack", lambda *_: None)):
         monkeypatch.setattr(callback_file, name, fake)
     monkeypatch.setattr(Callback, "_write", write)
-    orders_to_plan: Any = [SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))] * orders
+    orders_to_plan: Any = [
+        SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))
+    ] * orders
     callback = replace(called_back(BUDGET), machine=EIGHT)._plan_orders(orders_to_plan, BUDGET)
     return limits, (callback.device_bytes, callback.module.replay.step_s)
 
@@ -199,7 +214,9 @@ def planned_for(
 LESS = 970  # with room for collectives
 
 
-def test_where_a_plan_is_slow_the_next_leaves_room_for_collectives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_plan_is_slow_the_next_leaves_room_for_collectives(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fast, slow, over = (990, 1.02), (990, 1.2), (1100, 1.0)
     assert planned_for(monkeypatch, fast) == ([BUDGET], fast)
     assert planned_for(monkeypatch, slow, fast) == ([BUDGET, LESS], fast)
@@ -207,7 +224,9 @@ def test_where_a_plan_is_slow_the_next_leaves_room_for_collectives(monkeypatch: 
     assert planned_for(monkeypatch, over) == ([BUDGET], over)
 
 
-def test_another_order_is_planned_where_the_first_is_slow_or_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_order_is_planned_where_the_first_is_slow_or_does_not_fit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     fast, slow, good, over, less = (990, 1.02), (990, 1.2), (990, 1.15), (1100, 1.0), (1090, 2.0)
     both = [BUDGET, LESS]
     assert planned_for(monkeypatch, slow, slow, good, slow, orders=3) == (both * 2, good)

@@ -58,7 +58,9 @@ def test_shapes_keep_no_array_alive() -> None:
 
 def test_shapes_trace_as_the_arrays_do() -> None:
     placed = jax.device_put(jnp.ones(3), jax.devices()[0])
-    (weak, strong, committed, plain), _ = shapes_of([jnp.asarray(2.0), jnp.float32(2), placed, np.ones(2)], {})
+    (weak, strong, committed, plain), _ = shapes_of(
+        [jnp.asarray(2.0), jnp.float32(2), placed, np.ones(2)], {}
+    )
     assert weak.weak_type and not strong.weak_type
     assert committed.sharding == placed.sharding and strong.sharding is None
     assert isinstance(plain, np.ndarray)

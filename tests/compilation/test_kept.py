@@ -37,7 +37,9 @@ def test_what_jax_would_make_again_is_not_kept(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"{", b'{"format": 99}', b'{"format": 1, "name": 3}', b"\xff\xfe", b"[" * 10**5], ids=len
+    "content",
+    [b"", b"{", b'{"format": 99}', b'{"format": 1, "name": 3}', b"\xff\xfe", b"[" * 10**5],
+    ids=len,
 )
 def test_a_damaged_one_is_told(folder: Path, content: bytes) -> None:
     kept.keep("a", ENTRY, 1.0)

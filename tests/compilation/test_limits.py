@@ -23,7 +23,9 @@ def test_what_is_beyond_the_limits_is_what_does_not_fit(device: int, host: int) 
 
 
 @given(nbytes, nbytes, nbytes, nbytes)
-def test_a_reserve_grows_by_what_was_missed_and_by_no_more(device: int, host: int, took: int, took_host: int) -> None:
+def test_a_reserve_grows_by_what_was_missed_and_by_no_more(
+    device: int, host: int, took: int, took_host: int
+) -> None:
     limits = Limits(device, host)
     grown = Headroom(1, 2).plus_overshoot(limits, took, took_host)
     assert limits.allow(took - (grown.device_bytes - 1), took_host - (grown.host_bytes - 2))

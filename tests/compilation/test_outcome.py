@@ -49,7 +49,9 @@ def test_a_savedsays_what_the_program_has_on_the_host() -> None:
 def test_a_savedtells_its_program_and_its_kernels() -> None:
     result = planned(PROGRAM, Plan((), "f00d", "kernels"))
     module = result.planned.plain.module
-    assert result.plan is not None and result.plan.program == planned(ON_HOST).program.original.digest
+    assert (
+        result.plan is not None and result.plan.program == planned(ON_HOST).program.original.digest
+    )
     assert result.plan.structure == module.structure
     assert dict(result.plan.kernels) == module.chosen_kernels and result.plan.kernels
 
@@ -60,5 +62,8 @@ def test_a_program_in_slabs_has_a_savedthat_says_which() -> None:
     assert result.plan is not None and result.plan.planner == result.method == "slabs"
     assert result.plan.slabs == tuple(part.slabs for part in program.in_slabs)
     saved = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
-    assert planned(program, saved).method == "kernels, in slabs" and planned(PROGRAM, saved).method == "kernels"
+    assert (
+        planned(program, saved).method == "kernels, in slabs"
+        and planned(PROGRAM, saved).method == "kernels"
+    )
     assert planned(PROGRAM).method == "plain"

@@ -35,9 +35,13 @@ def test_a_plan_is_for_the_room_that_residents_leave() -> None:
 
 def test_the_smallest_is_the_same_for_every_budget() -> None:
     plans = [
-        within(PLAIN.resident_bytes + nbytes).make() for nbytes in (LEAST - 1, LEAST // 2, 0, -PLAIN.resident_bytes)
+        within(PLAIN.resident_bytes + nbytes).make()
+        for nbytes in (LEAST - 1, LEAST // 2, 0, -PLAIN.resident_bytes)
     ]
-    assert len({replace(plan, budget_bytes=None) for plan in plans}) == 1 and plans[0].rewritten_for_nbytes == 0
+    assert (
+        len({replace(plan, budget_bytes=None) for plan in plans}) == 1
+        and plans[0].rewritten_for_nbytes == 0
+    )
 
 
 def test_copies_are_offered_at_their_price_where_the_host_has_room() -> None:
@@ -64,13 +68,17 @@ def test_extra_outputs_come_first_and_go_where_they_cost_more(
     monkeypatch.setattr(scheduled_file, "output_costs", lambda *_: {"masked": 0.5})
     monkeypatch.setattr(scheduled_file, "recomputed_kernels", lambda problem, _: {0})
     plain = ScheduledModule(read_module(BESIDE), V100)
-    planner = InOrder(seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s)
+    planner = InOrder(
+        seconds=lambda problem: (share if has_extra(problem) else 2.0) * plain.replay.step_s
+    )
     plan = within(ROOMY, planner, plain).make()
     assert [has_extra(problem) for problem, *_ in planner.calls] == [True, False][:tries]
     assert plan.extra_outputs == (("masked",) if chosen else ())
 
 
-def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_that_no_plan_recomputes_are_no_extra_outputs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     prices: list[float] = []
 
     def recomputed(problem: Problem, _: int) -> set[int]:
@@ -82,7 +90,9 @@ def test_values_that_no_plan_recomputes_are_no_extra_outputs(monkeypatch: pytest
     planner, plain = InOrder(), ScheduledModule(read_module(BESIDE), V100)
     assert within(ROOMY, planner, plain).make().extra_outputs == ()
     assert len(planner.calls) == 1
-    assert prices == [plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2]
+    assert prices == [
+        plain.rewrite(ROOMY - plain.resident_bytes, whole=True).timed_problem.kernels[0].seconds / 2
+    ]
 
 
 def test_all_processes_follow_what_was_agreed_on() -> None:

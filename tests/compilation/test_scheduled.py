@@ -38,7 +38,10 @@ def test_an_output_on_the_host_takes_none_of_the_device() -> None:
 
 def test_large_constants_are_there_throughout_in_fusions_too() -> None:
     entry = TEXT.index("ENTRY")
-    large, small = "  %large = f32[512,64]{1,0} constant({...})\n", "  %small = f32[512]{0} constant({...})\n"
+    large, small = (
+        "  %large = f32[512,64]{1,0} constant({...})\n",
+        "  %small = f32[512]{0} constant({...})\n",
+    )
     inside = TEXT[:entry].replace(" {\n", f" {{\n{large}", 1)
     outside = TEXT[entry:].replace(" {\n", f" {{\n{large.replace('%large', '%other')}{small}", 1)
     module = scheduled(inside + outside)
@@ -53,7 +56,9 @@ def test_a_gpus_module_is_rewritten_once_for_each_room() -> None:
     assert list(fusions(roomy.module)) == ["sums.all1"]
     assert module.rewrite(1 << 40) is roomy and module.rewrite(1 << 39) is not roomy
     assert module.rewrite(None) is module
-    assert roomy.resident_bytes == module.resident_bytes and roomy.replay.step_s < module.replay.step_s
+    assert (
+        roomy.resident_bytes == module.resident_bytes and roomy.replay.step_s < module.replay.step_s
+    )
 
 
 def test_a_cpu_runs_kernels_whole_and_as_they_are() -> None:
@@ -64,4 +69,6 @@ def test_a_cpu_runs_kernels_whole_and_as_they_are() -> None:
 def test_only_the_timed_problem_takes_seconds() -> None:
     module = scheduled()
     assert not any(kernel.seconds for kernel in module.problem.kernels)
-    assert sum(kernel.seconds for kernel in module.timed_problem.kernels) == pytest.approx(module.replay.step_s)
+    assert sum(kernel.seconds for kernel in module.timed_problem.kernels) == pytest.approx(
+        module.replay.step_s
+    )

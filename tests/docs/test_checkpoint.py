@@ -15,7 +15,9 @@ EXAMPLE = Path(__file__).parents[2] / "docs" / "examples" / "orbax_checkpoint.py
 def losses(folder: Path, killed_at: int | None = None) -> dict[int, str]:
     """Run the example, and kill it as soon as it has begun to save this step."""
     environment = {**os.environ, "CHECKPOINTS": str(folder)}
-    process = subprocess.Popen([sys.executable, str(EXAMPLE)], env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, str(EXAMPLE)], env=environment, stdout=subprocess.PIPE, text=True
+    )
     found = {}
     assert process.stdout is not None
     with process.stdout:

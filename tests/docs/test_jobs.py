@@ -65,7 +65,12 @@ def run(folder: Path, started: Started, killed_after: int | None = None) -> list
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     given = {"CHECKPOINTS": str(folder), "BUDGET": "600KiB", "STEPS": str(STEPS)}
-    surroundings = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"}
+    surroundings = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONUNBUFFERED": "1",
+    }
     first, second = (
         subprocess.Popen(
             [sys.executable, *command],
@@ -113,7 +118,9 @@ echo "$@" >> "$SLURM_SUBMIT_DIR/started"
 
 
 @pytest.mark.parametrize(("good", "attempts", "code"), [(1, 1, 0), (3, 3, 0), (9, 3, 1)])
-def test_slurms_script_starts_what_failed_again(tmp_path: Path, good: int, attempts: int, code: int) -> None:
+def test_slurms_script_starts_what_failed_again(
+    tmp_path: Path, good: int, attempts: int, code: int
+) -> None:
     """With a `srun` of our own, whose attempts succeed from a number on."""
     srun, activate = tmp_path / "bin" / "srun", tmp_path / ".venv" / "bin" / "activate"
     for path, text in ((srun, SRUN), (activate, "")):
@@ -121,16 +128,28 @@ def test_slurms_script_starts_what_failed_again(tmp_path: Path, good: int, attem
         path.write_text(text)
         path.chmod(0o755)
     paths = f"{srun.parent}{os.pathsep}{os.environ['PATH']}"
-    environment = {**os.environ, "PATH": paths, "SLURM_SUBMIT_DIR": str(tmp_path), "GOOD": str(good)}
-    done = subprocess.run(["bash", str(JOBS / "slurm.sh")], env=environment, capture_output=True, check=False)
+    environment = {
+        **os.environ,
+        "PATH": paths,
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "GOOD": str(good),
+    }
+    done = subprocess.run(
+        ["bash", str(JOBS / "slurm.sh")], env=environment, capture_output=True, check=False
+    )
     started = (tmp_path / "started").read_text().splitlines()
     assert (done.returncode, len(started)) == (code, attempts)
-    assert all(line.endswith(f" python {tmp_path}/train.py") and "--kill-on-bad-exit=1" in line for line in started)
+    assert all(
+        line.endswith(f" python {tmp_path}/train.py") and "--kill-on-bad-exit=1" in line
+        for line in started
+    )
 
 
 def test_slurm_gives_each_process_one_gpu() -> None:
     """As jax takes one for each process under Slurm."""
-    asked = dict(re.findall(r"^#SBATCH --([\w-]+)=(.+)$", (JOBS / "slurm.sh").read_text(), re.MULTILINE))
+    asked = dict(
+        re.findall(r"^#SBATCH --([\w-]+)=(.+)$", (JOBS / "slurm.sh").read_text(), re.MULTILINE)
+    )
     assert asked["ntasks-per-node"] == asked["gpus-per-node"]
 
 
@@ -141,9 +160,16 @@ def test_the_jobset_names_its_first_pod_and_all_ranks() -> None:
     (container,) = pods["template"]["spec"]["containers"]
     named = {one["name"]: one.get("value") for one in container["env"]}
     host, _, port = named["MEMPLAN_COORDINATOR"].partition(":")
-    assert host == f"{jobset()['metadata']['name']}-{job['name']}-0-0.{spec['network']['subdomain']}"
+    assert (
+        host == f"{jobset()['metadata']['name']}-{job['name']}-0-0.{spec['network']['subdomain']}"
+    )
     assert int(port) in [one["containerPort"] for one in container["ports"]]
     assert pods["completionMode"] == "Indexed" and named["MEMPLAN_PROCESS"] is None
-    assert int(named["MEMPLAN_PROCESSES"] or 0) == pods["completions"] == pods["parallelism"] == PROCESSES
+    assert (
+        int(named["MEMPLAN_PROCESSES"] or 0)
+        == pods["completions"]
+        == pods["parallelism"]
+        == PROCESSES
+    )
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     assert any((named["CHECKPOINTS"] or "").startswith(path) for path in mounted)

@@ -11,14 +11,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ROW = re.compile(r"^\| `([\w-]+)` \| (.+) \| (.+) \|$", re.MULTILINE)
-TABLE = {name: (said, needed) for name, said, needed in ROW.findall((ROOT / "docs" / "licenses.md").read_text())}
+TABLE = {
+    name: (said, needed)
+    for name, said, needed in ROW.findall((ROOT / "docs" / "licenses.md").read_text())
+}
 
 
 def declared() -> dict[str, list[str]]:
     """Packages, and what needs them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     found: dict[str, list[str]] = {}
-    for extra, requirements in {"": project["dependencies"], **project["optional-dependencies"]}.items():
+    for extra, requirements in {
+        "": project["dependencies"],
+        **project["optional-dependencies"],
+    }.items():
         for requirement in requirements:
             if not requirement.startswith("memplan["):
                 name = re.split(r"[^\w.-]", requirement)[0]

@@ -59,8 +59,21 @@ def test_every_command_says_how_it_ends() -> None:
 
 
 def test_the_fields_are_in_a_report(here: Path) -> None:
-    assert run("inspect", "train:make_step(batch=512, width=64)", "--budget", "1MiB", "--json", "r.json").exit_code == 0
-    report, named = json.loads((here / "r.json").read_text()), fields("Fields of `report.json`", "\n\nOf `doctor.json`")
+    assert (
+        run(
+            "inspect",
+            "train:make_step(batch=512, width=64)",
+            "--budget",
+            "1MiB",
+            "--json",
+            "r.json",
+        ).exit_code
+        == 0
+    )
+    report, named = (
+        json.loads((here / "r.json").read_text()),
+        fields("Fields of `report.json`", "\n\nOf `doctor.json`"),
+    )
     assert report["planner"] != "none" and len(named) > 15
     assert not [field for field in named if not has(report, field)]
 

@@ -50,7 +50,11 @@ def limits() -> dict[str, list[int]]:
 def fresh_and_leaked() -> list[int]:
     """The first words of fresh memory; one block of each kind is freed, one of the device is not."""
     device, kept, pinned = device_block(MIB), device_block(4096), pinned_block(MIB)
-    first = [*words_at(device, 2), *words_at(kept, 1), ctypes.c_uint32.from_address(pinned.value or 0).value]
+    first = [
+        *words_at(device, 2),
+        *words_at(kept, 1),
+        ctypes.c_uint32.from_address(pinned.value or 0).value,
+    ]
     cuda().cuMemFree_v2(device)
     cuda().cuMemFreeHost(pinned)
     return first
@@ -255,7 +259,12 @@ def launch_graph() -> list[int]:
     for i, after in enumerate(([], [], [0, 1])):
         before = (c_void_p * 2)(*(nodes[k].value for k in after))
         fill = Fill(block.value, 0, 10 + i, 4, 1024, 1, None)
-        assert cuda().cuGraphAddMemsetNode(byref(nodes[i]), graph, before, c_size_t(len(after)), byref(fill), None) == 0
+        assert (
+            cuda().cuGraphAddMemsetNode(
+                byref(nodes[i]), graph, before, c_size_t(len(after)), byref(fill), None
+            )
+            == 0
+        )
     assert cuda().cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(0)) == 0
     found = []
     for _ in range(2):

@@ -23,7 +23,9 @@ Function = Callable[..., Any]
 
 def _conv(x: Any, w: Any, stride: int = 1, **more: Any) -> Any:
     numbers = ("NHWC", "HWIO", "NHWC")
-    return jax.lax.conv_general_dilated(x, w, (stride, stride), "SAME", dimension_numbers=numbers, **more)
+    return jax.lax.conv_general_dilated(
+        x, w, (stride, stride), "SAME", dimension_numbers=numbers, **more
+    )
 
 
 def _conv3d(x: Any, w: Any) -> Any:
@@ -47,14 +49,24 @@ def _gradients(f: Function) -> Function:
 def _half(f: Function, dtype: Any) -> Function:
     @functools.wraps(f)
     def half(*args: Any) -> Any:
-        return jax.tree.map(lambda y: y.astype(jnp.float32), f(*(arg.astype(dtype) for arg in args)))
+        return jax.tree.map(
+            lambda y: y.astype(jnp.float32), f(*(arg.astype(dtype) for arg in args))
+        )
 
     return half
 
 
 # By tolerance, relative to the largest element: one rounding or none, sums in another order, half precision.
 ELEMENTS: dict[str, Function] = {
-    "arithmetic": lambda a: (a + 1, a * a - a / 3, jnp.floor(a), jnp.round(a), jnp.sign(a), a % 0.3, jnp.abs(a)),
+    "arithmetic": lambda a: (
+        a + 1,
+        a * a - a / 3,
+        jnp.floor(a),
+        jnp.round(a),
+        jnp.sign(a),
+        a % 0.3,
+        jnp.abs(a),
+    ),
     "integers": lambda a: (
         (a * 100).astype(jnp.int32) // 7,
         (a * 100).astype(jnp.int32) % 7,
@@ -89,7 +101,9 @@ SUMS: dict[str, Function] = {
     "exp of extremes": lambda a: jnp.exp(jnp.where(a > 0, -jnp.inf, a * 100)),
     "sums": lambda a: (a.sum(), a.sum(1), a.sum(0), a.mean()),
     "softmax": lambda a: jax.nn.softmax(a),
-    "causal softmax": lambda a: jax.nn.softmax(jnp.where(jnp.tril(jnp.ones((100, 130), bool)), a, -jnp.inf)),
+    "causal softmax": lambda a: jax.nn.softmax(
+        jnp.where(jnp.tril(jnp.ones((100, 130), bool)), a, -jnp.inf)
+    ),
     "matmul": lambda a, b: (a @ b, (b.T @ a.T) + 1, a[0] @ b, a @ b[:, 0]),
     "matmul, bias, relu": lambda a, b: jax.nn.relu(a @ b + jnp.arange(70.0)),
     "matmul, bias, gelu": lambda a, b: jax.nn.gelu(a @ b + jnp.arange(70.0)),
@@ -105,12 +119,18 @@ SUMS: dict[str, Function] = {
     ),
     "cumsum": lambda a: (jnp.cumsum(a, 0), jnp.cumsum(a, 1)),
     "scan": lambda a: jax.lax.scan(lambda c, x: (jnp.tanh(c + x), c.sum()), jnp.zeros(130), a),
-    "while": lambda a: jax.lax.while_loop(lambda c: c.sum() < 1e3, lambda c: c * 1.5 + 1, jnp.abs(a)),
+    "while": lambda a: jax.lax.while_loop(
+        lambda c: c.sum() < 1e3, lambda c: c * 1.5 + 1, jnp.abs(a)
+    ),
     "layer norm": lambda a: jax.grad(
-        lambda a: (((a - a.mean(1, keepdims=True)) * jax.lax.rsqrt(a.var(1, keepdims=True) + 1e-5)) ** 3).sum()
+        lambda a: (
+            ((a - a.mean(1, keepdims=True)) * jax.lax.rsqrt(a.var(1, keepdims=True) + 1e-5)) ** 3
+        ).sum()
     )(a),
     "cross entropy": lambda a: jax.value_and_grad(
-        lambda a: -jnp.take_along_axis(jax.nn.log_softmax(a), (jnp.arange(100) % 130)[:, None], 1).mean()
+        lambda a: (
+            -jnp.take_along_axis(jax.nn.log_softmax(a), (jnp.arange(100) % 130)[:, None], 1).mean()
+        )
     )(a),
 }
 CONVOLUTIONS: dict[str, Function] = {
@@ -127,7 +147,9 @@ CONVOLUTIONS: dict[str, Function] = {
     "conv in 3D, gradients": _gradients(_conv3d),
     "max pool": _gradients(lambda x: _pool(x, -jnp.inf, jax.lax.max, 2, "VALID")),
     "average pool": _gradients(lambda x: _pool(x, 0.0, jax.lax.add, 3, "SAME")),
-    "batch norm": _gradients(lambda x: ((x - x.mean((0, 1, 2))) / jnp.sqrt(x.var((0, 1, 2)) + 1e-3)) ** 2),
+    "batch norm": _gradients(
+        lambda x: ((x - x.mean((0, 1, 2))) / jnp.sqrt(x.var((0, 1, 2)) + 1e-3)) ** 2
+    ),
     "resize": lambda x: jax.image.resize(x, (2, 24, 24, 8), "bilinear"),
 }
 HALVES: dict[str, Function] = {
@@ -153,7 +175,10 @@ def compare(group: str) -> dict[str, list[float]]:
 
     @jax.jit
     def all_of_them(arrays: dict[str, Any]) -> dict[str, Any]:
-        return {name: f(*(arrays[arg] for arg in inspect.signature(f).parameters)) for name, f in functions.items()}
+        return {
+            name: f(*(arrays[arg] for arg in inspect.signature(f).parameters))
+            for name, f in functions.items()
+        }
 
     got = jax.tree.map(np.asarray, all_of_them(jax.device_put(ARRAYS, gpu)))
     want = jax.tree.map(np.asarray, all_of_them(jax.device_put(ARRAYS, cpu)))
@@ -165,9 +190,14 @@ def compare(group: str) -> dict[str, list[float]]:
 
 def _error(got: Any, want: Any) -> float:
     """The largest difference over the largest finite element; infinite where only one of the two is a number."""
-    got, want = np.atleast_1d(np.asarray(got, np.float64)), np.atleast_1d(np.asarray(want, np.float64))
+    got, want = (
+        np.atleast_1d(np.asarray(got, np.float64)),
+        np.atleast_1d(np.asarray(want, np.float64)),
+    )
     if (np.isfinite(got) != np.isfinite(want)).any():
         return float("inf")
     with np.errstate(invalid="ignore"):
         difference = np.where(got == want, 0, np.abs(got - want))
-    return float(np.nanmax(np.nan_to_num(difference)) / (1e-6 + np.max(np.abs(want[np.isfinite(want)]))))
+    return float(
+        np.nanmax(np.nan_to_num(difference)) / (1e-6 + np.max(np.abs(want[np.isfinite(want)])))
+    )

@@ -19,7 +19,9 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
     """(what is wrong, the module): every way for each parameter that something reads after its new value left."""
     lines = text.splitlines()
     dones = {found[3]: (found[1], found[2]) for line in lines if (found := _DONE.match(line))}
-    fetches = {dones[found[1]][0]: (found[2], found[3]) for line in lines if (found := _FETCH.match(line))}
+    fetches = {
+        dones[found[1]][0]: (found[2], found[3]) for line in lines if (found := _FETCH.match(line))
+    }
     backs = {found[2]: at for at, line in enumerate(lines) if (found := _BACK.match(line))}
     for fetched, (pair, parameter) in fetches.items():
         readers = [at for at, line in enumerate(lines) if _reads(line, fetched)]
@@ -31,7 +33,13 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
         own = f"  %m.start = {pair} copy-start(%{parameter})"
         done = f"  %m.done = {dict(dones.values())[fetched]} copy-done(%m.start)"
         for reader in late[:1]:
-            behind = [*lines[:reader], own, done, lines[reader].replace(f"%{fetched}", "%m.done"), *lines[reader + 1 :]]
+            behind = [
+                *lines[:reader],
+                own,
+                done,
+                lines[reader].replace(f"%{fetched}", "%m.done"),
+                *lines[reader + 1 :],
+            ]
             yield f"{parameter} is fetched again where its new value lies", _text(behind)
             crossing = [
                 *lines[:back], _on_stream(1, own), _on_stream(0, lines[back]), *lines[back + 1 : reader], done,
@@ -39,9 +47,14 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
             ]  # fmt: skip
             yield f"{parameter} is fetched while its new value is written there", _text(crossing)
         old = lines[back].replace(f"%{_name(lines[update])})", f"%{fetched})")
-        yield f"the write-back of {parameter} begins before the update", _text([*lines[:back], old, *lines[back + 1 :]])
+        yield (
+            f"the write-back of {parameter} begins before the update",
+            _text([*lines[:back], old, *lines[back + 1 :]]),
+        )
         other = next(name for _, name in fetches.values() if name != parameter)
-        wrong = [line.replace(f"copy-start(%{parameter})", f"copy-start(%{other})") for line in lines]
+        wrong = [
+            line.replace(f"copy-start(%{parameter})", f"copy-start(%{other})") for line in lines
+        ]
         yield f"{other} is fetched in place of {parameter}", _text(wrong)
 
 

@@ -29,9 +29,15 @@ def mutants(ops: Sequence[Op]) -> Iterator[tuple[str, Mutant]]:
         if op.launch is not None:
             for node in op.after_nodes:
                 rest = tuple(one for one in op.after_nodes if one != node)
-                yield "a dependency in a graph is dropped", _with(ops, position, replace(op, after_nodes=rest or (0,)))
+                yield (
+                    "a dependency in a graph is dropped",
+                    _with(ops, position, replace(op, after_nodes=rest or (0,))),
+                )
         elif op.kind is Kind.WORK and op.accesses:
-            yield "work is given to another stream", _with(ops, position, replace(op, stream=_NOBODYS))
+            yield (
+                "work is given to another stream",
+                _with(ops, position, replace(op, stream=_NOBODYS)),
+            )
         if behind is not None and op.launch is None and ops[behind].launch is None:
             kinds = op.kind, ops[behind].kind
             if kinds == (Kind.WORK, Kind.RECORD):

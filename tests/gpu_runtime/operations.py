@@ -63,11 +63,15 @@ def operations(log: str | Path) -> list[Op]:
       ValueError: a kernel did not run: nobody knows what it reads and writes.
     """
     lines = [line.split() for line in Path(log).read_text().splitlines()]
-    touched = {_number(words[1]): _ranges(words[2:]) for _, _, *words in lines if words[0] == "TOUCH"}
+    touched = {
+        _number(words[1]): _ranges(words[2:]) for _, _, *words in lines if words[0] == "TOUCH"
+    }
     return list(_operations(lines, touched))
 
 
-def _operations(lines: Sequence[Sequence[str]], touched: Mapping[int, tuple[Access, ...]]) -> Iterator[Op]:
+def _operations(
+    lines: Sequence[Sequence[str]], touched: Mapping[int, tuple[Access, ...]]
+) -> Iterator[Op]:
     after: tuple[int, ...] = ()  # of the next operation
     latest: dict[int, int] = {}  # stream -> its latest operation
     nodes: dict[int, int] = {}  # of the latest graph: operation -> node
@@ -86,7 +90,11 @@ def _operations(lines: Sequence[Sequence[str]], touched: Mapping[int, tuple[Acce
                 after = ()
             case "NODE", [_, _, _, _, numbers]:
                 after_nodes = tuple(nodes[one] for one in _numbers(numbers))
-            case "KERNEL" | "LIBCALL" | "COPY" | "SET" | "EMPTY" | "HOSTFN" | "GRAPHEND", [number, place, *rest]:
+            case "KERNEL" | "LIBCALL" | "COPY" | "SET" | "EMPTY" | "HOSTFN" | "GRAPHEND", [
+                number,
+                place,
+                *rest,
+            ]:
                 name, accesses = _work(what, number, rest, touched)
                 if place.startswith("g"):
                     node = nodes[_number(number)] = len(nodes)
@@ -102,7 +110,15 @@ def _operations(lines: Sequence[Sequence[str]], touched: Mapping[int, tuple[Acce
                     after = ()
             case "RECORD" | "WAIT", [number, stream, mark, _]:
                 latest[_number(stream)] = _number(number)
-                yield op(Kind[what], _number(stream), _number(number), what, (), after, mark=_number(mark))
+                yield op(
+                    Kind[what],
+                    _number(stream),
+                    _number(number),
+                    what,
+                    (),
+                    after,
+                    mark=_number(mark),
+                )
                 after = ()
             case "BEGIN", [number] if _number(number) in host_functions:
                 yield op(Kind.TOLD, host_functions[_number(number)], _number(number))
@@ -123,14 +139,18 @@ def _work(
     match what, words:
         case "KERNEL", [_, name, *_]:
             if _number(number) not in touched:
-                raise ValueError(f"{name} ({number}) did not run: what it reads and writes is not known")
+                raise ValueError(
+                    f"{name} ({number}) did not run: what it reads and writes is not known"
+                )
             return name, touched[_number(number)]
         case "LIBCALL", [name, _, *ranges]:
             return name, _ranges(ranges)
         case "COPY", [to, source, nbytes, kinds]:
             # A pageable source was read when the call returned; who reads a pageable destination waited for the copy.
             ends = (("r", source, kinds[-2]), ("w", to, kinds[-1]))
-            found = (_access(way, end[4:], nbytes[2:]) for way, end, kind in ends if kind != _PAGEABLE)
+            found = (
+                _access(way, end[4:], nbytes[2:]) for way, end, kind in ends if kind != _PAGEABLE
+            )
             return f"copy of {nbytes[2:]} bytes", tuple(found)
         case "SET", [to, nbytes]:
             return "memset", (_access("w", to[4:], nbytes[2:]),)
@@ -148,7 +168,9 @@ def _numbers(words: str) -> tuple[int, ...]:
 
 def _ranges(words: Sequence[str]) -> tuple[Access, ...]:
     """Of words such as `r:0x7f00+16`."""
-    return tuple(_access(way, *place.split("+")) for way, place in (word.split(":") for word in words))
+    return tuple(
+        _access(way, *place.split("+")) for way, place in (word.split(":") for word in words)
+    )
 
 
 def _access(way: str, start: str, nbytes: str) -> Access:

@@ -40,10 +40,14 @@ def plain_and_planned(toy: str, shares: Sequence[float], runs: Runs) -> dict[str
     plain = memplan.jit(step, donate_argnums=0).plan(state, batch)
     nbytes, options = plain.report.compiled_peak_bytes, {"device": fast_link(), "split": False}
     plans = [
-        memplan.jit(step, donate_argnums=0, budget=int(share * nbytes), **options).plan(state, batch)
+        memplan.jit(step, donate_argnums=0, budget=int(share * nbytes), **options).plan(
+            state, batch
+        )
         for share in sorted(shares)
     ]
-    rows, of_runs = zip(*(_run(planned, state, batch, runs) for planned in [*plans, plain]), strict=True)
+    rows, of_runs = zip(
+        *(_run(planned, state, batch, runs) for planned in [*plans, plain]), strict=True
+    )
     results = [[*itertools.chain(*one)] for one in of_runs]
     return {
         "programs": len(rows), "arrays": sum(map(len, results[:-1])),
@@ -65,7 +69,12 @@ def rewritten(toy: str, share: float, split: str | bool, runs: Runs) -> dict[str
     options = {"budget": budget, "device": fast_link(), "split": split}
     planned = memplan.jit(step, donate_argnums=0, **options).plan(state, batch)
     (row, found), (_, expected) = (_run(one, state, batch, runs) for one in (planned, plain))
-    first, gates, arrays, same = dict[int, list[np.ndarray]](), [], 0, 0  # by the number of steps, the first run's
+    first, gates, arrays, same = (
+        dict[int, list[np.ndarray]](),
+        [],
+        0,
+        0,
+    )  # by the number of steps, the first run's
     for (_, _, steps), here, there in zip(runs, found, expected, strict=True):
         if steps in first:
             arrays, same = arrays + len(here), same + equal(here, first[steps])
@@ -95,7 +104,10 @@ def beside_a_cpu(toy: str) -> dict[str, Any]:
     """A plain step against a CPU's, by the gate; noise is what one rounding of each argument makes of the latter."""
     step, given = TOYS[toy]()
     draw, cpu = np.random.default_rng(0), jax.devices("cpu")[0]
-    here, there = (fetched(jax.jit(step)(*jax.device_put(given, jax.devices(one)[0]))) for one in ("cuda", "cpu"))
+    here, there = (
+        fetched(jax.jit(step)(*jax.device_put(given, jax.devices(one)[0])))
+        for one in ("cuda", "cpu")
+    )
     noise = []
     for _ in range(3):
         off = jax.tree.map(lambda leaf: nudged(leaf, draw), given)
@@ -107,7 +119,9 @@ def beside_a_cpu(toy: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _run(planned: Any, state: Any, batch: Any, runs: Runs) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
+def _run(
+    planned: Any, state: Any, batch: Any, runs: Runs
+) -> tuple[dict[str, Any], list[list[np.ndarray]]]:
     """What some runs of a step took, and what came out of each. `state` is left as it is."""
     call, results, leaks = planned.compile(), list[list[np.ndarray]](), list[int]()
     batch, pinned = jax.block_until_ready(jax.tree.map(jax.numpy.array, batch)), _pinned_nbytes()
@@ -183,7 +197,10 @@ def requests(folder: str) -> dict[str, Any]:
         check(f"thread {number}", result)
 
     # The batch is there before: a copy that jax makes of NumPy's array may still be when the results are.
-    (state, batch), in_use = jax.block_until_ready(jax.tree.map(jax.numpy.array, (start, batch))), []
+    (state, batch), in_use = (
+        jax.block_until_ready(jax.tree.map(jax.numpy.array, (start, batch))),
+        [],
+    )
     for _ in range(20):
         state, _ = jax.block_until_ready(donating(state, batch))
         in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
@@ -256,7 +273,9 @@ def fetched(results: Any) -> list[np.ndarray]:
 def equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:
     """How many arrays are the same to the bit."""
     pairs = zip(some, others, strict=True)
-    return sum(one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in pairs)
+    return sum(
+        one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in pairs
+    )
 
 
 def raised(call: Callable[[], Any]) -> str:
@@ -273,7 +292,9 @@ def mutated_modules(share: float, count: int) -> dict[str, Any]:
 
     Of each: whether the judge refuses it, whether XLA does, how many results are plain's, and the lines of the log.
     """
-    step, (params, batch) = mlp(16, 512, 64)  # within 70 % of its bytes, parameters are read after their update left
+    step, (params, batch) = mlp(
+        16, 512, 64
+    )  # within 70 % of its bytes, parameters are read after their update left
     start = jax.tree.map(np.asarray, params)
     plain = memplan.jit(step, donate_argnums=0).plan(params, batch)
     options = {"donate_argnums": 0, "host_state": 0, "split": False}

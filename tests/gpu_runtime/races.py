@@ -104,7 +104,9 @@ class _Memory:
         return bisect_left(self._starts, start), bisect_left(self._starts, stop)
 
 
-def _with_read(cells: Sequence[tuple[int, _Cell]], read: Access, stamp: _Stamp) -> Iterator[tuple[int, _Cell]]:
+def _with_read(
+    cells: Sequence[tuple[int, _Cell]], read: Access, stamp: _Stamp
+) -> Iterator[tuple[int, _Cell]]:
     """Cells that cover what is read, each with the read; earlier reads that are over before it tell nothing more."""
     reached = read.start
     for start, cell in cells:
@@ -144,7 +146,9 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
     streams = {op.stream: _Timeline() for op in ops}
     threads: dict[int, Clock] = {op.thread: {} for op in ops}
     told: Clock = {}
-    marks: dict[int, tuple[int, int]] = {}  # recordings of events: stream and number of the operation
+    marks: dict[
+        int, tuple[int, int]
+    ] = {}  # recordings of events: stream and number of the operation
     homes: dict[int, int] = {}  # number of an operation -> stream
     graphs: dict[int, list[int]] = {}  # launches: of every node, the bits of those before it
     memory = _Memory()

@@ -36,7 +36,12 @@ def ancestors(ops: Sequence[Op]) -> list[int]:
         elif op.after_nodes:
             before = {nodes[op.launch, node] for node in op.after_nodes}
         else:
-            before = {*streams[op.stream], *seen[op.thread], *told, *(at[number] for number in op.after)}
+            before = {
+                *streams[op.stream],
+                *seen[op.thread],
+                *told,
+                *(at[number] for number in op.after),
+            }
             if op.kind is Kind.WAIT:
                 before.add(recorded[op.mark])
         above.append(with_ancestors(before))
@@ -52,7 +57,10 @@ def racing_bytes(ops: Sequence[Op]) -> set[int]:
     """Addresses with two accesses, one of them a write, by operations neither of which is over before the other."""
     above = ancestors(ops)
     return {
-        byte for one, other, start, stop in conflicts(ops) if not above[other] >> one & 1 for byte in range(start, stop)
+        byte
+        for one, other, start, stop in conflicts(ops)
+        if not above[other] >> one & 1
+        for byte in range(start, stop)
     }
 
 
@@ -70,7 +78,12 @@ def conflicts(ops: Sequence[Op]) -> list[tuple[int, int, int, int]]:
     stop = np.array([access.stop for access in accesses])
     found = []
     for number in range(len(accesses)):
-        meets = (owner > owner[number]) & (write | write[number]) & (start < stop[number]) & (stop > start[number])
+        meets = (
+            (owner > owner[number])
+            & (write | write[number])
+            & (start < stop[number])
+            & (stop > start[number])
+        )
         for other in np.flatnonzero(meets):
             both = max(start[number], start[other]), min(stop[number], stop[other])
             found.append((int(owner[number]), int(owner[other]), int(both[0]), int(both[1])))

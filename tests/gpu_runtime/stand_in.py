@@ -151,14 +151,20 @@ def run(
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise RunFailed(f"longer than {timeout_s} s; log: {log}\n{error.stdout!r}\n{error.stderr!r}") from None
+        raise RunFailed(
+            f"longer than {timeout_s} s; log: {log}\n{error.stdout!r}\n{error.stderr!r}"
+        ) from None
     if done.returncode:
-        raise RunFailed(f"exit {done.returncode}; log: {log}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}")
+        raise RunFailed(
+            f"exit {done.returncode}; log: {log}\n{done.stdout[-4000:]}\n{done.stderr[-6000:]}"
+        )
     value = json.loads(result.read_text()) if result.exists() else None
     return Ran(value, done.stdout, done.stderr, log)
 
 
-def _command(program: Callable[..., Any] | str | Path, args: tuple[Any, ...], result: Path) -> list[str]:
+def _command(
+    program: Callable[..., Any] | str | Path, args: tuple[Any, ...], result: Path
+) -> list[str]:
     """The interpreter's arguments. A function's module is loaded from its file: tests have no importable names."""
     if not callable(program):
         return [str(program), *map(str, args)]
@@ -172,10 +178,19 @@ def _command(program: Callable[..., Any] | str | Path, args: tuple[Any, ...], re
         "value = getattr(module, name)(*json.loads(args))\n"
         "pathlib.Path(result).write_text(json.dumps(value))\n"
     )
-    return ["-c", start, str(inspect.getfile(program)), program.__name__, json.dumps(args), str(result)]
+    return [
+        "-c",
+        start,
+        str(inspect.getfile(program)),
+        program.__name__,
+        json.dumps(args),
+        str(result),
+    ]
 
 
-def environment_of(python: str = sys.executable, *, graphs: bool = True, flags: str = "") -> dict[str, str]:
+def environment_of(
+    python: str = sys.executable, *, graphs: bool = True, flags: str = ""
+) -> dict[str, str]:
     """What a process needs to find the stand-in; builds it if need be."""
     built = build(python)
     xla_flags = [
@@ -187,12 +202,16 @@ def environment_of(python: str = sys.executable, *, graphs: bool = True, flags: 
     ]
     return {
         "STAND_IN": str(built),
-        "LD_LIBRARY_PATH": os.pathsep.join(filter(None, [str(built / "lib"), os.environ.get("LD_LIBRARY_PATH")])),
+        "LD_LIBRARY_PATH": os.pathsep.join(
+            filter(None, [str(built / "lib"), os.environ.get("LD_LIBRARY_PATH")])
+        ),
         "CUDA_ROOT": str(built / "cuda"),
         "JAX_PLATFORMS": "cuda,cpu",
         "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(HERE / "site"), str(ROOT), os.environ.get("PYTHONPATH")])),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(HERE / "site"), str(ROOT), os.environ.get("PYTHONPATH")])
+        ),
         "TF_CPP_MIN_LOG_LEVEL": os.environ.get("TF_CPP_MIN_LOG_LEVEL", "2"),
         "XLA_FLAGS": " ".join(filter(None, xla_flags)),
         "XLA_PYTHON_CLIENT_PREALLOCATE": os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "false"),
@@ -210,10 +229,14 @@ def build(python: str = sys.executable) -> Path:
     for path in sorted((HERE / "csrc").iterdir()):
         key.update(path.name.encode() + path.read_bytes())
     plugin = site / "jax_plugins" / "xla_cuda12" / "xla_cuda_plugin.so"
-    compiler = subprocess.run(["gcc", "--version"], capture_output=True, text=True, check=True).stdout
+    compiler = subprocess.run(
+        ["gcc", "--version"], capture_output=True, text=True, check=True
+    ).stdout
     cpu = re.search(r"^flags.*", Path("/proc/cpuinfo").read_text(), re.M)  # -march=native
     recipe = [inspect.getsource(f) for f in (_make, _make_assembler, _stubs)]
-    key.update(repr((recipe, FLAGS, LIBRARIES, NOT_SUPPORTED, _PTXAS, compiler, cpu and cpu[0])).encode())
+    key.update(
+        repr((recipe, FLAGS, LIBRARIES, NOT_SUPPORTED, _PTXAS, compiler, cpu and cpu[0])).encode()
+    )
     key.update(f"{plugin} {plugin.stat().st_size}".encode())
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "memplan-tests"
     cache.mkdir(parents=True, exist_ok=True)
@@ -234,15 +257,30 @@ def _make(folder: Path, site: Path, plugin: Path) -> None:
     objects.mkdir()
     sources = sorted((HERE / "csrc").glob("*.c"))
     with ThreadPoolExecutor(2) as pool:
-        list(pool.map(lambda s: _gcc([*FLAGS, "-c", str(s), "-o", str(objects / f"{s.stem}.o")]), sources))
+        list(
+            pool.map(
+                lambda s: _gcc([*FLAGS, "-c", str(s), "-o", str(objects / f"{s.stem}.o")]), sources
+            )
+        )
     made = [str(objects / f"{s.stem}.o") for s in sources]
     (objects / "stubs.c").write_text(_stubs(plugin, made))
     _gcc(["-O1", "-fPIC", "-c", str(objects / "stubs.c"), "-o", str(objects / "stubs.o")])
     main = folder / "lib" / "libstand_in.so"
     _gcc(
-        ["-shared", "-Wl,-soname,libstand_in.so", "-o", str(main), *made, str(objects / "stubs.o"), "-lpthread", "-lm"]
+        [
+            "-shared",
+            "-Wl,-soname,libstand_in.so",
+            "-o",
+            str(main),
+            *made,
+            str(objects / "stubs.o"),
+            "-lpthread",
+            "-lm",
+        ]
     )
-    for name in LIBRARIES:  # each with its own SONAME, so that whoever loaded it first has loaded it for all
+    for name in (
+        LIBRARIES
+    ):  # each with its own SONAME, so that whoever loaded it first has loaded it for all
         _gcc(["-shared", f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed",
               "-o", str(folder / "lib" / name), str(main)])  # fmt: skip
     _make_assembler(folder / "cuda", site)
@@ -278,10 +316,17 @@ exec cp "$in" "$out"
 
 def _stubs(plugin: Path, objects: list[str]) -> str:
     """C for every name of NVIDIA's that the plugin has and nobody wrote: logged, and "not supported"."""
-    strings = {s.decode() for s in re.findall(rb"\0((?:__cuda|cu|nccl|nv)[A-Za-z0-9_]+)(?=\0)", plugin.read_bytes())}
-    ours = re.compile("(?:__cuda|cuda|cublas|cudnn|cufft|cusolver|cusparse|cupti|nccl|nvml|nvrtc|cu)[A-Z_]")
+    strings = {
+        s.decode()
+        for s in re.findall(rb"\0((?:__cuda|cu|nccl|nv)[A-Za-z0-9_]+)(?=\0)", plugin.read_bytes())
+    }
+    ours = re.compile(
+        "(?:__cuda|cuda|cublas|cudnn|cufft|cusolver|cusparse|cupti|nccl|nvml|nvrtc|cu)[A-Z_]"
+    )
     wanted = set(filter(ours.match, strings))
-    listed = subprocess.run(["nm", "-g", "--defined-only", *objects], capture_output=True, text=True, check=True).stdout
+    listed = subprocess.run(
+        ["nm", "-g", "--defined-only", *objects], capture_output=True, text=True, check=True
+    ).stdout
     written = {line.split()[-1] for line in listed.splitlines() if line.strip() and " " in line}
     lines = ["int unimplemented(const char*, int);"]
     for name in sorted(wanted - written):
@@ -291,9 +336,13 @@ def _stubs(plugin: Path, objects: list[str]) -> str:
         )
         visible = '__attribute__((visibility("default")))'
         if name.endswith(("String", "ErrorName", "StatusName")):
-            lines.append(f'{visible} const char* {name}(void) {{ unimplemented("{name}", 0); return "{name}"; }}')
+            lines.append(
+                f'{visible} const char* {name}(void) {{ unimplemented("{name}", 0); return "{name}"; }}'
+            )
         else:
-            lines.append(f'{visible} int {name}(void) {{ return unimplemented("{name}", {status}); }}')
+            lines.append(
+                f'{visible} int {name}(void) {{ return unimplemented("{name}", {status}); }}'
+            )
     return "\n".join(lines) + "\n"
 
 
@@ -306,7 +355,11 @@ def _gcc(arguments: list[str]) -> None:
 def _site(python: str) -> Path:
     """The folder of an interpreter's packages."""
     ask = "import sysconfig; print(sysconfig.get_paths()['purelib'])"
-    return Path(subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.strip())
+    return Path(
+        subprocess.run(
+            [python, "-c", ask], capture_output=True, text=True, check=True
+        ).stdout.strip()
+    )
 
 
 def _assembler() -> bool:

@@ -18,7 +18,9 @@ from tests.gpu_runtime import stand_in
 
 pytestmark = [
     pytest.mark.gpu_aot,
-    pytest.mark.skipif(stand_in.missing() is not None, reason=f"no stand-in driver: {stand_in.missing()}"),
+    pytest.mark.skipif(
+        stand_in.missing() is not None, reason=f"no stand-in driver: {stand_in.missing()}"
+    ),
 ]
 MIB = 1 << 20
 
@@ -44,10 +46,15 @@ def twenty_steps(held: int | list[int]) -> dict[str, Any]:
     width = 512  # 1 MiB a leaf
     weights = [jax.random.normal(jax.random.key(n), (width, width)) / width**0.5 for n in range(2)]
     momentum, x = jax.tree.map(jnp.zeros_like, weights), jnp.ones((4, width))
-    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])  # in its own memory, as far as the user knows
+    device = jax.sharding.SingleDeviceSharding(
+        jax.devices()[0]
+    )  # in its own memory, as far as the user knows
     step = memplan.jit(train, donate_argnums=(0, 1), host_state=held, out_shardings=device)
     planned = step.plan(weights, momentum, x)
-    state = planned.place(jax.tree.map(jnp.copy, weights), 0), planned.place(jax.tree.map(jnp.copy, momentum), 1)
+    state = (
+        planned.place(jax.tree.map(jnp.copy, weights), 0),
+        planned.place(jax.tree.map(jnp.copy, momentum), 1),
+    )
     before, plain, expected = jax.tree.leaves(state), jax.jit(train), (weights, momentum)
     used = []
     for _ in range(20):
@@ -55,7 +62,11 @@ def twenty_steps(held: int | list[int]) -> dict[str, Any]:
         *expected, wanted = plain(*expected, x)
         np.testing.assert_allclose(value, wanted, rtol=1e-4)
         used.append(jax.local_devices()[0].memory_stats()["bytes_in_use"])
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5), list(state), list(expected))
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5),
+        list(state),
+        list(expected),
+    )
     assert step.plan(*state, x) is planned
     assert all(leaf.is_deleted() for leaf in before)
     with pytest.raises(memplan.MemplanError, match=r"pass those that Planned\.place\(\)"):
@@ -65,7 +76,10 @@ def twenty_steps(held: int | list[int]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("held", "kinds"),
-    [(1, ["device", "pinned_host"]), pytest.param([0, 1], ["pinned_host"] * 2, marks=pytest.mark.slow)],
+    [
+        (1, ["device", "pinned_host"]),
+        pytest.param([0, 1], ["pinned_host"] * 2, marks=pytest.mark.slow),
+    ],
 )
 def test_state_goes_round_on_the_host(held: int | list[int], kinds: list[str]) -> None:
     ran = stand_in.run(twenty_steps, held)
@@ -86,7 +100,11 @@ def requests(sizes: list[int], kind: str) -> list[int]:
 def test_a_devices_pool_takes_what_the_model_says(grows: bool) -> None:
     sizes = [int(nbytes) for nbytes in np.random.default_rng(3).integers(1, 90 * MIB, 24)]
     ran = stand_in.run(
-        requests, sizes, "device", execute=False, env={"XLA_PYTHON_CLIENT_PREALLOCATE": str(not grows).lower()}
+        requests,
+        sizes,
+        "device",
+        execute=False,
+        env={"XLA_PYTHON_CLIENT_PREALLOCATE": str(not grows).lower()},
     )
     in_use, pool, limit = ran.value
     taken = Pool(limit, grows).take(sizes)
@@ -116,7 +134,11 @@ def out_of_memory(budget: str, pinned_nbytes: int, hole_nbytes: int) -> dict[str
     hole.delete()
     del x
     there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
-    pinned = jax.device_put(np.zeros(pinned_nbytes, np.uint8), there).block_until_ready() if pinned_nbytes else None
+    pinned = (
+        jax.device_put(np.zeros(pinned_nbytes, np.uint8), there).block_until_ready()
+        if pinned_nbytes
+        else None
+    )
     step = memplan.jit(train, donate_argnums=(0, 1), budget=budget)
     planned = step.plan(weights, momentum, batch)
     temp_bytes = planned._outcome.executable.memory.temp_bytes
@@ -125,7 +147,9 @@ def out_of_memory(budget: str, pinned_nbytes: int, hole_nbytes: int) -> dict[str
         jax.block_until_ready(step(weights, momentum, batch))
     except OutOfMemoryError as error:
         found |= {"message": str(error), "needed": error.needed_bytes, "free": error.free_bytes}
-        found["cause"] = repr(error.__cause__ or (not error.__suppress_context__ and error.__context__) or None)
+        found["cause"] = repr(
+            error.__cause__ or (not error.__suppress_context__ and error.__context__) or None
+        )
     del pinned
     return found | {"deleted": sum(leaf.is_deleted() for leaf in [*weights, *momentum])}
 
@@ -141,7 +165,9 @@ def test_a_hole_in_the_pool_is_told_before_the_step_takes_its_arguments() -> Non
 @pytest.mark.slow
 def test_a_full_pinned_pool_is_told_with_the_line_that_raises_it() -> None:
     limit = {"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "1"}
-    ran = stand_in.run(out_of_memory, "70%", 900 * MIB, 0, execute=False, device_mib=2500, env=limit)
+    ran = stand_in.run(
+        out_of_memory, "70%", 900 * MIB, 0, execute=False, device_mib=2500, env=limit
+    )
     found = ran.value
     assert found["needed"] == found["host_bytes"] > (1024 - 900) * MIB and found["cause"] == "None"
     assert f"{found['deleted']} of its 32 donated arguments are lost" in found["message"]
@@ -162,7 +188,9 @@ def several_calls() -> dict[str, Any]:
         step(weights, momentum, x[:, :-1])
     for other in [*(one.result() for one in others), step(weights, momentum, x)]:
         jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), first, other)
-    jax.device_put(np.zeros(16 * MIB, np.uint8)).block_until_ready()  # more than the next step takes
+    jax.device_put(
+        np.zeros(16 * MIB, np.uint8)
+    ).block_until_ready()  # more than the next step takes
     later = memplan.jit(train, budget="1GiB").plan(weights, momentum, x)
     later.compile()(weights, momentum, x)
     return {

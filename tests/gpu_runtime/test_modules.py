@@ -13,7 +13,9 @@ from tests.gpu_runtime.races import races
 def test_modules_that_lost_an_order_are_found_wrong():
     if reason := stand_in.missing():
         pytest.skip(reason)
-    ran = stand_in.run(programs.mutated_modules, 0.7, 20, schedule="late", device_mib=2048, timeout_s=900)
+    ran = stand_in.run(
+        programs.mutated_modules, 0.7, 20, schedule="late", device_mib=2048, timeout_s=900
+    )
     racing = [race.second.line for race in races(operations(ran.log))]
     compiled = []
     for mutant in ran.value["mutants"]:

@@ -27,12 +27,17 @@ def logs(draw: st.DrawFn) -> list[Op]:
 
     def accesses() -> tuple[Access, ...]:
         starts = draw(st.lists(st.integers(0, BYTES - 1), min_size=1, max_size=2))
-        return tuple(Access(draw(st.booleans()), start, draw(st.integers(start + 1, BYTES))) for start in starts)
+        return tuple(
+            Access(draw(st.booleans()), start, draw(st.integers(start + 1, BYTES)))
+            for start in starts
+        )
 
     for _ in range(draw(st.integers(2, 12))):
         stream = draw(st.integers(1, 3))
         match draw(
-            st.sampled_from(["work", "work", "work", "record", "wait", "seen", "sync", "told", "after", "graph"])
+            st.sampled_from(
+                ["work", "work", "work", "record", "wait", "seen", "sync", "told", "after", "graph"]
+            )
         ):
             case "work":
                 submit(Kind.WORK, stream, accesses=accesses())
@@ -42,18 +47,34 @@ def logs(draw: st.DrawFn) -> list[Op]:
             case "wait" if marks:
                 submit(Kind.WAIT, stream, mark=draw(st.integers(1, marks)))
             case "seen" if marks:
-                ops.append(Op(len(ops), draw(st.integers(1, 2)), Kind.SEEN, mark=draw(st.integers(1, marks))))
+                ops.append(
+                    Op(
+                        len(ops),
+                        draw(st.integers(1, 2)),
+                        Kind.SEEN,
+                        mark=draw(st.integers(1, marks)),
+                    )
+                )
             case "sync" | "told" as what:
                 kind = Kind[what.upper()]
-                ops.append(Op(len(ops), draw(st.integers(1, 2)), kind, stream, draw(st.sampled_from(ends))))
+                ops.append(
+                    Op(len(ops), draw(st.integers(1, 2)), kind, stream, draw(st.sampled_from(ends)))
+                )
             case "after" if len(ends) > 1:
-                submit(Kind.WORK, stream, accesses=accesses(), after=(draw(st.sampled_from(ends[1:])),))
+                submit(
+                    Kind.WORK, stream, accesses=accesses(), after=(draw(st.sampled_from(ends[1:])),)
+                )
             case "graph":
                 launch = len(ops) + 1
                 submit(Kind.WORK, stream, launch=launch)
                 for node in range(1, draw(st.integers(2, 5))):
                     before = draw(st.sets(st.integers(0, node - 1), min_size=1))
-                    fields = {"accesses": accesses(), "launch": launch, "node": node, "after_nodes": tuple(before)}
+                    fields = {
+                        "accesses": accesses(),
+                        "launch": launch,
+                        "node": node,
+                        "after_nodes": tuple(before),
+                    }
                     submit(Kind.WORK, stream, **fields)
                 submit(Kind.WORK, stream)
     return ops

@@ -13,16 +13,24 @@ from tests.gpu_runtime import driver_programs, functions, jax_programs, stand_in
 
 pytestmark = [
     pytest.mark.gpu_aot,
-    pytest.mark.skipif(stand_in.missing() is not None, reason=f"no stand-in driver here: {stand_in.missing()}"),
+    pytest.mark.skipif(
+        stand_in.missing() is not None, reason=f"no stand-in driver here: {stand_in.missing()}"
+    ),
 ]
 NAN_BITS = 0xFFFFFFFF
 
 
 def numbers(ran: stand_in.Ran, word: str, *kinds: str) -> list[int]:
     """The operations in lines that begin with `word`, of some kinds only, in the log's order."""
-    kind_of = {line[3]: line[2] for line in ran.lines() if line[3:] and line[2] in ("COPY", "SET", "KERNEL", "LIBCALL")}
+    kind_of = {
+        line[3]: line[2]
+        for line in ran.lines()
+        if line[3:] and line[2] in ("COPY", "SET", "KERNEL", "LIBCALL")
+    }
     return [
-        int(line[3][1:]) for line in ran.lines() if line[2] == word and (not kinds or kind_of.get(line[3]) in kinds)
+        int(line[3][1:])
+        for line in ran.lines()
+        if line[2] == word and (not kinds or kind_of.get(line[3]) in kinds)
     ]
 
 
@@ -42,7 +50,9 @@ def test_device_and_pinned_memory_end_at_their_limits():
 def test_fresh_memory_is_nan_and_what_is_not_freed_is_counted():
     ran = stand_in.run(driver_programs.fresh_and_leaked)
     assert ran.value == [NAN_BITS] * 4
-    assert [line[3:] for line in ran.lines() if line[2] == "LEAK"] == [["device", "4096", "bytes", "in", "1", "blocks"]]
+    assert [line[3:] for line in ran.lines() if line[2] == "LEAK"] == [
+        ["device", "4096", "bytes", "in", "1", "blocks"]
+    ]
 
 
 def test_touching_freed_memory_ends_the_process():
@@ -54,22 +64,32 @@ def test_schedules_run_copies_last_first_or_anywhere():
     def order(schedule: str, seed: int = 0) -> str:
         ran = stand_in.run(driver_programs.independent_work, 12, schedule=schedule, seed=seed)
         copies = set(numbers(ran, "BEGIN", "COPY"))
-        return "".join("c" if number in copies else "s" for number in numbers(ran, "BEGIN", "COPY", "SET"))
+        return "".join(
+            "c" if number in copies else "s" for number in numbers(ran, "BEGIN", "COPY", "SET")
+        )
 
     assert order("eager") == "cs" * 12
     assert order("late") == "s" * 12 + "c" * 12
     assert order("early") == "c" * 12 + "s" * 12
     drawn = {seed: order("random", seed) for seed in (1, 2, 3)}
-    assert len(set(drawn.values())) == 3 and all(sorted(text) == sorted("cs" * 12) for text in drawn.values())
+    assert len(set(drawn.values())) == 3 and all(
+        sorted(text) == sorted("cs" * 12) for text in drawn.values()
+    )
 
 
-@pytest.mark.parametrize(("schedule", "seed"), [("eager", 0), ("late", 0), ("early", 0), ("random", 1), ("random", 2)])
+@pytest.mark.parametrize(
+    ("schedule", "seed"), [("eager", 0), ("late", 0), ("early", 0), ("random", 1), ("random", 2)]
+)
 def test_events_order_streams_under_every_schedule(schedule, seed):
-    assert stand_in.run(driver_programs.ordered_by_events, 20, schedule=schedule, seed=seed).value == list(range(20))
+    assert stand_in.run(
+        driver_programs.ordered_by_events, 20, schedule=schedule, seed=seed
+    ).value == list(range(20))
 
 
 def test_a_wait_that_is_forgotten_shows():
-    ran = stand_in.run(driver_programs.ordered_by_events, 20, schedule="early", env={"STAND_IN_DROP_WAITS": "1"})
+    ran = stand_in.run(
+        driver_programs.ordered_by_events, 20, schedule="early", env={"STAND_IN_DROP_WAITS": "1"}
+    )
     assert ran.value != list(range(20))
     assert sum(line[2] == "DROPPED" for line in ran.lines()) == 40
 
@@ -77,7 +97,10 @@ def test_a_wait_that_is_forgotten_shows():
 def test_an_unknown_instruction_is_refused_by_name():
     ran = stand_in.run(driver_programs.launch_unknown)
     assert ran.value == [driver_programs.NOT_SUPPORTED, NAN_BITS]
-    assert len(ran.refusals()) == 1 and "kernel product: instruction is not known (in `mma.sync" in ran.refusals()[0]
+    assert (
+        len(ran.refusals()) == 1
+        and "kernel product: instruction is not known (in `mma.sync" in ran.refusals()[0]
+    )
 
 
 def test_lanes_diverge_and_meet_again():
@@ -89,13 +112,19 @@ def test_lanes_diverge_and_meet_again():
 def test_matrices_of_shared_memory_are_spread_over_lanes():
     status, *words = stand_in.run(driver_programs.launch_matrices, card="h100").value
     matrix = np.arange(64, dtype=np.uint16).reshape(8, 8)
-    pairs, turned = (list(map(int, np.ascontiguousarray(one).view(np.uint32).ravel())) for one in (matrix, matrix.T))
+    pairs, turned = (
+        list(map(int, np.ascontiguousarray(one).view(np.uint32).ravel()))
+        for one in (matrix, matrix.T)
+    )
     assert status == 0
     assert words == [word for three in zip(pairs, turned, pairs, strict=True) for word in three]
 
 
 def test_functions_return_structs():
-    assert stand_in.run(driver_programs.launch_returning).value == [0, *(40 * lane + 6 for lane in range(32))]
+    assert stand_in.run(driver_programs.launch_returning).value == [
+        0,
+        *(40 * lane + 6 for lane in range(32)),
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -111,7 +140,12 @@ def test_nodes_of_a_graph_wait_for_their_dependencies_alone(seed):
 
 
 @pytest.mark.parametrize(
-    "card", ["v100", pytest.param("a100", marks=pytest.mark.slow), pytest.param("h100", marks=pytest.mark.slow)]
+    "card",
+    [
+        "v100",
+        pytest.param("a100", marks=pytest.mark.slow),
+        pytest.param("h100", marks=pytest.mark.slow),
+    ],
 )
 def test_a_card_is_the_catalog_s_and_says_that_it_is_none(card):
     found = stand_in.run(jax_programs.describe, card=card).value
@@ -148,7 +182,9 @@ def test_functions_equal_jax_on_cpu_on_later_cards(card, group):
 
 def test_offloaded_steps_are_equal_to_the_bit_under_every_schedule():
     eager = stand_in.run(jax_programs.offload)
-    copies = [line for line in eager.lines() if line[2] == "COPY" and line[-1] in ("kinds=12", "kinds=21")]
+    copies = [
+        line for line in eager.lines() if line[2] == "COPY" and line[-1] in ("kinds=12", "kinds=21")
+    ]
     assert len(copies) >= 12  # down and up for at least three activations in each of two steps
     for schedule in ("late", "random"):
         assert stand_in.run(jax_programs.offload, schedule=schedule, seed=5).value == eager.value

@@ -70,7 +70,9 @@ def test_every_model_is_the_plain_one(watched, toy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("toy", ["googlenet", "deeplab", "resnet"])  # batch norms over few elements: much noise
+@pytest.mark.parametrize(
+    "toy", ["googlenet", "deeplab", "resnet"]
+)  # batch norms over few elements: much noise
 def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
     found = watched(programs.beside_a_cpu, toy).value
     assert found["passes"], found
@@ -78,15 +80,26 @@ def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("toy", "card"), [("unet3d", "a100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("unet2d", "h100")]
+    ("toy", "card"),
+    [("unet3d", "a100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("unet2d", "h100")],
 )
 def test_models_are_the_plain_ones_on_other_cards(watched, toy, card):
-    shares = [0.6] if toy == "decoder-bfloat16" else MODELS[toy]  # an A100's products take other workspaces
+    shares = (
+        [0.6] if toy == "decoder-bfloat16" else MODELS[toy]
+    )  # an A100's products take other workspaces
     check_planned(watched, toy, shares, RUNS[1:], card=card)
 
 
-SLABS, LOOPS = ("normalized", 0.4, "auto", "slabs on the host"), ("decoder-scan", 0.5, False, "loops on the host")
-AROUND_A_WORKSPACE = ("decoder-scan", 0.82, False, "loops on the host")  # on a Hopper XLA gives each cuBLAS call 32 MiB
+SLABS, LOOPS = (
+    ("normalized", 0.4, "auto", "slabs on the host"),
+    ("decoder-scan", 0.5, False, "loops on the host"),
+)
+AROUND_A_WORKSPACE = (
+    "decoder-scan",
+    0.82,
+    False,
+    "loops on the host",
+)  # on a Hopper XLA gives each cuBLAS call 32 MiB
 
 
 @pytest.mark.slow
@@ -100,7 +113,13 @@ AROUND_A_WORKSPACE = ("decoder-scan", 0.82, False, "loops on the host")  # on a 
 def test_slabs_and_loops_pass_the_gate(watched, card, case):
     toy, share, split, where = case
     found = watched(
-        programs.rewritten, toy, share, split, LONG_RUNS if card == "v100" else RUNS, card=card, **PREALLOCATED
+        programs.rewritten,
+        toy,
+        share,
+        split,
+        LONG_RUNS if card == "v100" else RUNS,
+        card=card,
+        **PREALLOCATED,
     ).value
     assert found["passes"], found["gate"]
     assert found["equal"] == found["arrays"], found  # whatever the schedule

@@ -46,7 +46,9 @@ def test_narrower_types_are_never_slower_and_the_host_is_never_nearer(device: De
 
 
 def test_pcie_doubles_with_each_generation_and_stays_below_its_name() -> None:
-    three, four, five = (catalog.LINKS[f"pcie{generation}x16"].bandwidth for generation in (3, 4, 5))
+    three, four, five = (
+        catalog.LINKS[f"pcie{generation}x16"].bandwidth for generation in (3, 4, 5)
+    )
     assert three < 16e9
     assert four == pytest.approx(2 * three) and five == pytest.approx(2 * four)
     assert catalog.LINKS["nvlink-c2c"].bandwidth < 450e9
@@ -54,7 +56,9 @@ def test_pcie_doubles_with_each_generation_and_stays_below_its_name() -> None:
 
 
 def test_the_promised_devices_are_there() -> None:
-    assert {"p100", "v100", "a100", "h100", "h200", "b200", "rtx4090", "gh200"} == set(catalog.names())
+    assert {"p100", "v100", "a100", "h100", "h200", "b200", "rtx4090", "gh200"} == set(
+        catalog.names()
+    )
 
 
 @pytest.mark.parametrize("name", catalog.names())
@@ -78,7 +82,11 @@ def test_any_device_goes_behind_any_link(name: str, link: str) -> None:
 
 def test_nothing_can_be_changed() -> None:
     device = catalog.named("v100")
-    for frozen, attribute in ((device, "name"), (device.link, "bandwidth"), (device.target, "clock_ghz")):
+    for frozen, attribute in (
+        (device, "name"),
+        (device.link, "bandwidth"),
+        (device.target, "clock_ghz"),
+    ):
         with pytest.raises(dataclasses.FrozenInstanceError):
             setattr(frozen, attribute, None)
     for mapping in (device.flops, catalog.DEVICES, catalog.LINKS):

@@ -35,7 +35,9 @@ def seconds(topology: Topology, phases: Phases, nbytes: float, launch_s: float =
     total = 0.0
     for phase in phases:
         if phase.scatters:
-            total += 2 * collectives.reduce_scatter_seconds(topology, phase.axes, nbytes, launch_s=launch_s)
+            total += 2 * collectives.reduce_scatter_seconds(
+                topology, phase.axes, nbytes, launch_s=launch_s
+            )
             nbytes /= math.prod(topology.axis(name).size for name in phase.axes)
         else:
             total += collectives.all_reduce_seconds(topology, phase.axes, nbytes, launch_s=launch_s)
@@ -74,14 +76,21 @@ def test_axes_of_one_node_are_left_out() -> None:
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.sampled_from(["ddl", "today"]), st.integers(1, 8), st.floats(0, 1e9), st.sampled_from([0.0, 1e-5]))
+@given(
+    st.sampled_from(["ddl", "today"]),
+    st.integers(1, 8),
+    st.floats(0, 1e9),
+    st.sampled_from([0.0, 1e-5]),
+)
 def test_within_one_host_a_collective_over_all_axes_never_sees_the_network(
     name: str, devices: int, nbytes: float, launch_s: float
 ) -> None:
     host = topology_named(name).resized({"host": 1, "device": devices})
     link = host.axis("device")
     steps = 2 * math.ceil(math.log2(devices))  # along a tree; around a ring of two as many
-    by_hand = launch_s + steps * link.latency_s + 2 * (devices - 1) / devices * nbytes / link.bandwidth
+    by_hand = (
+        launch_s + steps * link.latency_s + 2 * (devices - 1) / devices * nbytes / link.bandwidth
+    )
     assert seconds(host, FLAT, nbytes, launch_s) == pytest.approx(by_hand if devices > 1 else 0.0)
     across = host.resized({"host": devices, "device": 1})
     for take in (collectives.all_reduce_seconds, collectives.reduce_scatter_seconds):
@@ -119,7 +128,9 @@ def all_phases(names: Sequence[str]) -> Iterator[tuple[Phase, ...]]:
             yield tuple(Phase(group, bool(digits >> n & 1)) for n, group in enumerate(groups))
 
 
-def oracle_seconds(topology: Topology, phases: Sequence[Phase], nbytes: int, launch_s: float) -> Fraction:
+def oracle_seconds(
+    topology: Topology, phases: Sequence[Phase], nbytes: int, launch_s: float
+) -> Fraction:
     axes = topology.axes
     piece = Fraction(nbytes)
     total = Fraction(0)
@@ -183,7 +194,9 @@ def counted(topology: Topology, phases: Phases, nbytes: float) -> dict[str, floa
         inside = [names.index(name) for name in phase.axes]
         rings: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
         for device in devices:
-            rings.setdefault(tuple(0 if at in inside else place for at, place in enumerate(device)), []).append(device)
+            rings.setdefault(
+                tuple(0 if at in inside else place for at, place in enumerate(device)), []
+            ).append(device)
         for ring in rings.values():
             for device, following in zip(ring, ring[1:] + ring[:1], strict=True):
                 for at in inside:

@@ -22,4 +22,7 @@ def test_rate_falls_back_to_the_type_computed_in(device: Device) -> None:
     assert device.rate("float8_e4m3fn") == device.flops["float16"]
     assert device.rate("complex64") == device.flops["float32"]
     assert device.rate("complex128") == device.flops["float64"]
-    assert all(device.rate(dtype) == device.vector_flops for dtype in ("", "bool", "int32", "uint8", "key<fry>"))
+    assert all(
+        device.rate(dtype) == device.vector_flops
+        for dtype in ("", "bool", "int32", "uint8", "key<fry>")
+    )

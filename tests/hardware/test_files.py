@@ -16,7 +16,9 @@ CPU = MeasuredDevice(catalog.local_cpu(4, 8 * 2**30), "cpu", "cpu")
 GPU = MeasuredDevice(catalog.named("h200"), "gpu", "NVIDIA H200")
 DEVICE = measured.load, UnknownDeviceError, "is not a complete device file.*memplan calibrate --out"
 TOPOLOGY = topology.load, TopologyError, "not a complete.*save the topology again"
-KINDS = pytest.mark.parametrize(("load", "error", "said"), [DEVICE, TOPOLOGY], ids=["device", "topology"])
+KINDS = pytest.mark.parametrize(
+    ("load", "error", "said"), [DEVICE, TOPOLOGY], ids=["device", "topology"]
+)
 
 
 @pytest.mark.parametrize("saved", [CPU, GPU, *TOPOLOGIES.values(), THREE])
@@ -26,7 +28,9 @@ def test_saved_and_loaded_it_is_the_same(saved: Any, tmp_path: Path) -> None:
     loaded = measured.load(path) if isinstance(saved, MeasuredDevice) else topology_named(str(path))
     assert loaded == saved
     if isinstance(saved, MeasuredDevice):
-        assert hash(loaded.device) == hash(saved.device) and loaded.device.flops == saved.device.flops
+        assert (
+            hash(loaded.device) == hash(saved.device) and loaded.device.flops == saved.device.flops
+        )
     else:
         assert hash(loaded) == hash(saved)
     assert [entry.name for entry in tmp_path.iterdir()] == ["saved.json"]
@@ -142,7 +146,10 @@ def test_an_unknown_name_says_what_comes_close(kind: str, wrong: str, close: str
 @pytest.mark.parametrize(
     ("kind", "wrong"),
     [
-        *(("device", wrong) for wrong in ("", "@", "@pcie3x16", "v100@", "v100@pcie3x16@pcie4x16", "zzzzzz")),
+        *(
+            ("device", wrong)
+            for wrong in ("", "@", "@pcie3x16", "v100@", "v100@pcie3x16@pcie4x16", "zzzzzz")
+        ),
         *(("topology", wrong) for wrong in ("", "@", "@4x4", "zzzzzz")),
     ],
 )

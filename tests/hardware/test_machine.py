@@ -14,7 +14,10 @@ from memplan.hardware.topology import Axis, Topology, topology_named
 from tests.hardware.machines import on
 
 RACKS = Topology(
-    "racks", "", (Axis("rack", 2, 1e-5, 1e9), Axis("host", 2, 1e-6, 8e9), Axis("device", 4, 1e-7, 1e11, False)), ()
+    "racks",
+    "",
+    (Axis("rack", 2, 1e-5, 1e9), Axis("host", 2, 1e-6, 8e9), Axis("device", 4, 1e-7, 1e11, False)),
+    (),
 )
 FLAT = on(topology_named("ddl@2x4"), 8)
 DEEP = on(RACKS, 16)
@@ -25,7 +28,9 @@ def sizes_of(machine: Machine, groups: Groups) -> list[int]:
 
 
 def test_a_topology_of_another_size_is_refused_with_one_that_fits() -> None:
-    with pytest.raises(TopologyError, match=r"'ddl@2x4' has 8 devices; the program runs on 12\. .* as '2x6'"):
+    with pytest.raises(
+        TopologyError, match=r"'ddl@2x4' has 8 devices; the program runs on 12\. .* as '2x6'"
+    ):
         on(topology_named("ddl@2x4"), 12)
     with pytest.raises(TopologyError):
         Machine(topology_named("ddl@1x2"), (0, 0))
@@ -83,7 +88,9 @@ def machines(draw: st.DrawFn) -> Machine:
         Axis(f"level{at}", size, 10.0**-at, 8e9, is_shared)
         for at, (size, is_shared) in enumerate(zip(sizes, shared, strict=True))
     )
-    return Machine(Topology("drawn", "", axes, ()), tuple(draw(st.permutations(range(math.prod(sizes))))))
+    return Machine(
+        Topology("drawn", "", axes, ()), tuple(draw(st.permutations(range(math.prod(sizes)))))
+    )
 
 
 @st.composite
@@ -168,9 +175,15 @@ def test_groups_share_the_link_of_their_host_and_not_those_of_devices() -> None:
     columns = FLAT.links(((0, 4), (1, 5), (2, 6), (3, 7))).axes
     assert [axis.bandwidth for axis in columns] == [host.bandwidth / 4, device.bandwidth]
     halves = FLAT.links(((0, 2, 4, 6), (1, 3, 5, 7))).axes
-    assert [(axis.size, axis.bandwidth) for axis in halves] == [(2, host.bandwidth / 2), (2, device.bandwidth)]
+    assert [(axis.size, axis.bandwidth) for axis in halves] == [
+        (2, host.bandwidth / 2),
+        (2, device.bandwidth),
+    ]
     rows = FLAT.links(((0, 1, 2, 3), (4, 5, 6, 7))).axes
-    assert [(axis.size, axis.bandwidth) for axis in rows] == [(1, host.bandwidth), (4, device.bandwidth)]
+    assert [(axis.size, axis.bandwidth) for axis in rows] == [
+        (1, host.bandwidth),
+        (4, device.bandwidth),
+    ]
 
 
 def test_of_uneven_groups_the_largest_numbers_count() -> None:
@@ -183,7 +196,11 @@ def test_three_levels_share_level_by_level() -> None:
     groups = tuple((number, number + 4) for number in (0, 1, 2, 3, 8, 9, 10, 11))
     links = DEEP.links(groups).axes
     assert [axis.size for axis in links] == [1, 2, 1]
-    assert [axis.bandwidth for axis in links] == [rack.bandwidth, host.bandwidth / 4, device.bandwidth]
+    assert [axis.bandwidth for axis in links] == [
+        rack.bandwidth,
+        host.bandwidth / 4,
+        device.bandwidth,
+    ]
     far = DEEP.links(tuple((number, number + 8) for number in range(8))).axes
     assert [(axis.size, axis.bandwidth) for axis in far] == [
         (2, rack.bandwidth / 8), (1, host.bandwidth), (1, device.bandwidth)

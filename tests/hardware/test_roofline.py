@@ -21,4 +21,6 @@ def test_the_slower_of_compute_and_memory_counts() -> None:
 def test_copies_pay_latency_once() -> None:
     v100 = named("v100")
     assert copy_seconds(0, v100) == v100.link.latency_s
-    assert copy_seconds(10**9, v100) == pytest.approx(v100.link.latency_s + 1e9 / v100.link.bandwidth)
+    assert copy_seconds(10**9, v100) == pytest.approx(
+        v100.link.latency_s + 1e9 / v100.link.bandwidth
+    )

@@ -13,7 +13,10 @@ from memplan.hardware.topology import TOPOLOGIES, Axis, Topology, topology_named
 
 DDL = topology_named("ddl")
 THREE = Topology(
-    "mine", "racks", (Axis("rack", 2, 1e-5, 1e9), Axis("host", 3, 0, 10**10), Axis("device", 4, 0.0, 1e11, False)), ()
+    "mine",
+    "racks",
+    (Axis("rack", 2, 1e-5, 1e9), Axis("host", 3, 0, 10**10), Axis("device", 4, 0.0, 1e11, False)),
+    (),
 )
 
 
@@ -68,7 +71,9 @@ def test_axes_know_what_is_in_them() -> None:
         THREE.axis("card")
 
 
-@pytest.mark.parametrize("shape", ["", "4", "4x", "x4", "4x4x4", "4x-4", "4.0x4", "4 x4", "²x4", "1" * 5000 + "x4"])
+@pytest.mark.parametrize(
+    "shape", ["", "4", "4x", "x4", "4x4x4", "4x-4", "4.0x4", "4 x4", "²x4", "1" * 5000 + "x4"]
+)
 def test_a_shape_that_does_not_fit_says_which_axes_there_are(shape: str) -> None:
     with pytest.raises(TopologyError, match=r"host, device.*'ddl@64x4'"):
         topology_named(f"ddl@{shape}")

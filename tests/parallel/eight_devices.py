@@ -108,7 +108,9 @@ def mixed(state: Any, x: jax.Array) -> Any:
     whole = jnp.round(x).astype(jnp.bfloat16)
 
     def loss(w: jax.Array) -> jax.Array:
-        return (whole @ jnp.round(4 * w).astype(jnp.bfloat16)).astype(jnp.float32).mean() + (w**2).mean()
+        return (whole @ jnp.round(4 * w).astype(jnp.bfloat16)).astype(jnp.float32).mean() + (
+            w**2
+        ).mean()
 
     value, gradient = jax.value_and_grad(loss)(state["w"])
     return updated(state, gradient), value
@@ -147,15 +149,22 @@ def planned(make: Callable[[], Any], share: float) -> dict[str, Any]:
     memory = jax.jit(divided, donate_argnums=0).lower(state, batch).compile().memory_analysis()
     peak = memory.temp_size_in_bytes + memory.argument_size_in_bytes + memory.output_size_in_bytes
     whole = memplan.jit(divided, donate_argnums=0).plan(state, batch).report
-    run = memplan.jit(divided, budget=int(share * (peak - memory.alias_size_in_bytes)), donate_argnums=0)
+    run = memplan.jit(
+        divided, budget=int(share * (peak - memory.alias_size_in_bytes)), donate_argnums=0
+    )
     report = run.plan(state, batch).report
     results = trained(run, state, batch)
     return {
         "off": off(expected, results),
         "planner": report.planner,
         "within": (report.compiled_peak_bytes or 0) / report.budget_bytes,
-        "counted": [(row.predicted_peak_bytes or 0) - (row.compiled_peak_bytes or 0) for row in (whole, report)],
-        "same baseline": whole.baseline_peak_bytes == report.baseline_peak_bytes == whole.predicted_peak_bytes,
+        "counted": [
+            (row.predicted_peak_bytes or 0) - (row.compiled_peak_bytes or 0)
+            for row in (whole, report)
+        ],
+        "same baseline": whole.baseline_peak_bytes
+        == report.baseline_peak_bytes
+        == whole.predicted_peak_bytes,
     }
 
 
@@ -164,8 +173,14 @@ def judged(make: Callable[[], Any], share: float) -> str:
     step, (state, batch) = make()
     divided = parallel.data_parallel(step, MESH)
     state, batch = divided.place(state, batch)
-    whole = memplan.jit(divided, topology="2x4", verify="numbers").plan(state, batch).report.compiled_peak_bytes
-    run = memplan.jit(divided, topology="2x4", verify="numbers", split=False, budget=int(share * (whole or 0)))
+    whole = (
+        memplan.jit(divided, topology="2x4", verify="numbers")
+        .plan(state, batch)
+        .report.compiled_peak_bytes
+    )
+    run = memplan.jit(
+        divided, topology="2x4", verify="numbers", split=False, budget=int(share * (whole or 0))
+    )
     return run.plan(state, batch).report.planner
 
 
@@ -198,7 +213,9 @@ def share_of_split_state() -> float:
     divided = parallel.data_parallel(step, MESH, split_state="opt_state")
     placed = divided.place(state)
     after, _ = jax.jit(divided)(placed, divided.assemble(batch))
-    nbytes = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(after.opt_state))
+    nbytes = sum(
+        leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(after.opt_state)
+    )
     return nbytes / sum(leaf.nbytes for leaf in jax.tree.leaves(state.opt_state))
 
 
@@ -213,7 +230,10 @@ def main() -> None:
             "unet, split state": same(unet, **split),
             "decoder, split state": same(decoder, **split),
             "unet, in space": same(unet, space={"host": "batch", "device": "depth"}),
-            **{step.__name__: same(functools.partial(small, step)) for step in (dropped, accumulated, looped, mixed)},
+            **{
+                step.__name__: same(functools.partial(small, step))
+                for step in (dropped, accumulated, looped, mixed)
+            },
         },
         "planned": planned(large_resnet, 0.85),
         "judged": judged(unet, 0.85),

@@ -91,7 +91,9 @@ def mapped(mesh: AnyMesh) -> Case:
         return y / jnp.sqrt(1 + jax.lax.pmean((y**2).mean(), AXES))
 
     def step(weights: Any, x: jax.Array) -> Any:
-        return mlp(weights, x, jax.shard_map(normed, mesh=mesh, in_specs=P(AXES), out_specs=P(AXES)))
+        return mlp(
+            weights, x, jax.shard_map(normed, mesh=mesh, in_specs=P(AXES), out_specs=P(AXES))
+        )
 
     return Case(step, MLP, ([over(mesh)] * LAYERS, over(mesh, AXES)), {})
 
@@ -106,7 +108,9 @@ def in_space(mesh: AnyMesh) -> Case:
             y = x
             for kernel in kernels:
                 y = jnp.tanh(
-                    jax.lax.conv_general_dilated(y, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+                    jax.lax.conv_general_dilated(
+                        y, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+                    )
                 )
             return (y**2).mean()
 

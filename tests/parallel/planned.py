@@ -24,7 +24,9 @@ WIDTH, LAYERS, ROWS = 64, 8, 256
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--share", type=float, default=0.6)
-    parser.add_argument("--split", action="store_true", help="each process has a part of every array of the state")
+    parser.add_argument(
+        "--split", action="store_true", help="each process has a part of every array of the state"
+    )
     parser.add_argument("--odd", type=int, default=-1, help="the rank that takes another step")
     options = parser.parse_args()
     initialize()
@@ -38,7 +40,8 @@ def main() -> None:
     plan_stage = fit.plan(state, batches[0])
     names = ("by jax", "unplanned", "planned")
     trained = {
-        name: train(run, state, batches) for name, run in zip(names, (jax.jit(step), unplanned, fit), strict=True)
+        name: train(run, state, batches)
+        for name, run in zip(names, (jax.jit(step), unplanned, fit), strict=True)
     }
     actions = hashlib.sha256(plan_stage.plan.to_json().encode()).hexdigest()
     report = plan_stage.report
@@ -48,7 +51,10 @@ def main() -> None:
         "plan": actions,
         **trained,
     }
-    sys.stdout.write(json.dumps({**facts, "peak": report.compiled_peak_bytes, "budget": report.budget_bytes}) + "\n")
+    sys.stdout.write(
+        json.dumps({**facts, "peak": report.compiled_peak_bytes, "budget": report.budget_bytes})
+        + "\n"
+    )
 
 
 def train(step: Any, state: Any, batches: list[Any]) -> dict[str, Any]:
@@ -65,7 +71,11 @@ def train(step: Any, state: Any, batches: list[Any]) -> dict[str, Any]:
 
 
 def rows(seed: int) -> np.ndarray:
-    return np.random.default_rng([seed, jax.process_index()]).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    return (
+        np.random.default_rng([seed, jax.process_index()])
+        .normal(size=(ROWS, WIDTH))
+        .astype(np.float32)
+    )
 
 
 def step_of(active: Any) -> Any:
@@ -77,7 +87,9 @@ def step_of(active: Any) -> Any:
             return jnp.mean(y**2)
 
         value, slopes = jax.value_and_grad(loss)(state["w"])
-        return {"w": [weight - 0.1 * slope for weight, slope in zip(state["w"], slopes, strict=True)]}, value
+        return {
+            "w": [weight - 0.1 * slope for weight, slope in zip(state["w"], slopes, strict=True)]
+        }, value
 
     return train_step
 

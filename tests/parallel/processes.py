@@ -23,7 +23,9 @@ class Ended:
     at_s: float
 
 
-def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | None = None) -> list[Ended]:
+def by_hand(
+    script: Path, processes: int, words: Sequence[str], stopped: int | None = None
+) -> list[Ended]:
     """Start one process for each rank; kill a stopped one, and any after two minutes.
 
     No process ends the others when one fails.
@@ -50,7 +52,9 @@ def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | N
         for rank, file in enumerate(files)
     ]
     ended_s = {}
-    while time.time() < start_s + 120 and len(ended_s.keys() - {stopped}) < processes - (stopped is not None):
+    while time.time() < start_s + 120 and len(ended_s.keys() - {stopped}) < processes - (
+        stopped is not None
+    ):
         for rank, process in enumerate(started):
             if rank not in ended_s and process.poll() is not None:
                 ended_s[rank] = time.time()
@@ -65,7 +69,9 @@ def by_hand(script: Path, processes: int, words: Sequence[str], stopped: int | N
     return ended
 
 
-def launched(script: Path, processes: int, *words: str, options: Sequence[str] = ()) -> tuple[int, str]:
+def launched(
+    script: Path, processes: int, *words: str, options: Sequence[str] = ()
+) -> tuple[int, str]:
     """Exit code and output of `memplan launch`."""
     command = [
         *LAUNCH,

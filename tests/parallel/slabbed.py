@@ -14,7 +14,9 @@ SHARES = (0.4, 0.3)
 
 def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
     for weight in weights:
-        x = jax.lax.conv_general_dilated(x, weight, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC"))
+        x = jax.lax.conv_general_dilated(
+            x, weight, (1, 1, 1), "SAME", dimension_numbers=("NDHWC", "DHWIO", "NDHWC")
+        )
         mean = x.mean((1, 2, 3), keepdims=True)
         variance = x.var((1, 2, 3), keepdims=True)
         x = jax.nn.relu((x - mean) * jax.lax.rsqrt(variance + 1e-5))
@@ -23,13 +25,17 @@ def loss_of(weights: list[jax.Array], x: jax.Array) -> jax.Array:
 
 def step(weights: list[jax.Array], x: jax.Array) -> Any:
     loss, gradients = jax.value_and_grad(loss_of)(weights, x)
-    return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], loss
+    return [
+        weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)
+    ], loss
 
 
 def main() -> None:
     jax.config.update("jax_num_cpu_devices", 4)
     rng = np.random.default_rng(0)
-    weights = [rng.normal(size=(3, 3, 3, a, 8)).astype(np.float32) / (27 * a) ** 0.5 for a in (1, 8, 8)]
+    weights = [
+        rng.normal(size=(3, 3, 3, a, 8)).astype(np.float32) / (27 * a) ** 0.5 for a in (1, 8, 8)
+    ]
     x = rng.normal(size=(2, 16, 64, 16, 1)).astype(np.float32)
     mesh = parallel.mesh({"host": 2, "device": 2})
     divided = parallel.data_parallel(step, mesh, space={"host": "batch", "device": "depth"})
@@ -47,7 +53,8 @@ def main() -> None:
                 "loops": len(report.slab_loops),
                 "kinds": sorted({row.kind for row in report.mesh.collectives}),
                 "off": max(
-                    float(np.abs(a - b).max() / np.abs(b).max()) for a, b in zip(results, expected, strict=True)
+                    float(np.abs(a - b).max() / np.abs(b).max())
+                    for a, b in zip(results, expected, strict=True)
                 ),
             }
         )

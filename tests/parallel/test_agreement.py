@@ -27,7 +27,9 @@ def compared(monkeypatch: pytest.MonkeyPatch) -> list[Parts]:
     """The parts that are compared, as if the mesh spanned several processes."""
     calls: list[Parts] = []
     monkeypatch.setattr(agreement, "_are_all", lambda processes: True)
-    monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: calls.append(dict(parts)))
+    monkeypatch.setattr(
+        agreement, "_refuse_differences", lambda step, parts: calls.append(dict(parts))
+    )
     return calls
 
 
@@ -56,7 +58,9 @@ def differing(first: Mapping[str, str], second: Mapping[str, str]) -> set[str]:
 
 
 def test_nothing_is_compared_or_paid_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(agreement, "_refuse_differences", lambda step, parts: pytest.fail("compared"))
+    monkeypatch.setattr(
+        agreement, "_refuse_differences", lambda step, parts: pytest.fail("compared")
+    )
     step = data_parallel(regression(), meshes.mesh({"batch": 1}))
     memplan.jit(step).plan(step.place(STATE), step.assemble(X))
 
@@ -96,11 +100,17 @@ def test_state_is_compared_by_leaf(compared: list[Parts]) -> None:
     assert values[0] == values[1] and differing(values[0], values[2]) == {"state['key']"}
 
 
-@pytest.mark.parametrize(("texts", "odd"), [(["a", "a", "b"], "2"), (["b", "a", "a"], "0"), (["a", "b", "b"], "0")])
-def test_the_ranks_that_differ_from_most_are_named(monkeypatch: pytest.MonkeyPatch, texts: list[str], odd: str) -> None:
+@pytest.mark.parametrize(
+    ("texts", "odd"), [(["a", "a", "b"], "2"), (["b", "a", "a"], "0"), (["a", "b", "b"], "0")]
+)
+def test_the_ranks_that_differ_from_most_are_named(
+    monkeypatch: pytest.MonkeyPatch, texts: list[str], odd: str
+) -> None:
     def gathered(own: np.ndarray) -> np.ndarray:
         digest = agreement.hashlib.blake2b
-        return np.array([[list(digest(text.encode(), digest_size=16).digest())] for text in texts], np.uint8)
+        return np.array(
+            [[list(digest(text.encode(), digest_size=16).digest())] for text in texts], np.uint8
+        )
 
     monkeypatch.setattr(agreement.multihost_utils, "process_allgather", gathered)
     with pytest.raises(

@@ -72,10 +72,14 @@ except MemplanError as error: print(error)
 
 
 def test_a_run_that_jax_started_is_adopted() -> None:
-    done = subprocess.run([sys.executable, "-c", ADOPTED], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", ADOPTED], cwd=ROOT, capture_output=True, text=True, timeout=120
+    )
     lines = done.stdout.splitlines()
     assert lines[0] == "True", done
-    assert lines[1].startswith("jax.distributed.initialize has made this process rank 0 of 1, not 1 of 2.")
+    assert lines[1].startswith(
+        "jax.distributed.initialize has made this process rank 0 of 1, not 1 of 2."
+    )
 
 
 def test_a_run_of_three_ends_well_and_all_see_the_same_losses() -> None:
@@ -89,11 +93,15 @@ def test_a_run_of_three_ends_well_and_all_see_the_same_losses() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["kill", "stop", "leave", "raise"])
 def test_a_rank_that_ends_early_ends_the_others_within_30_seconds(fault: str) -> None:
-    ended = by_hand(TRAINER, 3, ("--odd", "1", "--what", fault), stopped=1 if fault == "stop" else None)
+    ended = by_hand(
+        TRAINER, 3, ("--odd", "1", "--what", fault), stopped=1 if fault == "stop" else None
+    )
     acted = re.search(r"acting at ([\d.]+)", ended[1].output)
     assert acted, ended[1].output
     for rank in (0, 2):
-        assert ended[rank].code not in (0, -9), ended[rank].output[-2000:]  # by itself, and with an error
+        assert ended[rank].code not in (0, -9), ended[rank].output[
+            -2000:
+        ]  # by itself, and with an error
         assert ended[rank].at_s - float(acted[1]) < 30 and "done" not in ended[rank].output
 
 

@@ -62,7 +62,9 @@ def test_the_environment_of_a_process(run: Callable[..., Result]) -> None:
 
 
 def test_every_line_has_its_rank(run: Callable[..., Result]) -> None:
-    code, out, err = run("print('hello'); print('two', file=sys.stderr); sys.stdout.write('no end')")
+    code, out, err = run(
+        "print('hello'); print('two', file=sys.stderr); sys.stdout.write('no end')"
+    )
     assert code == 0
     assert out == [f"[{rank}] {line}" for rank in range(3) for line in ("hello", "no end")]
     assert sorted(err.splitlines()) == ["[0] two", "[1] two", "[2] two"]
@@ -94,7 +96,9 @@ def test_a_rank_that_ignores_sigterm_is_killed(run: Callable[..., Result]) -> No
 
 
 def test_a_rank_has_time_to_end_by_itself(run: Callable[..., Result]) -> None:
-    code, out, _ = run("sys.exit(2) if rank == 0 else (time.sleep(1), print('rank 0 failed'), sys.exit(1))", 2)
+    code, out, _ = run(
+        "sys.exit(2) if rank == 0 else (time.sleep(1), print('rank 0 failed'), sys.exit(1))", 2
+    )
     assert code == 2 and out == ["[1] rank 0 failed"]
 
 
@@ -106,7 +110,9 @@ def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         stderr=subprocess.DEVNULL,
     )
-    while not all((tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)):
+    while not all(
+        (tmp_path / str(rank)).exists() and (tmp_path / str(rank)).read_text() for rank in range(2)
+    ):
         time.sleep(0.02)
     launcher.send_signal(number)
     assert launcher.wait(20) == (-9 if number == signal.SIGKILL else 128 + number)
@@ -149,9 +155,16 @@ def test_the_options_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Launch] = []
     monkeypatch.setattr(cli.machines, "launch_processes", lambda run: runs.append(run) or 7)
     monkeypatch.setattr(signal, "signal", lambda number, handler: None)
-    words = "launch -n 4 --devices 2 --port 1234 --timeout 5 --restarts 3 --grace 1 -- python t.py -n 9"
+    words = (
+        "launch -n 4 --devices 2 --port 1234 --timeout 5 --restarts 3 --grace 1 -- python t.py -n 9"
+    )
     assert CliRunner().invoke(cli.app, words.split()).exit_code == 7
-    assert CliRunner().invoke(cli.app, ["launch", "-n", "2", "python", "t.py", "--port", "1"]).exit_code == 7
+    assert (
+        CliRunner()
+        .invoke(cli.app, ["launch", "-n", "2", "python", "t.py", "--port", "1"])
+        .exit_code
+        == 7
+    )
     assert runs == [
         Launch(("python", "t.py", "-n", "9"), 4, 2, 1234, 5, 3, 1.0),
         Launch(("python", "t.py", "--port", "1"), 2),

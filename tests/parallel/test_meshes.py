@@ -49,7 +49,9 @@ def test_a_topology_has_as_many_devices_as_the_step(topology: Any, name: str) ->
 
 def test_a_shape_is_not_resized() -> None:
     assert meshes.topology_for("ddl@2x3", 8, 4, "today").devices == 6
-    with pytest.raises(TopologyError, match=r"'today@2x3' has 6 devices; the program runs on 8\. .* as '1x8'"):
+    with pytest.raises(
+        TopologyError, match=r"'today@2x3' has 6 devices; the program runs on 8\. .* as '1x8'"
+    ):
         meshes.machine_of(ABSENT, "2x3", described=True)
 
 
@@ -59,12 +61,15 @@ ABSENT = compat.Division(8, None, (), ())
 def division(*devices: tuple[int, int], platform: str = "cpu") -> compat.Division:
     """A division over devices with these processes and numbers."""
     all_devices = tuple(
-        SimpleNamespace(process_index=process, id=number, platform=platform) for process, number in devices
+        SimpleNamespace(process_index=process, id=number, platform=platform)
+        for process, number in devices
     )
     return compat.Division(len(all_devices), all_devices, (), ())
 
 
-@pytest.mark.parametrize(("count", "shape"), [(8, "1x8"), (16, "2x8"), (12, "2x6"), (2, "1x2"), (7, "1x7")])
+@pytest.mark.parametrize(
+    ("count", "shape"), [(8, "1x8"), (16, "2x8"), (12, "2x6"), (2, "1x2"), (7, "1x7")]
+)
 def test_described_devices_stand_up_to_eight_on_a_host(count: int, shape: str) -> None:
     machine = meshes.machine_of(compat.Division(count, None, (), ()), None, described=True)
     assert machine == on(topology_named(f"today@{shape}"), count)
@@ -114,7 +119,9 @@ def measured(links: Topology, monkeypatch: pytest.MonkeyPatch) -> Topology:
 
 
 @pytest.mark.parametrize("name", ["ddl@2x4", "ddl@8x2", "today@4x8"])
-def test_measuring_finds_the_topology_of_the_machine(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_measuring_finds_the_topology_of_the_machine(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     links = topology_named(name)
     topology = measured(links, monkeypatch)
     assert topology.name == "mine" and topology.sizes == links.sizes
@@ -125,7 +132,9 @@ def test_measuring_finds_the_topology_of_the_machine(name: str, monkeypatch: pyt
 
 def test_faster_than_its_launch_is_no_latency(monkeypatch: pytest.MonkeyPatch) -> None:
     links = topology_named("ddl@1x4")
-    fast = replace(links, axes=(links.axes[0], replace(links.axes[1], latency_s=0.0, bandwidth=1e15)))
+    fast = replace(
+        links, axes=(links.axes[0], replace(links.axes[1], latency_s=0.0, bandwidth=1e15))
+    )
     topology = measured(fast, monkeypatch)
     assert all(axis.latency_s >= 0 and axis.bandwidth > 0 for axis in topology.axes)
 

@@ -23,9 +23,15 @@ def test_all_processes_follow_one_plan(processes: int, words: Sequence[str]) -> 
     """A plan keeps the results' bits; `jax.jit` may add the processes' parts in another order."""
     code, output = launched(SCRIPT, processes, "--share", "0.75", *words)
     assert code == 0, output
-    facts = [json.loads(line[line.index("{") :]) for line in output.splitlines() if '"fingerprint"' in line]
+    facts = [
+        json.loads(line[line.index("{") :])
+        for line in output.splitlines()
+        if '"fingerprint"' in line
+    ]
     assert {rank["rank"] for rank in facts} == set(range(processes))
-    assert len({rank["fingerprint"] for rank in facts}) == len({rank["plan"] for rank in facts}) == 1
+    assert (
+        len({rank["fingerprint"] for rank in facts}) == len({rank["plan"] for rank in facts}) == 1
+    )
     for rank in facts:
         assert rank["peak"] <= rank["budget"]
         assert rank["planned"] == rank["unplanned"]

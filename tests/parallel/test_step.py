@@ -133,7 +133,9 @@ def test_bad_input_is_an_error(call: Callable[[], Any], message: str) -> None:
 
 
 def test_arguments_may_be_named() -> None:
-    def step(state: jax.Array, batch: jax.Array, rate: float = 0.1, *, scale: float = 2.0) -> jax.Array:
+    def step(
+        state: jax.Array, batch: jax.Array, rate: float = 0.1, *, scale: float = 2.0
+    ) -> jax.Array:
         return state - rate * scale * (batch @ state).sum(0)
 
     divided = jax.jit(data_parallel(step, jax.make_mesh((1,), ("device",))))
@@ -155,7 +157,9 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
         jax.ShapeDtypeStruct((256, 128), jnp.float32),
     )
     of_eight = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
-    planned = memplan.jit(data_parallel(step, of_eight), device="h100", topology="2x4").plan(*shapes)
+    planned = memplan.jit(data_parallel(step, of_eight), device="h100", topology="2x4").plan(
+        *shapes
+    )
     memory = planned._outcome.executable.compiled.memory_analysis()
     nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
     assert memory.argument_size_in_bytes + memory.output_size_in_bytes == nbytes

@@ -32,7 +32,14 @@ def test_on_any_mesh_the_budget_is_kept_and_nothing_else_changes(name: str, on_e
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
     "name",
-    ["fsdp", *(pytest.param(name, marks=pytest.mark.slow) for name in CASES if name not in ("constrained", "fsdp"))],
+    [
+        "fsdp",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in CASES
+            if name not in ("constrained", "fsdp")
+        ),
+    ],
 )
 def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     case = CASES[name](ABSTRACT)
@@ -53,7 +60,10 @@ def test_the_plan_is_for_the_arrays_of_one_device() -> None:
     case = fsdp(ABSTRACT)
     planned = memplan.jit(case.step, device="a100").plan(*shaped(case))
     memory = planned._outcome.executable.compiled.memory_analysis()
-    assert memory.argument_size_in_bytes == sum(leaf.size * 4 for leaf in jax.tree.leaves(case.shapes)) // 8
+    assert (
+        memory.argument_size_in_bytes
+        == sum(leaf.size * 4 for leaf in jax.tree.leaves(case.shapes)) // 8
+    )
     machine = planned._outcome.program.machine
     assert machine.topology.name == "today@1x8"
 
@@ -109,7 +119,9 @@ def test_constraints_over_an_abstract_mesh_alone_are_refused() -> None:
     """jax would lower the whole step for one device."""
     case = constrained(ABSTRACT)
     for options in ({"device": "a100"}, {}):
-        with pytest.raises(MeshError, match=r"AbstractMesh of 8 devices, but no argument lies on it.*in_shardings"):
+        with pytest.raises(
+            MeshError, match=r"AbstractMesh of 8 devices, but no argument lies on it.*in_shardings"
+        ):
             memplan.jit(case.step, **options).plan(*case.shapes)
 
 

@@ -60,7 +60,9 @@ def step_of(fault: str) -> Any:
     rate = 0.2 if fault == "rate" else 0.1
 
     def step(state: dict[str, jax.Array], x: jax.Array) -> tuple[Any, jax.Array]:
-        value, slope = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(x @ w) - x.sum(1)) ** 2))(state["w"])
+        value, slope = jax.value_and_grad(lambda w: jnp.mean((jnp.tanh(x @ w) - x.sum(1)) ** 2))(
+            state["w"]
+        )
         return {"w": state["w"] - rate * slope, "key": jax.random.split(state["key"], 1)[0]}, value
 
     return step

@@ -21,7 +21,9 @@ MESH = Mesh(np.array(jax.devices()).reshape(2, 4), AXES)
 def filled(shapes: Any) -> Any:
     leaves, tree = jax.tree.flatten(shapes)
     keys = jax.random.split(jax.random.key(0), len(leaves))
-    return tree.unflatten([jax.random.normal(key, leaf.shape) / 8 for key, leaf in zip(keys, leaves, strict=True)])
+    return tree.unflatten(
+        [jax.random.normal(key, leaf.shape) / 8 for key, leaf in zip(keys, leaves, strict=True)]
+    )
 
 
 def placed(case: Case) -> Any:
@@ -55,7 +57,10 @@ def in_context() -> dict[str, Any]:
     mesh = explicit(MESH)
     with jax.set_mesh(mesh):
         case = fsdp(mesh)
-        weights, x = (jax.device_put(array, lies) for array, lies in zip(filled(MLP), case.shardings, strict=True))
+        weights, x = (
+            jax.device_put(array, lies)
+            for array, lies in zip(filled(MLP), case.shardings, strict=True)
+        )
 
         def step(weights: Any, x: jax.Array) -> Any:
             return mlp([jax.sharding.reshard(weight, PartitionSpec()) for weight in weights], x)
@@ -68,7 +73,9 @@ def by_pmap() -> dict[str, Any]:
     weights, x = filled(MLP)
 
     def step(weights: Any, x: jax.Array) -> Any:
-        each = jax.pmap(lambda w, rows: jax.lax.pmean(mlp(w, rows), "i"), axis_name="i", in_axes=(None, 0))
+        each = jax.pmap(
+            lambda w, rows: jax.lax.pmean(mlp(w, rows), "i"), axis_name="i", in_axes=(None, 0)
+        )
         return jax.tree.map(lambda leaf: leaf[0], each(weights, x.reshape(8, -1, x.shape[1])))
 
     return compared(step, (weights, x), {})

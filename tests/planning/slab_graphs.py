@@ -52,7 +52,9 @@ class NamedGraph:
     values: Mapping[str, int]
     ops: Mapping[str, int]
 
-    def slabs(self, rows: int, ops: Sequence[str] | None = None, stored: Sequence[str] = ()) -> Slabs:
+    def slabs(
+        self, rows: int, ops: Sequence[str] | None = None, stored: Sequence[str] = ()
+    ) -> Slabs:
         """In loops: ops by name, or all that may be; nothing on the host."""
         numbers = self.graph.along if ops is None else map(self.ops.__getitem__, ops)
         values = map(self.values.__getitem__, stored)
@@ -73,7 +75,9 @@ class NamedGraph:
         return next(name for name, op in self.ops.items() if op == number)
 
     def _loop(self, loop: LoopOverSlabs) -> tuple[Any, ...]:
-        spans = {name: loop.spans[value] for name, value in self.values.items() if value in loop.spans}
+        spans = {
+            name: loop.spans[value] for name, value in self.values.items() if value in loop.spans
+        }
         ops = [*map(self._op, loop.ops)]
         sums = {*map(self._op, loop.sums)}
         return ops, self.named(loop.reads), self.named(loop.writes), sums, spans
@@ -133,7 +137,10 @@ def slab_graphs(draw: st.DrawFn, max_ops: int = 9, halves: bool = True) -> Named
 
     None takes as long as four copies of any value, so that all may be made again.
     """
-    sides: dict[str, Fraction] = {"x": Fraction(1), "y": Fraction(1)}  # what may be read by slabs, and its scale
+    sides: dict[str, Fraction] = {
+        "x": Fraction(1),
+        "y": Fraction(1),
+    }  # what may be read by slabs, and its scale
     sums: list[str] = []
     ops: dict[str, NamedOp] = {}
     for number in range(draw(st.integers(1, max_ops))):

@@ -23,13 +23,17 @@ def problem(
 ) -> Problem:
     """Arguments first, then kernel `i` makes the next buffer and reads `reads[i]`."""
     first = len(arguments)
-    buffers = [Buffer(f"argument{i}", size, Role.ARGUMENT, None, i) for i, size in enumerate(arguments)]
+    buffers = [
+        Buffer(f"argument{i}", size, Role.ARGUMENT, None, i) for i, size in enumerate(arguments)
+    ]
     for i, size in enumerate(nbytes):
         number = first + i
         role = Role.OUTPUT if number in outputs else Role.TEMPORARY
         buffers.append(Buffer(f"kernel{i}", size, role, i, (alias_sets or {}).get(number, number)))
     kernels = [
-        Kernel(f"kernel{i}", tuple(read), (first + i,), {first + i: (over or {}).get(first + i, ())})
+        Kernel(
+            f"kernel{i}", tuple(read), (first + i,), {first + i: (over or {}).get(first + i, ())}
+        )
         for i, read in enumerate(reads)
     ]
     return Problem(tuple(buffers), tuple(kernels), tuple(outputs), frozenset(donated))

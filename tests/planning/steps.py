@@ -57,7 +57,9 @@ class Builder:
         self.kernel((started,), (), 0.0, recomputable=False, started_by=self.buffers[started].maker)
 
     def problem(self) -> Problem:
-        return Problem(tuple(self.buffers), tuple(self.kernels), tuple(self.outputs), frozenset(self.donated))
+        return Problem(
+            tuple(self.buffers), tuple(self.kernels), tuple(self.outputs), frozenset(self.donated)
+        )
 
 
 def training(layers: int, seed: int, sharing: bool = True) -> Problem:
@@ -138,7 +140,10 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
         maker = None if buffer.maker is None else buffer.maker + inner
         b.buffers.append(replace(buffer, role=role, maker=maker, alias_set=shift + number))
     for kernel in step.kernels:
-        reads = (*(read + shift for read in kernel.reads), *((before,) if not kernel.reads[1:] else ()))
+        reads = (
+            *(read + shift for read in kernel.reads),
+            *((before,) if not kernel.reads[1:] else ()),
+        )
         writes = tuple(written + shift for written in kernel.writes)
         b.kernels.append(replace(kernel, reads=reads, writes=writes, may_alias={}, block=loop))
     updates = tuple(output + shift for output in sorted(step.outputs))

@@ -28,7 +28,9 @@ SPANS = st.tuples(st.integers(-6, 6), st.integers(1, 8)).map(
 
 def read(rows: Rows, low: int, high: int) -> set[int]:
     """Rows of the operand at positions that the window goes over."""
-    positions = {i * rows.stride - rows.before + more for i in range(low, high) for more in range(rows.reach)}
+    positions = {
+        i * rows.stride - rows.before + more for i in range(low, high) for more in range(rows.reach)
+    }
     return {position // rows.dilation for position in positions if position % rows.dilation == 0}
 
 
@@ -36,7 +38,11 @@ def between(rows: Rows, low: int, high: int) -> set[int]:
     """Rows from the window's first position to its last: with a large stride it jumps over some."""
     first = low * rows.stride - rows.before
     last = (high - 1) * rows.stride - rows.before + rows.reach
-    return {position // rows.dilation for position in range(first, last) if position % rows.dilation == 0}
+    return {
+        position // rows.dilation
+        for position in range(first, last)
+        if position % rows.dilation == 0
+    }
 
 
 @given(ROWS, SPANS)

@@ -62,7 +62,10 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("run 0, run 1, run 2, offload 2, offloaded 2, prefetch 2, prefetched 2, run 3, run 4, run 5, run 6", None),
+        (
+            "run 0, run 1, run 2, offload 2, offloaded 2, prefetch 2, prefetched 2, run 3, run 4, run 5, run 6",
+            None,
+        ),
         (
             "run 0, run 1, run 2, offload 2, offloaded 2, run 3, run 4, run 5, prefetch 2, prefetched 2, run 6",
             "outside",

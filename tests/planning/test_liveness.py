@@ -77,7 +77,16 @@ def test_a_run_that_nobody_reads_is_dead() -> None:
 
 def test_copies_that_nobody_reads_are_dead() -> None:
     step = problem([[], [0], [1]], [KIB, 8, 8], outputs=[2])
-    idle = ("run 0", "offload 0", "offloaded 0", "prefetch 0", "prefetched 0", "run 1", "prefetch 0", "prefetched 0")
+    idle = (
+        "run 0",
+        "offload 0",
+        "offloaded 0",
+        "prefetch 0",
+        "prefetched 0",
+        "run 1",
+        "prefetch 0",
+        "prefetched 0",
+    )
     assert eliminate_dead(step, actions(*idle, "run 2")) == actions(*idle[:6], "run 2")
     assert eliminate_dead(step, actions(*idle[:3], "run 1", "run 2")) == runs([0, 1, 2])
 
@@ -91,7 +100,9 @@ def test_a_value_that_is_read_after_each_prefetch_is_fetched_twice() -> None:
 
 
 @given(st.integers(2, 8), st.integers(0, 99), st.randoms(use_true_random=False))
-def test_without_what_is_dead_the_rest_is_legal_and_alive(layers: int, seed: int, draw: Random) -> None:
+def test_without_what_is_dead_the_rest_is_legal_and_alive(
+    layers: int, seed: int, draw: Random
+) -> None:
     step = training(layers, seed)
     numbers = list(range(len(step.kernels)))
     for _ in range(draw.randint(0, 5)):

@@ -139,7 +139,10 @@ def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_by
     segments = list(product(range(2, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
     for price, (count, length, on_host) in product(PRICES[::8], segments):
         segmented = replace(
-            cheapest(loop, price, DEVICE), segments=count, segment_trips=length, snapshots_on_host=(on_host,)
+            cheapest(loop, price, DEVICE),
+            segments=count,
+            segment_trips=length,
+            snapshots_on_host=(on_host,),
         )
         fits = host_nbytes(loop, segmented) <= host_bytes and not on_host
         if can_segment(loop, segmented) and fits:
@@ -158,7 +161,10 @@ def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
     assert extra_seconds(loop, kept, DEVICE) == 0
     assert products < extra_seconds(loop, segmented, DEVICE) < 1.01 * products
     moved = replace(segmented, snapshots_on_host=(True,))
-    assert stacked_nbytes(loop, moved) == 2 * MIB + 10 * 128 * MIB and host_nbytes(loop, moved) == 10 * MIB
+    assert (
+        stacked_nbytes(loop, moved) == 2 * MIB + 10 * 128 * MIB
+        and host_nbytes(loop, moved) == 10 * MIB
+    )
     # Behind seven segments, thirty trips stay.
     fewer = replace(segmented, segments=7)
     assert stacked_nbytes(loop, fewer) == 7 * MIB + 30 * 128 * MIB
@@ -168,16 +174,25 @@ def test_what_may_run_once_is_in_no_segment() -> None:
     loop = replace(chain(), carried=(0,), reverses=True)
     segments = Residuals((1, 2), segments=2, segment_trips=5, snapshots_on_host=(False,))
     assert can_segment(loop, segments)
-    drawn = replace(loop.body, ops=(replace(loop.body.ops[0], recomputable=False), loop.body.ops[1]))
+    drawn = replace(
+        loop.body, ops=(replace(loop.body.ops[0], recomputable=False), loop.body.ops[1])
+    )
     assert not can_segment(replace(loop, body=drawn), segments)
     assert not can_segment(replace(loop, reverses=False), segments)
-    for wrong in ({"segments": 3}, {"segment_trips": 0}, {"snapshots_on_host": ()}, {"on_host": (1,)}):
+    for wrong in (
+        {"segments": 3},
+        {"segment_trips": 0},
+        {"snapshots_on_host": ()},
+        {"on_host": (1,)},
+    ):
         assert not can_segment(loop, replace(segments, **wrong))
 
 
 SIZE, SOURCE, SINK = 7, 5, 6
 NODES = st.integers(0, SIZE - 3)
-COSTS = st.lists(st.tuples(NODES, NODES | st.just(SINK), st.integers(0, 9).map(float)), min_size=1, max_size=9)
+COSTS = st.lists(
+    st.tuples(NODES, NODES | st.just(SINK), st.integers(0, 9).map(float)), min_size=1, max_size=9
+)
 BONDS = st.lists(st.tuples(NODES | st.just(SOURCE), NODES), min_size=1, max_size=6)
 
 

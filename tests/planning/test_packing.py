@@ -106,7 +106,17 @@ def test_results_that_nobody_reads_are_written_all_the_same() -> None:
     assert pack(Problem((*buffers, last), kernels, (2,), frozenset())).nbytes == 2 * KIB
 
 
-AWAY = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "prefetch 0", "run 3", "prefetched 0", "run 4")
+AWAY = (
+    "run 0",
+    "offload 0",
+    "run 1",
+    "offloaded 0",
+    "run 2",
+    "prefetch 0",
+    "run 3",
+    "prefetched 0",
+    "run 4",
+)
 
 
 def test_what_is_on_the_host_is_not_on_the_device() -> None:
@@ -119,7 +129,17 @@ def test_what_is_on_the_host_is_not_on_the_device() -> None:
     packing = pack(step, actions(*AWAY))
     assert packing.live_nbytes == 6144 + 8 + 4096 + 4 + 2 * GPU.alignment
     assert packing.host_nbytes == 4096
-    late = ("run 0", "offload 0", "run 1", "offloaded 0", "run 2", "run 3", "prefetch 0", "prefetched 0", "run 4")
+    late = (
+        "run 0",
+        "offload 0",
+        "run 1",
+        "offloaded 0",
+        "run 2",
+        "run 3",
+        "prefetch 0",
+        "prefetched 0",
+        "run 4",
+    )
     assert pack(step, actions(*late)).live_nbytes == 6144 + 8 + 2 * GPU.alignment
 
 
@@ -136,7 +156,11 @@ def test_the_host_has_a_heap_of_its_own() -> None:
 def test_every_table_of_a_tuple_stands_alone() -> None:
     buffers = [Buffer(f"pair{{{i}}}", KIB, Role.TEMPORARY, 0, i) for i in range(2)]
     buffers += [Buffer(f"last{i}", 8, Role.OUTPUT, i + 1, i + 2) for i in range(2)]
-    kernels = (Kernel("pair", (), (0, 1)), Kernel("last0", (0, 1), (2,)), Kernel("last1", (0, 1), (3,)))
+    kernels = (
+        Kernel("pair", (), (0, 1)),
+        Kernel("last0", (0, 1), (2,)),
+        Kernel("last1", (0, 1), (3,)),
+    )
     step = Problem(tuple(buffers), kernels, (2, 3), frozenset(), tables_nbytes=GPU.alignment)
     assert pack(step).nbytes == 2 * KIB + GPU.alignment
     twice = actions("run 0", "run 1", "run 0", "run 2")
@@ -144,7 +168,9 @@ def test_every_table_of_a_tuple_stands_alone() -> None:
 
 
 def test_a_table_is_aligned_behind_the_last_buffer() -> None:
-    buffers = [Buffer(f"pair{{{i}}}", nbytes, Role.TEMPORARY, 0, i) for i, nbytes in enumerate((KIB, 32))]
+    buffers = [
+        Buffer(f"pair{{{i}}}", nbytes, Role.TEMPORARY, 0, i) for i, nbytes in enumerate((KIB, 32))
+    ]
     buffers.append(Buffer("last", 8, Role.OUTPUT, 1, 2))
     kernels = (Kernel("pair", (), (0, 1)), Kernel("last", (0, 1), (2,)))
     step = Problem(tuple(buffers), kernels, (2,), frozenset(), tables_nbytes=64, alignment=64)
@@ -170,9 +196,17 @@ def test_a_value_may_come_back_more_than_once() -> None:
 @st.composite
 def problems(draw: st.DrawFn) -> Problem:
     count = draw(st.integers(1, 14))
-    reads = [draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else [] for i in range(count)]
+    reads = [
+        draw(st.lists(st.integers(0, i - 1), max_size=3, unique=True)) if i else []
+        for i in range(count)
+    ]
     return problem(
-        reads, draw(st.lists(st.integers(1, 40).map(lambda n: n * GPU.alignment), min_size=count, max_size=count))
+        reads,
+        draw(
+            st.lists(
+                st.integers(1, 40).map(lambda n: n * GPU.alignment), min_size=count, max_size=count
+            )
+        ),
     )
 
 
@@ -225,7 +259,13 @@ def test_what_is_there_at_different_times_lies_in_one_place() -> None:
 
 
 def test_the_smallest_gap_that_holds_it_is_taken() -> None:
-    stacked = [(0, 9, 10), (0, 3, 8), (0, 9, 7), (0, 3, 5), (0, 9, 4)]  # gaps of 8 and of 5 once two have ended
+    stacked = [
+        (0, 9, 10),
+        (0, 3, 8),
+        (0, 9, 7),
+        (0, 3, 5),
+        (0, 9, 4),
+    ]  # gaps of 8 and of 5 once two have ended
     assert nbytes(groups(*stacked, (5, 9, 5), (6, 9, 8))) == 34
     assert nbytes(groups(*stacked, (5, 9, 3), (6, 9, 8), (7, 9, 2))) == 34
 
@@ -241,9 +281,16 @@ def test_a_group_takes_its_largest_from_its_first_to_its_last() -> None:
     assert sharing.live_nbytes() == nbytes(sharing) == 12
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=12))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 9), st.integers(0, 5), st.integers(1, 40)), min_size=1, max_size=12
+    )
+)
 def test_no_less_than_is_live_and_no_more_than_all(drawn: list[Span]) -> None:
-    events = sorted(range(2 * len(drawn)), key=lambda at: (drawn[at // 2][0] + at % 2 * drawn[at // 2][1], at % 2, at))
+    events = sorted(
+        range(2 * len(drawn)),
+        key=lambda at: (drawn[at // 2][0] + at % 2 * drawn[at // 2][1], at % 2, at),
+    )
     clock = {event: time for time, event in enumerate(events)}
     sizes = [size for *_, size in drawn]
     spans = ((clock[2 * n], clock[2 * n + 1], size) for n, size in enumerate(sizes))

@@ -21,11 +21,15 @@ ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
 SMALL = st.integers(0, 9)
 FLAGS = st.lists(st.booleans(), max_size=3).map(tuple)
-LOOPS = st.lists(st.none() | st.builds(Residuals, NUMBERS, NUMBERS, SMALL, SMALL, FLAGS), max_size=3).map(tuple)
+LOOPS = st.lists(
+    st.none() | st.builds(Residuals, NUMBERS, NUMBERS, SMALL, SMALL, FLAGS), max_size=3
+).map(tuple)
 ROOMS = st.none() | st.integers(0, 1 << 40)
 NUMBER, SET = st.integers(0, 10**6), st.frozensets(st.integers(0, 10**6), max_size=3)
 PAIRS = st.frozensets(st.tuples(NUMBER, NUMBER), max_size=4)
-SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET, PAIRS), max_size=2).map(tuple)
+SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET, PAIRS), max_size=2).map(
+    tuple
+)
 NAMES = st.lists(st.text(), max_size=2).map(tuple)
 KERNELS = st.lists(st.tuples(st.text(), st.text()), max_size=2).map(tuple)
 PLANS = st.builds(
@@ -41,7 +45,9 @@ SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "k
 
 
 @given(PLANS)
-def test_what_is_loaded_is_what_was_saved(tmp_path_factory: pytest.TempPathFactory, plan: Plan) -> None:
+def test_what_is_loaded_is_what_was_saved(
+    tmp_path_factory: pytest.TempPathFactory, plan: Plan
+) -> None:
     path = tmp_path_factory.getbasetemp() / "plan.json"
     plan.save(path)
     assert Plan.load(path) == plan
@@ -67,7 +73,18 @@ def saved(tmp_path: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"\xff\xfe\x00", b"null", b"[]", b"3", b'"plan"', b"{}", b"[" * 200_000, b'{"format": 1}', b"\x00" * 100],
+    [
+        b"",
+        b"\xff\xfe\x00",
+        b"null",
+        b"[]",
+        b"3",
+        b'"plan"',
+        b"{}",
+        b"[" * 200_000,
+        b'{"format": 1}',
+        b"\x00" * 100,
+    ],
     ids=lambda content: repr(content[:12]),
 )
 def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
@@ -114,16 +131,22 @@ def test_no_file_is_the_callers_mistake(tmp_path: Path) -> None:
 
 def test_another_program_is_refused() -> None:
     SMALL.check("f00d")
-    with pytest.raises(PlanMismatchError, match=r"made for program f00d, but this step is another") as caught:
+    with pytest.raises(
+        PlanMismatchError, match=r"made for program f00d, but this step is another"
+    ) as caught:
         SMALL.check("another")
     assert isinstance(caught.value, MemplanError)
 
 
 def test_names_stand_for_numbers() -> None:
-    buffers = tuple(Buffer(name, 8, Role.TEMPORARY, number, number) for number, name in enumerate(("a", "b{1}")))
+    buffers = tuple(
+        Buffer(name, 8, Role.TEMPORARY, number, number) for number, name in enumerate(("a", "b{1}"))
+    )
     problem = Problem(buffers, (Kernel("a", (), (0,)), Kernel("b", (0,), (1,))), (1,), frozenset())
     kinds = (Kind.RUN, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH, Kind.PREFETCHED, Kind.RUN)
-    schedule = tuple(Action(kind, number) for kind, number in zip(kinds, (0, 0, 0, 0, 0, 1), strict=True))
+    schedule = tuple(
+        Action(kind, number) for kind, number in zip(kinds, (0, 0, 0, 0, 0, 1), strict=True)
+    )
     plan = replace(SMALL, actions=name_actions(problem, schedule))
     assert name_actions(problem, [Action(Kind.OFFLOAD, 1)]) == ((Kind.OFFLOAD, "b{1}"),)
     assert plan.schedule(problem) == schedule
@@ -135,7 +158,9 @@ def test_names_stand_for_numbers() -> None:
     ("where", "function"),
     [(Path, "replace"), (Path, "write_bytes"), (json, "dumps")],
 )
-@pytest.mark.parametrize("error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"])
+@pytest.mark.parametrize(
+    "error", [OSError("disk full"), KeyboardInterrupt()], ids=["error", "interrupt"]
+)
 def test_a_failed_write_keeps_the_old_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: Any, function: str, error: BaseException
 ) -> None:

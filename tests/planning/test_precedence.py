@@ -15,7 +15,11 @@ def test_orders_that_keep_it_are_the_legal_ones() -> None:
     step = updating()
     before = precedence(step)
     for order in permutations(range(len(step.kernels))):
-        kept = all(order.index(first) < order.index(unit) for unit, earlier in before.items() for first in earlier)
+        kept = all(
+            order.index(first) < order.index(unit)
+            for unit, earlier in before.items()
+            for first in earlier
+        )
         assert kept == (fault(step, runs(order)) is None)
 
 
@@ -32,7 +36,9 @@ def test_what_a_moved_pair_reads_is_overwritten_behind_its_end() -> None:
     weight = b.argument(donated=True)
     (start,) = b.kernel((weight,), MIB, recomputable=False)
     b.kernel((weight,), MIB, aliases=weight, output=True)
-    problem = replace(b.problem(), kernels=(*b.kernels, Kernel("end", (weight, start), (), started_by=0)))
+    problem = replace(
+        b.problem(), kernels=(*b.kernels, Kernel("end", (weight, start), (), started_by=0))
+    )
     order = (0, 2, 1)
     assert precedence(problem, order, free={0, 2}) == {0: set(), 2: {0}, 1: {0, 2}}
 

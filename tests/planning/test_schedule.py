@@ -11,7 +11,9 @@ from tests.planning.small import actions, looping
 
 def chain(*took_s: float) -> Problem:
     buffers = tuple(Buffer(f"{i}", 10, Role.TEMPORARY, i, i) for i in range(len(took_s)))
-    kernels = tuple(Kernel(f"{i}", (i - 1,) if i else (), (i,), seconds=s) for i, s in enumerate(took_s))
+    kernels = tuple(
+        Kernel(f"{i}", (i - 1,) if i else (), (i,), seconds=s) for i, s in enumerate(took_s)
+    )
     return Problem(buffers, kernels, (len(took_s) - 1,), frozenset())
 
 
@@ -20,11 +22,20 @@ def chain(*took_s: float) -> Problem:
     [
         ("run 0, run 1, run 2", 6.0),
         ("run 0, run 1, run 0, run 1, run 2", 9.0),
-        ("run 0, offload 0, run 1, offloaded 0, run 2", 1 + 5 + 3),  # waits for the copy, which takes five seconds
+        (
+            "run 0, offload 0, run 1, offloaded 0, run 2",
+            1 + 5 + 3,
+        ),  # waits for the copy, which takes five seconds
         ("run 0, offload 0, run 1, run 2, offloaded 0", 6.0),
-        ("run 0, offload 0, run 1, offload 1, run 2, offloaded 0, offloaded 1", 1 + 5 + 5),  # one at a time
+        (
+            "run 0, offload 0, run 1, offload 1, run 2, offloaded 0, offloaded 1",
+            1 + 5 + 5,
+        ),  # one at a time
         ("run 0, offload 0, run 1, offloaded 0, prefetch 0, run 2, prefetched 0", 1 + 5 + 5),
-        ("run 0, offload 0, offloaded 0, offload 0, prefetch 0, prefetched 0, offloaded 0", 1 + 5 + 5),  # both ways
+        (
+            "run 0, offload 0, offloaded 0, offload 0, prefetch 0, prefetched 0, offloaded 0",
+            1 + 5 + 5,
+        ),  # both ways
         ("run 0, offload 0", 6.0),  # the last copy counts
     ],
 )

@@ -14,7 +14,10 @@ from memplan.program import compat
 from memplan.program.trace import Program, trace
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
-QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # for the compiler
+QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}  # for the compiler
 
 
 def _data(*shape: int, seed: int = 0) -> np.ndarray:
@@ -106,7 +109,9 @@ def stacked_twice() -> Step:
 
     def loss(ws: Any, x: Any) -> Any:
         last, kept = jax.lax.scan(lambda c, w: (_layer(c, w), jnp.sin(c)), x, ws)
-        return last.sum() + jax.lax.scan(lambda c, k: (c + jnp.cos(k).sum(), None), 0.0, kept)[0], kept
+        return last.sum() + jax.lax.scan(lambda c, k: (c + jnp.cos(k).sum(), None), 0.0, kept)[
+            0
+        ], kept
 
     return jax.value_and_grad(loss, has_aux=True), (_data(5, 4, 4), _data(3, 4, seed=1))
 
@@ -184,14 +189,24 @@ def random_step(seed: int) -> Step:
     """Loops in sequence and in each other, some reversed; two carries, values read in the next trip, and results."""
     draw = random.Random(seed)
     width = 3
-    unary = (jnp.sin, jnp.tanh, jnp.cos, jax.nn.sigmoid, lambda x: x * 0.5, lambda x: jnp.roll(x, 1))
+    unary = (
+        jnp.sin,
+        jnp.tanh,
+        jnp.cos,
+        jax.nn.sigmoid,
+        lambda x: x * 0.5,
+        lambda x: jnp.roll(x, 1),
+    )
     binary = (lambda a, b: a + b, lambda a, b: a * b, lambda a, b: a - b)
 
     def program(depth: int) -> Callable[..., Any]:
         """A function of carries, weights of a trip and shared weights -> carries, results."""
         kinds = ("unary", "binary", "product", "product")
         count = draw.randint(2, 7)
-        plan = [(draw.choice(kinds), draw.random(), draw.random(), draw.randrange(6)) for _ in range(count)]
+        plan = [
+            (draw.choice(kinds), draw.random(), draw.random(), draw.randrange(6))
+            for _ in range(count)
+        ]
         within = depth and draw.random() < 0.6
         inner = (program(depth - 1), draw.random() < 0.3, draw.randint(1, 3)) if within else None
         mixes = [draw.random() for _ in range(3)]
@@ -211,7 +226,10 @@ def random_step(seed: int) -> Step:
                 weights = jnp.stack([slices[1] * (trip + 1) for trip in range(trips)])
                 rows = jnp.stack([values[-1] * (trip + 2) for trip in range(trips)])
                 ends, rows_out = jax.lax.scan(
-                    lambda c, s: run(c, s, shared), tuple(values[-2:]), (rows, weights), reverse=reverse
+                    lambda c, s: run(c, s, shared),
+                    tuple(values[-2:]),
+                    (rows, weights),
+                    reverse=reverse,
                 )
                 values += [*ends, rows_out.sum(0)]
             picked = [values[int(mix * len(values))] for mix in mixes]

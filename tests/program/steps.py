@@ -74,7 +74,10 @@ def sharded(*spec: Any) -> NamedSharding:
 
 def mapped(x: jax.Array) -> jax.Array:
     inner = jax.shard_map(
-        lambda part: jax.lax.psum(part, "d"), mesh=one_device(), in_specs=PartitionSpec("d"), out_specs=PartitionSpec()
+        lambda part: jax.lax.psum(part, "d"),
+        mesh=one_device(),
+        in_specs=PartitionSpec("d"),
+        out_specs=PartitionSpec(),
     )
     return inner(jnp.sin(x)) * 2
 

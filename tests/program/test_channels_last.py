@@ -26,10 +26,16 @@ FORMS: tuple[Numbers, ...] = (
 def looped(numbers: Numbers, groups: int) -> tuple[compat.ClosedJaxpr, list[Any]]:
     """A convolution of three batches in a scan, with its gradients, sides all different."""
     random = np.random.default_rng(0)
-    sizes = {"N": 2, "C": 4, "D": 5, "H": 6, "W": 7}, {"O": 6, "I": 4 // groups, "D": 3, "H": 2, "W": 1}
+    sizes = (
+        {"N": 2, "C": 4, "D": 5, "H": 6, "W": 7},
+        {"O": 6, "I": 4 // groups, "D": 3, "H": 2, "W": 1},
+    )
     orders = zip(sizes, numbers, strict=False)
     shapes = [tuple(size_of[letter] for letter in order) for size_of, order in orders]
-    x, kernel = (jnp.asarray(random.normal(size=shape), jnp.float32) for shape in ((3, *shapes[0]), shapes[1]))
+    x, kernel = (
+        jnp.asarray(random.normal(size=shape), jnp.float32)
+        for shape in ((3, *shapes[0]), shapes[1])
+    )
 
     def convolved(x: Any, kernel: Any) -> Any:
         return lax.conv_general_dilated(
@@ -37,7 +43,9 @@ def looped(numbers: Numbers, groups: int) -> tuple[compat.ClosedJaxpr, list[Any]
         )
 
     def step(total: Any, x: Any) -> Any:
-        loss, gradients = jax.value_and_grad(lambda *args: jnp.sin(convolved(*args)).sum(), argnums=(0, 1))(x, kernel)
+        loss, gradients = jax.value_and_grad(
+            lambda *args: jnp.sin(convolved(*args)).sum(), argnums=(0, 1)
+        )(x, kernel)
         return total + gradients[1], (loss, gradients[0])
 
     closed = jax.make_jaxpr(lambda x, kernel: lax.scan(step, jnp.zeros_like(kernel), x))(x, kernel)

@@ -29,7 +29,9 @@ def step(weights: jax.Array, x: jax.Array) -> Any:
 def counted(weights: jax.Array, x: jax.Array) -> Any:
     """In a `while_loop`, whose trips are not known."""
     return jax.lax.while_loop(
-        lambda state: state[1] < 9.0, lambda state: (state[0], step(state[0], x)[1] + 9.0), (weights, 0.0)
+        lambda state: state[1] < 9.0,
+        lambda state: (state[0], step(state[0], x)[1] + 9.0),
+        (weights, 0.0),
     )
 
 

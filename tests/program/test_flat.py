@@ -24,7 +24,9 @@ def test_values_are_inputs_constants_and_results_in_this_order() -> None:
     names = ["x", "w", "constant:0", "dot_general:0", "tanh:0", "dot_general:0"]
     assert [value.name for value in graph.values] == names
     assert [value.nbytes for value in graph.values] == [24, 36, 36, 24, 24, 24]
-    assert [var.aval.shape for var in Flat(closed).values] == [value.shape for value in graph.values]
+    assert [var.aval.shape for var in Flat(closed).values] == [
+        value.shape for value in graph.values
+    ]
     assert [(op.name, op.inputs, op.outputs) for op in graph.ops] == [
         ("dot_general", (0, 1), (3,)), ("tanh", (3,), (4,)), ("dot_general", (4, 2), (5,)),
     ]  # fmt: skip

@@ -12,7 +12,16 @@ from memplan.program.flat import Flat, flatten
 from memplan.program.trace import trace
 from tests.program.steps import CASES, X, traced
 
-CALLS = {"jit", "pjit", "custom_jvp_call", "custom_vjp_call", "closed_call", "remat2", "checkpoint", "core_call"}
+CALLS = {
+    "jit",
+    "pjit",
+    "custom_jvp_call",
+    "custom_vjp_call",
+    "closed_call",
+    "remat2",
+    "checkpoint",
+    "core_call",
+}
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -25,7 +34,9 @@ def test_inputs_stay_and_calls_go(name: str) -> None:
         assert not CALLS & {eqn.primitive.name for eqn in after.eqns}
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("checkpoint", "loop gradient")])
+@pytest.mark.parametrize(
+    "name", [name for name in CASES if name not in ("checkpoint", "loop gradient")]
+)
 def test_every_operation_has_a_line(name: str) -> None:
     sources = [compat.source_of(eqn) for eqn in traced(CASES[name]).jaxpr.jaxpr.eqns]
     assert all("tests/program/steps.py:" in source for source in sources)
@@ -33,10 +44,14 @@ def test_every_operation_has_a_line(name: str) -> None:
 
 def test_a_gradient_taken_outside_has_the_lines_inside() -> None:
     def step(x: jax.Array) -> Any:
-        return jax.value_and_grad(lambda x: jnp.where(x > 0, jax.nn.gelu(x), jnp.linalg.norm(x)).sum())(x)
+        return jax.value_and_grad(
+            lambda x: jnp.where(x > 0, jax.nn.gelu(x), jnp.linalg.norm(x)).sum()
+        )(x)
 
     jax.clear_caches()  # jax keeps what it traced of gelu, with the lines of its first caller
-    sources = [compat.source_of(eqn) for eqn in trace(step, (jnp.asarray(X),), {}, {}).jaxpr.jaxpr.eqns]
+    sources = [
+        compat.source_of(eqn) for eqn in trace(step, (jnp.asarray(X),), {}, {}).jaxpr.jaxpr.eqns
+    ]
     assert sources
     assert all("test_flatten.py:" in source for source in sources)
 

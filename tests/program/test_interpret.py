@@ -23,7 +23,9 @@ CLOSED = jax.make_jaxpr(function)(1.0, 2.0)
 
 
 def test_it_computes_what_the_function_does() -> None:
-    np.testing.assert_allclose(interpret(CLOSED, (3.0, 4.0)), function(jnp.array(3.0), jnp.array(4.0)))
+    np.testing.assert_allclose(
+        interpret(CLOSED, (3.0, 4.0)), function(jnp.array(3.0), jnp.array(4.0))
+    )
 
 
 def test_a_rule_says_what_an_equation_does() -> None:

@@ -43,13 +43,17 @@ def returns_its_state(model: Any, x: jax.Array) -> Any:
 
 
 def test_a_lost_write_into_a_module_is_refused_and_named() -> None:
-    with pytest.raises(UnsupportedProgramError, match=r" \[0\]\.norm\.mean.*return model, optimizer, loss"):
+    with pytest.raises(
+        UnsupportedProgramError, match=r" \[0\]\.norm\.mean.*return model, optimizer, loss"
+    ):
         memplan.jit(writes)(Network(), X)
     with pytest.raises(UnsupportedProgramError, match=r"not nnx\.jit of it"):
         memplan.jit(nnx.jit(writes))(Network(), X)
 
 
-@pytest.mark.parametrize("step", [reads, returns_it, returns_its_state], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step", [reads, returns_it, returns_its_state], ids=lambda step: step.__name__
+)
 def test_a_step_that_loses_nothing_is_left_alone(step: Callable[..., Any]) -> None:
     results, expected = memplan.jit(step)(Network(), X), jax.jit(step)(Network(), X)
     assert jax.tree.all(jax.tree.map(jnp.array_equal, results, expected))
@@ -91,7 +95,10 @@ def test_other_type_errors_get_no_note() -> None:
 def test_the_dynamic_arguments_is_what_jax_takes(name: str) -> None:
     case = CASES[name]
     tree = jax.jit(case.step, **case.options).trace(*case.make(), **case.kwargs).in_tree
-    assert jax.tree.structure(dynamic_arguments(case.step, case.make(), case.kwargs, case.options)) == tree
+    assert (
+        jax.tree.structure(dynamic_arguments(case.step, case.make(), case.kwargs, case.options))
+        == tree
+    )
     assert static_arguments(case.step, case.make(), case.kwargs, case.options)
 
 
@@ -101,5 +108,7 @@ def test_static_values_are_kept_apart_from_each_other() -> None:
 
     options = {"static_argnums": 1, "static_argnames": ("mode",)}
     assert static_arguments(step, (1.0, 2), {"mode": "b"}, options) == ((1, 2), ("mode", "b"))
-    assert static_arguments(step, (1.0, 2), {}, options) != static_arguments(step, (1.0, 3), {}, options)
+    assert static_arguments(step, (1.0, 2), {}, options) != static_arguments(
+        step, (1.0, 3), {}, options
+    )
     assert static_arguments(step, (1.0, 2), {}, {}) == ()

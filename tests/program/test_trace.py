@@ -26,7 +26,9 @@ def assert_same(expected: Any, tree: Any) -> None:
             a, b = jax.random.key_data(a), jax.random.key_data(b)
         elif jax.typeof(a).dtype == jax.dtypes.float0:
             continue
-        np.testing.assert_allclose(np.asarray(a, np.complex64), np.asarray(b, np.complex64), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(
+            np.asarray(a, np.complex64), np.asarray(b, np.complex64), rtol=1e-5, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -86,7 +86,9 @@ def browser() -> Iterator[Any]:
     sync_api = pytest.importorskip("playwright.sync_api")
     browser_path = next(filter(None, map(shutil.which, BROWSERS)), None)
     if browser_path is None:
-        pytest.skip(f"none of {', '.join(BROWSERS)} is installed (Debian: apt-get install chromium)")
+        pytest.skip(
+            f"none of {', '.join(BROWSERS)} is installed (Debian: apt-get install chromium)"
+        )
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=browser_path, args=["--no-sandbox"])
         yield browser

@@ -28,7 +28,9 @@ def test_text_has_a_line_for_each_method(comparison: Comparison) -> None:
     assert "2.00 GiB" in by_way["memplan"]
 
 
-def test_page_marks_methods_that_fit_and_escapes_notes(comparison: Comparison, tmp_path: Path) -> None:
+def test_page_marks_methods_that_fit_and_escapes_notes(
+    comparison: Comparison, tmp_path: Path
+) -> None:
     comparison.save_html(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert "&lt;b&gt;3 plans&lt;/b&gt;" in page

@@ -9,7 +9,9 @@ from memplan.report.diagnosis import KINDS, Diagnosis, Finding
 
 MIB = 2**20
 DONATE = Finding("donate", "donate argument 0", 7 * MIB, -2e-6, 53 * MIB, "compiled", position=0)
-CLOSED = Finding("closed over", "pass it", 4 * MIB, 0.0, 60 * MIB, "counted", source="/a/b/c/net.py:3")
+CLOSED = Finding(
+    "closed over", "pass it", 4 * MIB, 0.0, 60 * MIB, "counted", source="/a/b/c/net.py:3"
+)
 OUTPUT = Finding("output", "return its mean", 2 * MIB, None, 58 * MIB, "counted", position=2)
 SICK = Diagnosis("a100", 55 * MIB, 60 * MIB, 1e-3, (DONATE, CLOSED, OUTPUT), 3, (("jax", "0"),))
 HEALTHY = dataclasses.replace(SICK, budget_bytes=60 * MIB, findings=())

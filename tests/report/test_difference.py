@@ -21,13 +21,21 @@ COPY = LiveValue("copy.12", 2 * MIB, "float32[512,1024]", "", "")
 WEIGHT = LiveValue("state_params__w.1", 1 * MIB, "float32[512,512]", "argument", "")
 EMPTY = plain_report()
 
-names = st.sampled_from(["UNet/Conv_0", "UNet/Conv_1", "fusion.3", "fusion.12{0}", "copy.9", "w.1", "x, an output"])
-shapes = st.sampled_from(["float32[2,4]", "float32[4,4]", "bfloat16[2,4]", "int32[]", "", "x[[", "float32[8]"])
+names = st.sampled_from(
+    ["UNet/Conv_0", "UNet/Conv_1", "fusion.3", "fusion.12{0}", "copy.9", "w.1", "x, an output"]
+)
+shapes = st.sampled_from(
+    ["float32[2,4]", "float32[4,4]", "bfloat16[2,4]", "int32[]", "", "x[[", "float32[8]"]
+)
 sources = st.sampled_from(["net.py:3", "net.py:4", "/home/a/net.py:3", "loss.py:3", "argument", ""])
-values = st.lists(st.builds(LiveValue, names, st.integers(1, 9), shapes, sources, st.just("")), max_size=12)
+values = st.lists(
+    st.builds(LiveValue, names, st.integers(1, 9), shapes, sources, st.just("")), max_size=12
+)
 
 
-def at_peak(report: Report, *values: LiveValue, other_bytes: int = 0, step_s: float | None = 0.1) -> Report:
+def at_peak(
+    report: Report, *values: LiveValue, other_bytes: int = 0, step_s: float | None = 0.1
+) -> Report:
     """The report of a step with these buffers at its peak."""
     nbytes = sum(value.nbytes for value in values) + other_bytes
     return replace(report, live_at_peak=values, compiled_peak_bytes=nbytes, predicted_step_s=step_s)
@@ -53,11 +61,18 @@ def test_a_report_equals_itself(report: Report) -> None:
         replace(TANH, source="/home/someone/project/net.py:31"),
         replace(TANH, name="wrapped_tanh"),
         replace(TANH, shape="float32[32,64]"),
-        replace(CONV, name=TANH.name, shape=TANH.shape, nbytes=TANH.nbytes, source="other/net.py:31"),
+        replace(
+            CONV, name=TANH.name, shape=TANH.shape, nbytes=TANH.nbytes, source="other/net.py:31"
+        ),
     ],
 )
 def test_the_same_buffer_is_matched(report: Report, moved: LiveValue) -> None:
-    assert changes(report, [CONV, TANH, COPY, WEIGHT], [CONV, WEIGHT, moved, replace(COPY, name="copy")]) == ()
+    assert (
+        changes(
+            report, [CONV, TANH, COPY, WEIGHT], [CONV, WEIGHT, moved, replace(COPY, name="copy")]
+        )
+        == ()
+    )
 
 
 def test_a_layer_is_matched_in_another_file(report: Report) -> None:
@@ -68,14 +83,18 @@ def test_buffers_are_new_gone_larger_and_smaller(report: Report) -> None:
     doubled = replace(CONV, nbytes=16 * MIB, shape="float32[4,32,64]", source="net.py:33")
     halved = replace(WEIGHT, nbytes=MIB // 2, shape="bfloat16[512,512]")
     added = LiveValue("Head/Dense_0", 3 * MIB, "float32[3,512,512]", "net.py:50", "")
-    difference = Difference.of(at_peak(report, CONV, COPY, WEIGHT), at_peak(report, halved, added, doubled))
+    difference = Difference.of(
+        at_peak(report, CONV, COPY, WEIGHT), at_peak(report, halved, added, doubled)
+    )
     assert difference.grown == (
         Change("larger", CONV.name, "net.py:33", CONV.shape, doubled.shape, 8 * MIB, 16 * MIB),
         Change("new", "Head/Dense_0", "net.py:50", "", "float32[3,512,512]", 0, 3 * MIB),
     )
     assert difference.shrunk == (
         Change("gone", "copy.12", "", COPY.shape, "", 2 * MIB, 0),
-        Change("smaller", WEIGHT.name, "argument", WEIGHT.shape, "bfloat16[512,512]", MIB, MIB // 2),
+        Change(
+            "smaller", WEIGHT.name, "argument", WEIGHT.shape, "bfloat16[512,512]", MIB, MIB // 2
+        ),
     )
     assert difference.buffers == difference.grown + tuple(reversed(difference.shrunk))
 
@@ -101,16 +120,23 @@ def test_all_bytes_are_accounted_for(
     assert (difference.old.other_bytes, difference.new.other_bytes) == (old_other, new_other)
     more = sum(change.more_bytes for change in difference.buffers) + new_other - old_other
     assert more == difference.new.compiled_bytes - difference.old.compiled_bytes
-    removed, added = ([change for change in difference.buffers if change.kind == kind] for kind in ("gone", "new"))
+    removed, added = (
+        [change for change in difference.buffers if change.kind == kind] for kind in ("gone", "new")
+    )
     assert len(old) - len(removed) == len(new) - len(added) >= 0
-    assert list(difference.buffers) == sorted(difference.buffers, key=lambda change: -change.more_bytes)
+    assert list(difference.buffers) == sorted(
+        difference.buffers, key=lambda change: -change.more_bytes
+    )
     assert str(difference) and json.loads(difference.to_json())["new"]["other_bytes"] == new_other
 
 
 @given(values, st.randoms(use_true_random=False))
 def test_numbers_and_order_are_ignored(values: list[LiveValue], chance: random.Random) -> None:
     numbers = count(100)
-    renamed = [replace(value, name=value.name.replace("fusion.3", f"fusion.{next(numbers)}")) for value in values]
+    renamed = [
+        replace(value, name=value.name.replace("fusion.3", f"fusion.{next(numbers)}"))
+        for value in values
+    ]
     chance.shuffle(renamed)
     assert changes(EMPTY, values, renamed) == ()
 
@@ -119,7 +145,9 @@ def test_numbers_and_order_are_ignored(values: list[LiveValue], chance: random.R
 def test_growth_reversed_is_shrinkage(old: list[LiveValue], new: list[LiveValue]) -> None:
     forward = changes(EMPTY, old, new)
     back = changes(EMPTY, new, old)
-    assert sum(change.more_bytes for change in forward) == -sum(change.more_bytes for change in back)
+    assert sum(change.more_bytes for change in forward) == -sum(
+        change.more_bytes for change in back
+    )
     assert len(forward) == len(back)
 
 
@@ -131,9 +159,14 @@ def test_layers_are_compared_as_dictionaries_are(old: dict[int, int], new: dict[
     """Independently: each layer has one buffer, whose shape is its bytes."""
 
     def buffers(layers: dict[int, int]) -> list[LiveValue]:
-        return [LiveValue(f"net/{layer}", size, f"int8[{size}]", f"{layer}.py:1", "") for layer, size in layers.items()]
+        return [
+            LiveValue(f"net/{layer}", size, f"int8[{size}]", f"{layer}.py:1", "")
+            for layer, size in layers.items()
+        ]
 
-    growth = {change.name: change.more_bytes for change in changes(EMPTY, buffers(old), buffers(new))}
+    growth = {
+        change.name: change.more_bytes for change in changes(EMPTY, buffers(old), buffers(new))
+    }
     expected = {f"net/{layer}": new.get(layer, 0) - old.get(layer, 0) for layer in old | new}
     assert growth == {name: more for name, more in expected.items() if more}
 
@@ -141,9 +174,15 @@ def test_layers_are_compared_as_dictionaries_are(old: dict[int, int], new: dict[
 def test_text_shows_figures_lines_and_other_differences(report: Report) -> None:
     layers = [replace(TANH, name=f"Net/layer_{number}", source="net.py:7") for number in range(3)]
     larger = [replace(layer, nbytes=6 * MIB, shape="float32[3,16,64]") for layer in layers]
-    old = replace(at_peak(report, *layers, COPY), budget_bytes=4 * MIB, peak_kernel="Net/layer_2, net.py:7")
+    old = replace(
+        at_peak(report, *layers, COPY), budget_bytes=4 * MIB, peak_kernel="Net/layer_2, net.py:7"
+    )
     new = at_peak(report, *larger, step_s=0.2)
-    text = " ".join(str(Difference.of(old, replace(new, versions=(("jax", "0.12"), ("python", "3.11.7"))))).split())
+    text = " ".join(
+        str(
+            Difference.of(old, replace(new, versions=(("jax", "0.12"), ("python", "3.11.7"))))
+        ).split()
+    )
     assert "device peak 14.0 MiB 18.0 MiB +4.0 MiB +28.57 %" in text
     assert "step, predicted 100 ms 200 ms +100.00 %" in text
     assert "Grew at the peak: +6.0 MiB (1)" in text and "Shrank at the peak: -2.0 MiB (1)" in text
@@ -175,7 +214,9 @@ def test_another_step_or_device_is_an_error(report: Report) -> None:
     named = replace(report, step="models.train:unet3d_step(size=64)")
     Difference.of(report, named).check_same()
     Difference.of(named, named).check_same()
-    with pytest.raises(ReportError, match=r"another step: models\.train:unet3d_step\(size=64\), not a:b"):
+    with pytest.raises(
+        ReportError, match=r"another step: models\.train:unet3d_step\(size=64\), not a:b"
+    ):
         Difference.of(named, replace(report, step="a:b")).check_same()
     with pytest.raises(ReportError, match="another device: v100, not a100"):
         Difference.of(report, replace(report, device="a100")).check_same()
@@ -191,10 +232,15 @@ def test_bytes_may_rise_by_the_tolerance_and_no_more(report: Report, more: int, 
     old, new = at_peak(report, other_bytes=100), at_peak(report, other_bytes=100 + more)
     risen = Tolerance(2, 5).exceeded_by(Difference.of(old, new))
     assert len(risen) == said
-    assert all("its compiled bytes rose by 3 %, from 100 B to 103 B (2 % are allowed)" in rise for rise in risen)
+    assert all(
+        "its compiled bytes rose by 3 %, from 100 B to 103 B (2 % are allowed)" in rise
+        for rise in risen
+    )
 
 
-@pytest.mark.parametrize(("old_s", "new_s", "said"), [(1.0, 1.04, 0), (1.0, 1.1, 1), (None, 9.0, 0), (0.0, 0.1, 1)])
+@pytest.mark.parametrize(
+    ("old_s", "new_s", "said"), [(1.0, 1.04, 0), (1.0, 1.1, 1), (None, 9.0, 0), (0.0, 0.1, 1)]
+)
 def test_time_may_rise_by_the_tolerance_where_it_is_known(
     report: Report, old_s: float | None, new_s: float, said: int
 ) -> None:

@@ -33,7 +33,9 @@ def test_json_is_read_as_it_was_written(entries: dict[str, Any]) -> None:
 
 
 def test_objects_in_arrays_and_arrays_of_numbers_take_a_line_each() -> None:
-    written = document.write({"one": [{"a": 1, "b": [2]}, {"a": 3}], "two": {"x": [[1, 2], [3]], "y": 4}}, "s")
+    written = document.write(
+        {"one": [{"a": 1, "b": [2]}, {"a": 3}], "two": {"x": [[1, 2], [3]], "y": 4}}, "s"
+    )
     assert written.splitlines() == [
         "{",
         '  "schema": "s",',
@@ -58,7 +60,9 @@ def test_truncated_json_is_refused(text: str) -> None:
         document.read(text, "s")
 
 
-@pytest.mark.parametrize(("text", "schema"), [("[]", None), ("3", None), ("{}", None), ('{"schema": "s/1"}', "s/1")])
+@pytest.mark.parametrize(
+    ("text", "schema"), [("[]", None), ("3", None), ("{}", None), ('{"schema": "s/1"}', "s/1")]
+)
 def test_another_schema_is_named(text: str, schema: str | None) -> None:
     with pytest.raises(ValueError, match=f"schema {schema!r}, not 's/2'"):
         document.read(text, "s/2")

@@ -28,7 +28,10 @@ def test_json_brings_every_trial_back(frontier: Frontier) -> None:
     [
         (REFUSED, "floor 9.0 MiB, dot at net.py:3"),
         (replace(REFUSED, floor_bytes=MIB), "the next needs 12.0 MiB"),
-        (replace(REFUSED, floor_bytes=MIB, device_bytes=8 * MIB, host_bytes=5 * MIB), "needs 5.0 MiB of the host"),
+        (
+            replace(REFUSED, floor_bytes=MIB, device_bytes=8 * MIB, host_bytes=5 * MIB),
+            "needs 5.0 MiB of the host",
+        ),
     ],
 )
 def test_the_limit_of_a_size(frontier: Frontier, refused: Trial, limit: str) -> None:

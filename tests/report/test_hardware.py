@@ -19,7 +19,9 @@ def test_devices() -> None:
     }  # fmt: skip
     assert (v100["float32_flops"], v100["link"]) == (15.7e12, "pcie3x16")
     assert v100["link_bandwidth"] == DEVICES["v100"].link.bandwidth
-    assert all(f"{device.memory_bandwidth / 1e9:,.0f}" in str(devices) for device in DEVICES.values())
+    assert all(
+        f"{device.memory_bandwidth / 1e9:,.0f}" in str(devices) for device in DEVICES.values()
+    )
 
 
 def test_topologies() -> None:
@@ -35,7 +37,9 @@ def test_calibration() -> None:
     rates = {"matrix, FLOP/s": 4e9, "memory, bytes/s": 7e9, "latency, s": 2e-6}
     calibration = Calibration(device, rates, {name: 2 * rate for name, rate in rates.items()})
     document = json.loads(calibration.to_json())
-    assert document.pop("assumed") == {name: 2 * rate for name, rate in document["measured"].items()}
+    assert document.pop("assumed") == {
+        name: 2 * rate for name, rate in document["measured"].items()
+    }
     assert document == {
         "schema": "memplan.calibration/2", "device": "mine", "sources": ["Measured on a day"], "measured": rates,
     }  # fmt: skip

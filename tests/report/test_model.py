@@ -85,7 +85,9 @@ def test_json_of_a_later_writer_is_read(report: Report) -> None:
         ({"planning_s": float("nan")}, "planning_s"),
     ],
 )
-def test_json_of_another_kind_is_refused(report: Report, entries: dict[str, Any], named: str) -> None:
+def test_json_of_another_kind_is_refused(
+    report: Report, entries: dict[str, Any], named: str
+) -> None:
     with pytest.raises(ValueError, match=named):
         Report.from_json(_edited(report, **entries))
 
@@ -127,7 +129,9 @@ def test_text_has_the_pools_and_exports(report: Report) -> None:
 def test_text_has_the_launches(report: Report) -> None:
     assert "CUDA graph" not in str(report)
     text = str(replace(report, cuda_graphs=2, single_launches=14))
-    assert re.search(r"launched in a step +2 CUDA graphs, 14 kernels and copies outside of them", text)
+    assert re.search(
+        r"launched in a step +2 CUDA graphs, 14 kernels and copies outside of them", text
+    )
     document = json.loads(report.to_json())
     del document["cuda_graphs"], document["single_launches"]
     assert Report.from_json(json.dumps(document)) == report
@@ -137,11 +141,15 @@ def test_findings_come_first_and_survive_json(report: Report) -> None:
     assert "What to do first" not in str(report)
     finding = Finding("closed over", "pass it", 1 << 24, 0.0, 1 << 30, "counted", source="net.py:3")
     with_finding = replace(report, findings=(finding,))
-    assert str(with_finding).startswith("What to do first\n") and "pass it (net.py:3)" in str(with_finding)
+    assert str(with_finding).startswith("What to do first\n") and "pass it (net.py:3)" in str(
+        with_finding
+    )
     assert Report.from_json(with_finding.to_json()) == with_finding
 
 
-def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, tmp_path: Path) -> None:
+def test_page_is_whole_escaped_and_alone(
+    report: Report, drawn_report: Report, tmp_path: Path
+) -> None:
     for original in (report, drawn_report):
         original.save_html(tmp_path / "report.html")
         page = (tmp_path / "report.html").read_text(encoding="utf-8")
@@ -151,9 +159,17 @@ def test_page_is_whole_escaped_and_alone(report: Report, drawn_report: Report, t
         assert "&lt;script&gt;" in page and "<script>alert" not in page and "\u2028" not in page
         assert names.count("script") == 2
         assert not set(names) & {"link", "img", "iframe"}
-        assert not any(name in ("src", "href") or name.startswith("on") for _, attrs in parsed.tags for name in attrs)
+        assert not any(
+            name in ("src", "href") or name.startswith("on")
+            for _, attrs in parsed.tags
+            for name in attrs
+        )
         assert not re.search(r"https?://|@import|url\(", page)
-        policy = next(attrs["content"] for tag, attrs in parsed.tags if tag == "meta" and "http-equiv" in attrs)
+        policy = next(
+            attrs["content"]
+            for tag, attrs in parsed.tags
+            if tag == "meta" and "http-equiv" in attrs
+        )
         assert policy.startswith("default-src 'none'; script-src 'sha256-")
 
 
@@ -161,11 +177,17 @@ def test_page_holds_the_whole_report(drawn_report: Report) -> None:
     """Numbers have nine digits; the timeline replaces `live_at_peak`."""
     script = r'<script type="application/json" id="report">(.*?)</script>'
     match = re.search(script, drawn_report.to_html(), re.DOTALL)
-    shown = Report.from_json(json.dumps({**unpacked(json.loads(match[1])), "schema": Report.SCHEMA}))
+    shown = Report.from_json(
+        json.dumps({**unpacked(json.loads(match[1])), "schema": Report.SCHEMA})
+    )
     assert shown.decisions == drawn_report.decisions and shown.live_at_peak == ()
-    assert shown.timeline.values == drawn_report.timeline.values and shown.timeline.stays == drawn_report.timeline.stays
+    assert (
+        shown.timeline.values == drawn_report.timeline.values
+        and shown.timeline.stays == drawn_report.timeline.stays
+    )
     starts = [
-        [instant.start_s for instant in timeline.instants] for timeline in (shown.timeline, drawn_report.timeline)
+        [instant.start_s for instant in timeline.instants]
+        for timeline in (shown.timeline, drawn_report.timeline)
     ]
     assert starts[0] == pytest.approx(starts[1], rel=1e-8)
 
@@ -181,7 +203,9 @@ def unpacked(entry: Any) -> Any:
         return [None if at < 0 else of[at] for at in entry["at"]]
     if set(entry) == {"rows", "columns"}:
         columns = {name: unpacked(column) for name, column in entry["columns"].items()}
-        return [{name: column[row] for name, column in columns.items()} for row in range(entry["rows"])]
+        return [
+            {name: column[row] for name, column in columns.items()} for row in range(entry["rows"])
+        ]
     return {name: unpacked(value) for name, value in entry.items()}
 
 

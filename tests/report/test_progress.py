@@ -9,7 +9,9 @@ from memplan.report.progress import Stages
 
 def run(patience_s: float, *, terminal: bool = False, lines: bool = False) -> str:
     out = io.StringIO()
-    with Stages(Console(file=out, force_terminal=terminal, width=80), patience_s, lines=lines) as stage:
+    with Stages(
+        Console(file=out, force_terminal=terminal, width=80), patience_s, lines=lines
+    ) as stage:
         stage("planning [a]", None)
         stage("compiling", 0.25)
         stage("compiling", 0.5)

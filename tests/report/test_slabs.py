@@ -14,7 +14,18 @@ def test_each_loop_has_a_row() -> None:
     table = loops_table(LOOPS)
     assert table.title == f"Loops over slabs: {AXIS}"
     assert table.rows == (
-        ("1", "16 of 32", "1", "2", "1.0 MiB", "32.0 MiB host", "1", "2 of 3", "1.00 ms", "../b/net.py:7"),
+        (
+            "1",
+            "16 of 32",
+            "1",
+            "2",
+            "1.0 MiB",
+            "32.0 MiB host",
+            "1",
+            "2 of 3",
+            "1.00 ms",
+            "../b/net.py:7",
+        ),
         ("2", "16 of 32", "4", "9", "1.0 MiB, 32.0 MiB host", "-", "3", "-", "not known", ""),
     )
     assert all(len(row) == len(table.columns) for row in table.rows)
@@ -22,7 +33,10 @@ def test_each_loop_has_a_row() -> None:
 
 def test_several_axes_are_all_named_and_no_loops_are_no_table() -> None:
     on_rows = replace(LOOPS[0], axis="dimension 1 of float32[9,9]")
-    assert loops_table((*LOOPS, on_rows)).title == f"Loops over slabs: {AXIS}; dimension 1 of float32[9,9]"
+    assert (
+        loops_table((*LOOPS, on_rows)).title
+        == f"Loops over slabs: {AXIS}; dimension 1 of float32[9,9]"
+    )
     assert loops_table(()).rows == ()
 
 
@@ -34,12 +48,18 @@ def test_unsplit_operations_are_sorted_by_size() -> None:
 
 
 def test_the_report_shows_them_and_older_documents_load(report: Report) -> None:
-    assert "2 loops over slabs" in str(report) and AXIS in str(report) and "Not in slabs" in str(report)
+    assert (
+        "2 loops over slabs" in str(report)
+        and AXIS in str(report)
+        and "Not in slabs" in str(report)
+    )
     assert AXIS in report.to_html() and "Not in slabs" in report.to_html()
     document = json.loads(report.to_json())
     for name in ("slab_loops", "unsplit", "huge_arrays"):
         del document[name]
-    assert Report.from_json(json.dumps(document)) == replace(report, slab_loops=(), unsplit=(), huge_arrays=None)
+    assert Report.from_json(json.dumps(document)) == replace(
+        report, slab_loops=(), unsplit=(), huge_arrays=None
+    )
 
 
 def test_a_loop_in_json_has_the_documented_form(report: Report) -> None:
@@ -63,6 +83,8 @@ BEYOND = [(None, ""), (0, ""), (1, "1 array of it has 2^31"), (4, "4 arrays of i
 
 
 @pytest.mark.parametrize(("count", "said"), BEYOND)
-def test_arrays_beyond_cudnn_are_listed_with_the_unmodified_step(report: Report, count: int | None, said: str) -> None:
+def test_arrays_beyond_cudnn_are_listed_with_the_unmodified_step(
+    report: Report, count: int | None, said: str
+) -> None:
     text = " ".join(str(replace(report, huge_arrays=count)).split())
     assert (f"5.74 GiB; {said}" in text) if said else "2^31" not in text

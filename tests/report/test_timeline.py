@@ -29,4 +29,6 @@ def test_json_that_is_no_timeline_is_refused(drawn_report: Report) -> None:
 
 def test_the_peak_is_the_highest_instant(drawn_report: Report) -> None:
     timeline = drawn_report.timeline
-    assert timeline.instants[timeline.peak].device_bytes == max(instant.device_bytes for instant in timeline.instants)
+    assert timeline.instants[timeline.peak].device_bytes == max(
+        instant.device_bytes for instant in timeline.instants
+    )

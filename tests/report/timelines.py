@@ -48,14 +48,18 @@ def random_timeline(draw: random.Random, instants: int = 0, values: int = 0) -> 
 def _value(draw: random.Random, number: int) -> TimelineValue:
     name = f"{draw.choice(NAMES)}{number}"
     layer = draw.choice(["Net/<b>", f"Net/conv_{number % 20}/Conv_0", ""])
-    return TimelineValue(name, draw.randint(0, 2**30), "float32[7]", layer, "net.py:7", draw.choice(DECISIONS))
+    return TimelineValue(
+        name, draw.randint(0, 2**30), "float32[7]", layer, "net.py:7", draw.choice(DECISIONS)
+    )
 
 
 def _stay(draw: random.Random, rows: list[TimelineValue], index: int, count: int) -> Stay:
     if rows[index].decision in ("argument", "output"):
         return Stay(index, "device", 0, count)
     first = draw.randrange(count)
-    return Stay(index, draw.choice(["device", "device", "host"]), first, draw.randint(first + 1, count))
+    return Stay(
+        index, draw.choice(["device", "device", "host"]), first, draw.randint(first + 1, count)
+    )
 
 
 def _sums(rows: list[TimelineValue], stays: list[Stay], place: str, count: int) -> list[int]:

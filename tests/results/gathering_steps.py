@@ -34,7 +34,9 @@ def divided(mesh: AnyMesh, loss: Callable[..., jax.Array]) -> Case:
 
 
 def convolved(x: jax.Array, kernel: jax.Array) -> jax.Array:
-    return jax.lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=LAST, feature_group_count=4)
+    return jax.lax.conv_general_dilated(
+        x, kernel, (1, 1), "SAME", dimension_numbers=LAST, feature_group_count=4
+    )
 
 
 def in_groups(mesh: AnyMesh, convolve: Callable[..., jax.Array] = convolved) -> Case:
@@ -48,7 +50,9 @@ def in_groups(mesh: AnyMesh, convolve: Callable[..., jax.Array] = convolved) -> 
 def in_groups_mapped(mesh: AnyMesh) -> Case:
     """Each device convolves its own rows."""
     rows = P(AXES)
-    return in_groups(mesh, jax.shard_map(convolved, mesh=mesh, in_specs=(rows, P()), out_specs=rows))
+    return in_groups(
+        mesh, jax.shard_map(convolved, mesh=mesh, in_specs=(rows, P()), out_specs=rows)
+    )
 
 
 def summed_loss(w: jax.Array, parts: jax.Array) -> jax.Array:
@@ -132,7 +136,9 @@ def layers(mesh: AnyMesh, *names: Any) -> Case:
         return (y.astype(jnp.float32) ** 2).mean()
 
     shapes = array(8, WIDTH, WIDTH), SHAPE[1]
-    return Case(lambda w, x: descent(loss, w, x), shapes, (over(mesh, *names), over(mesh, AXES)), {})
+    return Case(
+        lambda w, x: descent(loss, w, x), shapes, (over(mesh, *names), over(mesh, AXES)), {}
+    )
 
 
 def fsdp_within_layers(mesh: AnyMesh) -> Case:

@@ -53,7 +53,9 @@ def test_a_kept_value_could_be_recomputed_or_offloaded() -> None:
 
 
 def test_links_that_are_busy_hide_less() -> None:
-    travels = actions("run 0, offload 0, run 1, run 2, run 3, offloaded 0, prefetch 0, run 4, prefetched 0, run 5")
+    travels = actions(
+        "run 0, offload 0, run 1, run 2, run 3, offloaded 0, prefetch 0, run 4, prefetched 0, run 5"
+    )
     alone, beside = (
         Prices(there_and_back(3), plan, lambda nbytes: nbytes / 80, 1000).of(1, "keep", 0.0)
         for plan in (PLAIN, travels)
@@ -113,9 +115,13 @@ def test_one_long_kernel_hides_one_copy() -> None:
 
 
 def test_waits_are_the_plans_own() -> None:
-    travels = actions("run 0, offload 0, run 1, offloaded 0, run 2, run 3, run 4, prefetch 0, prefetched 0, run 5")
+    travels = actions(
+        "run 0, offload 0, run 1, offloaded 0, run 2, run 3, run 4, prefetch 0, prefetched 0, run 5"
+    )
     # out: from 1 to 5 seconds, while 1 ends at 2; back: from 8 to 12, which 5 waits for
-    choices = Prices(there_and_back(3), travels, lambda nbytes: nbytes / 25, 1000).of(0, "offload", 8.0)
+    choices = Prices(there_and_back(3), travels, lambda nbytes: nbytes / 25, 1000).of(
+        0, "offload", 8.0
+    )
     # while 3 runs, 1, 2 and its own result are there, the most that ever is: with 0, 100 bytes more
     assert choices == Choices(100, 1.0, 8.0, 3.0 + 4.0)
 
@@ -142,7 +148,9 @@ def test_an_impossible_choice_says_why() -> None:
     assert choices and (choices.no_recompute, choices.no_host) == ("pinned", "")
     full = Prices(problem, PLAIN, slow_copy, 99).of(0, "keep", 0.0)
     assert full and (full.host_s, full.no_host) == (None, "the host's budget is full")
-    effects = replace(problem, kernels=(replace(problem.kernels[0], recomputable=False), *problem.kernels[1:]))
+    effects = replace(
+        problem, kernels=(replace(problem.kernels[0], recomputable=False), *problem.kernels[1:])
+    )
     once = Prices(effects, PLAIN, slow_copy, 1000).of(0, "keep", 0.0)
     assert once and (once.recompute_s, once.no_recompute) == (None, "it runs once")
     assert prices.of(5, "keep", 0.0) is None  # the output
@@ -153,8 +161,14 @@ def test_an_impossible_choice_says_why() -> None:
 def test_prices_of_a_compiled_plan() -> None:
     """Independently: bytes by memory over time, seconds by the data sheet."""
     step, args = dense(512, 12)
-    whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
+    whole = (
+        memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    )
+    report = (
+        memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0)
+        .plan(*args)
+        .report
+    )
     timeline, v100 = report.timeline, catalog.named("v100")
     assert timeline is not None
     priced = [row for row in report.decisions if row.choices is not None]
@@ -163,7 +177,9 @@ def test_prices_of_a_compiled_plan() -> None:
         choices = row.choices
         assert choices.keep_bytes == 0 or row.decision != "keep"
         copies = choices.host_s / copy_seconds(row.nbytes, v100)
-        assert copies == pytest.approx(round(copies)) and (round(copies) == 2 or row.decision == "offload")
+        assert copies == pytest.approx(round(copies)) and (
+            round(copies) == 2 or row.decision == "offload"
+        )
         assert 0 <= choices.host_wait_s <= choices.host_s
     on_host = [row for row in priced if row.decision == "offload"]
     waits_s = sum(row.choices.host_wait_s for row in on_host)

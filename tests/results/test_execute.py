@@ -118,7 +118,9 @@ def test_a_step_that_gets_no_block_is_not_started(monkeypatch: pytest.MonkeyPatc
 
 def test_a_call_after_one_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     errors: list[Exception] = [
-        jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16B with allocator a."),
+        jax.errors.JaxRuntimeError(
+            "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16B with allocator a."
+        ),
         jax.errors.JaxRuntimeError("INTERNAL: no"),
         KeyboardInterrupt(),  # type: ignore[list-item]
     ]

@@ -30,7 +30,12 @@ def test_outputs_replace_donated_arguments_first_and_each_one_once() -> None:
 
 def test_an_output_may_be_a_number_or_nothing() -> None:
     assert memplan.jit(lambda x: (x + 1, 2.0)).plan(STATE).report.findings == ()
-    assert memplan.jit(lambda x: jax.debug.print("{}", x[0] + 1, ordered=True)).plan(STATE).report.findings == ()
+    assert (
+        memplan.jit(lambda x: jax.debug.print("{}", x[0] + 1, ordered=True))
+        .plan(STATE)
+        .report.findings
+        == ()
+    )
 
 
 def test_an_argument_that_is_not_read_is_not_replaced() -> None:
@@ -43,8 +48,13 @@ def test_arguments_count_as_donate_argnums_does() -> None:
     def step(state: Any, mode: str, batch: Any, nothing: Any) -> Any:
         return state["w"] + batch
 
-    program = trace(step, ({"b": STATE, "w": STATE}, "fast", STATE, None), {}, {"static_argnums": 1})
-    arguments = [(argument.number, argument.name, list(argument.inputs)) for argument in arguments_of(program)]
+    program = trace(
+        step, ({"b": STATE, "w": STATE}, "fast", STATE, None), {}, {"static_argnums": 1}
+    )
+    arguments = [
+        (argument.number, argument.name, list(argument.inputs))
+        for argument in arguments_of(program)
+    ]
     assert arguments == [(0, "argument 0 (state)", [0, 1]), (2, "argument 2 (batch)", [2])]
 
 

@@ -13,7 +13,16 @@ import pytest
 import memplan
 from tests.hlo import read_module
 
-NAMES = ("program", "transforms", "module", "kernels", "liveness", "decisions", "written", "verdict")
+NAMES = (
+    "program",
+    "transforms",
+    "module",
+    "kernels",
+    "liveness",
+    "decisions",
+    "written",
+    "verdict",
+)
 
 
 def step(weights: Any, x: jax.Array) -> Any:
@@ -23,7 +32,9 @@ def step(weights: Any, x: jax.Array) -> Any:
             hidden = jnp.tanh(hidden @ weight)
         return (hidden**2).mean()
 
-    return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, weights, jax.grad(loss)(weights))
+    return jax.tree.map(
+        lambda weight, slope: weight - 0.1 * slope, weights, jax.grad(loss)(weights)
+    )
 
 
 ARGS = [jnp.ones((64, 64))] * 6, jnp.ones((1024, 64))
@@ -53,7 +64,10 @@ def test_forms_of_a_planned_step(tmp_path: Path) -> None:
         assert f" {kernel.name}  " in forms["kernels"]
     assert "test_forms.py:" in forms["kernels"]
     assert forms["decisions"].count("recompute") == plan.report.recomputations_found > 0
-    assert "as XLA scheduled the step" in forms["liveness"] and "as it was planned" in forms["liveness"]
+    assert (
+        "as XLA scheduled the step" in forms["liveness"]
+        and "as it was planned" in forms["liveness"]
+    )
     assert re.search(r"^fits +yes$", forms["verdict"], re.MULTILINE)
     assert "computes an expression" in forms["verdict"]
 
@@ -74,7 +88,9 @@ def test_forms_of_a_transformed_step(tmp_path: Path) -> None:
     assert 'verify="numbers"' in forms["verdict"] and "not chosen: " in forms["verdict"]
 
 
-def test_an_environment_variable_dumps_every_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_variable_dumps_every_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("MEMPLAN_DUMP", str(tmp_path))
     for rows in (8, 16):
         memplan.jit(step).plan(ARGS[0], jnp.ones((rows, 64)))

@@ -30,11 +30,16 @@ def gather(nbytes: int, line: int = 1) -> Gather:
 def test_a_gather_below_a_hundredth_of_the_step_causes_no_warning() -> None:
     assert gather_warning(STEP) == gather_warning(replace(STEP, gathers=(gather(396),))) == ""
     message = gather_warning(replace(STEP, gathers=(gather(400),)))
-    assert "a sort (step.py:1): each device gathers float32[100], 400 B, of which its own piece is 100 B." in message
+    assert (
+        "a sort (step.py:1): each device gathers float32[100], 400 B, of which its own piece is 100 B."
+        in message
+    )
 
 
 def test_the_three_largest_are_named_and_the_others_counted() -> None:
-    message = gather_warning(replace(STEP, gathers=tuple(gather(4000, line) for line in range(1, 6))))
+    message = gather_warning(
+        replace(STEP, gathers=tuple(gather(4000, line) for line in range(1, 6)))
+    )
     assert [f"step.py:{line}" in message for line in range(1, 6)] == [True] * 3 + [False] * 2
     assert message.endswith("\n  and 2 more")
 
@@ -56,7 +61,9 @@ def check_warning(name: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOUD)
-def test_a_gather_that_the_user_did_not_request_causes_one_warning(name: str, on_eight: Any) -> None:
+def test_a_gather_that_the_user_did_not_request_causes_one_warning(
+    name: str, on_eight: Any
+) -> None:
     (message,) = on_eight[name]
     check_warning(name, message)
 

@@ -68,9 +68,13 @@ def test_large_state_may_be_donated_or_moved_to_the_host() -> None:
     plain = SimpleNamespace(device_bytes=500, resident_bytes=51)  # of a budget of 100
     large = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)))
     assert "donate_argnums" in advice(large) and "host_state" in advice(large)
-    moved = replace(large, program=PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None))
+    moved = replace(
+        large, program=PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
+    )
     assert "host_state" not in advice(moved)
-    on_cpu = replace(large, target=cast(Any, SimpleNamespace(device=large.target.device, backend=CPU)))
+    on_cpu = replace(
+        large, target=cast(Any, SimpleNamespace(device=large.target.device, backend=CPU))
+    )
     assert "host_state" not in advice(on_cpu)
 
 
@@ -97,7 +101,9 @@ def test_the_smallest_plan_may_be_the_plain_step() -> None:
 def in_slabs(op: str = "", nbytes: int = 0) -> Program:
     """The program in slabs of two rows, with an unsplit operation of so many bytes."""
     values = Value("x", nbytes, (64, 3)), Value("y", 0, (64, 3))
-    graph = SlabGraph(Graph(values, (Op(op, (0,), (1,), source="net.py:7"),)), frozenset(), {}, {}, {})
+    graph = SlabGraph(
+        Graph(values, (Op(op, (0,), (1,), source="net.py:7"),)), frozenset(), {}, {}, {}
+    )
     slabs = Slabs(0, 0, 2, frozenset(), frozenset(), frozenset())
     return PROGRAM.transform(InSlabs(slabs, graph, 0, (), frozenset({0} if op else ())), None)
 
@@ -112,13 +118,19 @@ def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations() -> None:
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
     assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130), 120))
     assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9), 120))
-    assert f"{said}. Try" in str(infeasible(attempted(in_slabs("sort", 90), 130), 120))  # it fits beside 10 bytes
+    assert f"{said}. Try" in str(
+        infeasible(attempted(in_slabs("sort", 90), 130), 120)
+    )  # it fits beside 10 bytes
     whole = attempted(in_slabs("sort", 91), 130)
     assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole, 120))
     assert "slabs" not in str(infeasible(outcome(PROGRAM, 120), 120))
     (record,) = in_slabs("print", 1).in_slabs
-    shown = PROGRAM.transform(replace(record, graph=replace(record.graph, effects=frozenset({0}))), None)
-    assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(infeasible(attempted(shown, 130), 120))
+    shown = PROGRAM.transform(
+        replace(record, graph=replace(record.graph, effects=frozenset({0}))), None
+    )
+    assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(
+        infeasible(attempted(shown, 130), 120)
+    )
 
 
 def test_a_larger_host_budget_is_advised_for_slabs() -> None:
@@ -142,8 +154,12 @@ def test_without_slabs_the_error_names_the_unsplittable_operations() -> None:
     def step(x: jax.Array) -> jax.Array:
         return jnp.sort(jnp.tanh(x), axis=0)[::2].sum()
 
-    with pytest.raises(InfeasibleBudgetError, match=r"sort \(\S*test_infeasible.py:\d+\) cannot run in slabs"):
-        memplan.jit(step, budget=40_000, device="v100").plan(jax.ShapeDtypeStruct((10_000,), jnp.float32))
+    with pytest.raises(
+        InfeasibleBudgetError, match=r"sort \(\S*test_infeasible.py:\d+\) cannot run in slabs"
+    ):
+        memplan.jit(step, budget=40_000, device="v100").plan(
+            jax.ShapeDtypeStruct((10_000,), jnp.float32)
+        )
 
 
 def test_no_order_goes_below_the_floor() -> None:

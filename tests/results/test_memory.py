@@ -19,10 +19,15 @@ def check(report: Report) -> None:
         alive = [stay for stay in timeline.stays if stay.first <= index < stay.last]
         places = {"device": instant.device_bytes - instant.other_bytes, "host": instant.host_bytes}
         for place, nbytes in places.items():
-            assert sum(timeline.values[stay.value].nbytes for stay in alive if stay.place == place) == nbytes
+            assert (
+                sum(timeline.values[stay.value].nbytes for stay in alive if stay.place == place)
+                == nbytes
+            )
     starts = [instant.start_s for instant in timeline.instants[1:]]
     assert starts == pytest.approx([instant.end_s for instant in timeline.instants[:-1]])
-    assert timeline.instants[timeline.peak].device_bytes == pytest.approx(report.predicted_peak_bytes, abs=1024)
+    assert timeline.instants[timeline.peak].device_bytes == pytest.approx(
+        report.predicted_peak_bytes, abs=1024
+    )
     assert timeline.end_s == pytest.approx(report.predicted_step_s)
 
 
@@ -53,7 +58,11 @@ def of(timeline: Timeline | None, doing: str) -> int:
 def test_a_plan_over_time() -> None:
     step, args = dense(64, 6)
     whole = memplan.jit(step, donate_argnums=0).plan(*args).report
-    report = memplan.jit(step, budget=int(0.75 * whole.baseline_peak_bytes), donate_argnums=0).plan(*args).report
+    report = (
+        memplan.jit(step, budget=int(0.75 * whole.baseline_peak_bytes), donate_argnums=0)
+        .plan(*args)
+        .report
+    )
     check(report)
     assert of(whole.timeline, "recompute") == 0 < of(report.timeline, "recompute")
     (line,) = report.lines
@@ -64,11 +73,19 @@ def test_a_plan_over_time() -> None:
 @pytest.mark.gpu_aot
 def test_copies_over_time() -> None:
     step, args = dense(512, 12)
-    whole = memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    report = memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0).plan(*args).report
+    whole = (
+        memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    )
+    report = (
+        memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0)
+        .plan(*args)
+        .report
+    )
     check(report)
     directions = [copy.direction for copy in report.timeline.copies]
     assert directions.count("to host") <= directions.count("to device")
     assert report.copies_found == len(directions)
     assert max(instant.host_bytes for instant in report.timeline.instants) <= report.host_peak_bytes
-    assert sum(row.decision == "offload" for row in report.decisions) == len({c.name for c in report.timeline.copies})
+    assert sum(row.decision == "offload" for row in report.decisions) == len(
+        {c.name for c in report.timeline.copies}
+    )

@@ -9,7 +9,9 @@ from memplan.errors import MemplanError
 from memplan.results.infeasible import no_block, out_of_memory
 from memplan.xla import local
 
-ROOM = local.Room(in_use_bytes=128 << 20, peak_bytes=0, limit_bytes=1762 << 20, block_bytes=850 << 20)
+ROOM = local.Room(
+    in_use_bytes=128 << 20, peak_bytes=0, limit_bytes=1762 << 20, block_bytes=850 << 20
+)
 ON_DEVICE = (  # as jaxlib 0.11.2 and 0.12.0.1 say it
     "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 900.02MiB with allocator GPU_0_bfc "
     "on device 0. [tf-allocator-allocation-error=''] [executable_name='memplan_0_jit_step']"
@@ -23,7 +25,10 @@ PINNED = (
 
 
 def leaves(*deleted: bool) -> list[Any]:
-    return [SimpleNamespace(is_deleted=lambda is_deleted=is_deleted: is_deleted) for is_deleted in deleted]
+    return [
+        SimpleNamespace(is_deleted=lambda is_deleted=is_deleted: is_deleted)
+        for is_deleted in deleted
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -63,7 +68,10 @@ def test_another_allocator_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local, "room", lambda: None)
     error = out_of_memory(RuntimeError(ON_DEVICE), [])
     assert error.free_bytes is None
-    assert "and Out of memory while trying to allocate 900.02MiB with allocator GPU_0_bfc on device 0.;" in str(error)
+    assert (
+        "and Out of memory while trying to allocate 900.02MiB with allocator GPU_0_bfc on device 0.;"
+        in str(error)
+    )
 
 
 def test_the_pinned_pool_names_the_line_that_raises_it() -> None:

@@ -18,7 +18,9 @@ X = jax.ShapeDtypeStruct((256, MIB), jnp.float32)  # 1 GiB
 DEVICE = replace(V100, memory_bytes=16 * GIB)
 
 
-def compiled(temp_bytes: int, host_bytes: int = 0, host_inputs: int = 0, described: bool = True) -> Outcome:
+def compiled(
+    temp_bytes: int, host_bytes: int = 0, host_inputs: int = 0, described: bool = True
+) -> Outcome:
     """A step of eight arguments of 1 GiB, some of them on the host."""
     program = trace(lambda *arrays: arrays, [X] * 8, {}, {"donate_argnums": tuple(range(8))})
     on_host = frozenset(range(host_inputs))
@@ -49,7 +51,9 @@ def test_a_larger_share_of_the_device() -> None:
     assert not pooled(compiled(5 * GIB), Pools(fraction=0.9)).exports
     # a local GPU's memory is the part that jax may use
     assert not pooled(compiled(5 * GIB, described=False), Pools()).exports
-    assert pooled(compiled(9 * GIB, described=False), Pools()).exports == ("export XLA_CLIENT_MEM_FRACTION=0.80",)
+    assert pooled(compiled(9 * GIB, described=False), Pools()).exports == (
+        "export XLA_CLIENT_MEM_FRACTION=0.80",
+    )
     assert not pooled(compiled(9 * GIB), Pools()).exports  # more than the card has
 
 
@@ -66,9 +70,13 @@ def test_one_region_instead_of_several() -> None:
 
 
 def test_a_larger_pinned_pool() -> None:
-    assert pooled(compiled(0, host_bytes=70 * GIB), Pools()).exports == ("export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70",)
+    assert pooled(compiled(0, host_bytes=70 * GIB), Pools()).exports == (
+        "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=70",
+    )
     # 8 GiB in regions of 1, 1, 2 and 4; a block of 57 GiB does not fit the remaining 56
-    figures = pooled(compiled(0, host_bytes=65 * GIB, host_inputs=8), Pools(host_limit_bytes=64 * GIB))
+    figures = pooled(
+        compiled(0, host_bytes=65 * GIB, host_inputs=8), Pools(host_limit_bytes=64 * GIB)
+    )
     assert figures.host.refused_nbytes == 57 * GIB
     assert figures.exports == ("export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=65",)
     assert not pooled(compiled(0, host_bytes=65 * GIB), Pools(host_limit_bytes=65 * GIB)).exports

@@ -36,13 +36,17 @@ def gelu(weights: list[jax.Array], x: jax.Array) -> Any:
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("layers", [2, 12])
-def test_plain_jit_is_compiled_if_xla_rematerializes(layers: int, capfd: pytest.CaptureFixture[str]) -> None:
+def test_plain_jit_is_compiled_if_xla_rematerializes(
+    layers: int, capfd: pytest.CaptureFixture[str]
+) -> None:
     """Independently: the plain step under XLA's defaults."""
     args = [array(1024, 1024)] * layers, array(2**18, 1024)
     report = memplan.jit(gelu, device="v100", donate_argnums=0).plan(*args).report
     assert "hlo_remat" not in capfd.readouterr().err
     assert report.baseline_peak_bytes is not None and report.xla_limit_bytes is not None
-    plain = Target(catalog.named("v100"), described=True).compile(Lowerable(gelu, args, {}, {"donate_argnums": 0}))
+    plain = Target(catalog.named("v100"), described=True).compile(
+        Lowerable(gelu, args, {}, {"donate_argnums": 0})
+    )
     assert report.jit_peak_bytes == pytest.approx(plain.memory.device_bytes, abs=1024)
     rematerializes = ".remat" in plain.text
     assert rematerializes == (layers == 12) == (report.baseline_peak_bytes > report.xla_limit_bytes)
@@ -62,15 +66,25 @@ def test_captured_arrays_count_like_arguments(device: str | None) -> None:
     of_constants = memplan.jit(closed, device=device, donate_argnums=0).plan(state).report
     assert (of_constants.constant_bytes, of_arguments.constant_bytes) == (batch.nbytes, 0)
     assert of_constants.compiled_peak_bytes == of_arguments.compiled_peak_bytes
-    assert of_constants.baseline_peak_bytes == of_constants.predicted_peak_bytes == of_arguments.predicted_peak_bytes
+    assert (
+        of_constants.baseline_peak_bytes
+        == of_constants.predicted_peak_bytes
+        == of_arguments.predicted_peak_bytes
+    )
     assert of_constants.floor_bytes == of_arguments.floor_bytes
     (row,) = (value for value in of_constants.live_at_peak if value.name.endswith("a constant"))
     assert (row.nbytes, row.shape) == (batch.nbytes, "float32[1024,128]")
     assert "steps.py:" in row.source
-    assert ("constants", batch.nbytes) in [(value.name, value.nbytes) for value in of_constants.timeline.values]
+    assert ("constants", batch.nbytes) in [
+        (value.name, value.nbytes) for value in of_constants.timeline.values
+    ]
 
     budget = int(0.9 * of_constants.compiled_peak_bytes)
-    planned = memplan.jit(closed, device=device, budget=budget, donate_argnums=0, split=False).plan(state).report
+    planned = (
+        memplan.jit(closed, device=device, budget=budget, donate_argnums=0, split=False)
+        .plan(state)
+        .report
+    )
     assert planned.status == "fits" and planned.constant_bytes == batch.nbytes
     assert planned.compiled_peak_bytes <= budget
     assert planned.compiled_peak_bytes == pytest.approx(planned.predicted_peak_bytes, abs=1024)
@@ -89,7 +103,10 @@ def test_constants_of_loops_are_counted() -> None:
     more = report.constant_bytes - table.nbytes
     assert report.predicted_peak_bytes == of_arguments.predicted_peak_bytes + more
     assert report.compiled_peak_bytes == (of_arguments.compiled_peak_bytes or 0) + more
-    assert sum(value.nbytes for value in report.live_at_peak if "a constant" in value.name) == report.constant_bytes
+    assert (
+        sum(value.nbytes for value in report.live_at_peak if "a constant" in value.name)
+        == report.constant_bytes
+    )
 
 
 @pytest.mark.parametrize("device", [None, pytest.param("v100", marks=pytest.mark.gpu_aot)])
@@ -101,16 +118,27 @@ def test_all_arrays_at_the_peak_are_named(device: str | None) -> None:
         peak = report.timeline.instants[report.timeline.peak]
         live = sum(value.nbytes for value in report.live_at_peak)
         unexplained = report.predicted_peak_bytes - live - peak.other_bytes
-        assert unexplained == 8 * (len(jax.tree.leaves(state)) + 1)  # the outputs' table of pointers
-        assert peak.source and report.peak_kernel.endswith(f", {peak.source}") and report.peak_kernel in str(report)
-    outputs = [[value for value in report.live_at_peak if value.name.endswith(", an output")] for report in (kept, own)]
+        assert unexplained == 8 * (
+            len(jax.tree.leaves(state)) + 1
+        )  # the outputs' table of pointers
+        assert (
+            peak.source
+            and report.peak_kernel.endswith(f", {peak.source}")
+            and report.peak_kernel in str(report)
+        )
+    outputs = [
+        [value for value in report.live_at_peak if value.name.endswith(", an output")]
+        for report in (kept, own)
+    ]
     nbytes = [sum(value.nbytes for value in values) for values in outputs]
     state_nbytes = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     assert nbytes[1] - nbytes[0] == state_nbytes and nbytes[0] <= 256
     assert all("steps.py:" in value.source for value in outputs[1] if value.nbytes > 256)
 
 
-@pytest.mark.parametrize("step", [lambda x: None, lambda x: x, lambda x: (1.0, 2)], ids=["nothing", "input", "numbers"])
+@pytest.mark.parametrize(
+    "step", [lambda x: None, lambda x: x, lambda x: (1.0, 2)], ids=["nothing", "input", "numbers"]
+)
 def test_a_step_without_kernels_has_a_report(step: Any) -> None:
     report = memplan.jit(step).plan(jax.ShapeDtypeStruct((1024,), jnp.float32)).report
     assert report.compiled_peak_bytes == report.baseline_peak_bytes and report.status == "untouched"

@@ -32,7 +32,9 @@ def images(kernels: Any, x: jax.Array) -> Any:
     """A step of two convolutions and a norm between them, whose sums separate the loops."""
 
     def conv(x: jax.Array, kernel: jax.Array) -> jax.Array:
-        return lax.conv_general_dilated(x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def loss(kernels: Any) -> jax.Array:
         y = conv(x, kernels[0])
@@ -51,19 +53,26 @@ def image_shapes() -> Any:
 
 @pytest.fixture(scope="module")
 def tokens() -> Planned:
-    return memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(*vocabulary.shapes())
+    return memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(
+        *vocabulary.shapes()
+    )
 
 
 @pytest.fixture(scope="module")
 def planes() -> Planned:
-    return memplan.jit(images, device="v100", budget=8 * MIB, donate_argnums=0).plan(*image_shapes())
+    return memplan.jit(images, device="v100", budget=8 * MIB, donate_argnums=0).plan(
+        *image_shapes()
+    )
 
 
 def test_the_logits_never_exist(tokens: Planned) -> None:
     report = tokens.report
     assert (report.status, report.planner) == ("fits", "slabs")
     assert report.compiled_peak_bytes <= vocabulary.IN_SLABS < LOGITS_BYTES
-    assert max(array.nbytes for loop in report.slab_loops for array in loop.writes) < LOGITS_BYTES / WORDS * 2
+    assert (
+        max(array.nbytes for loop in report.slab_loops for array in loop.writes)
+        < LOGITS_BYTES / WORDS * 2
+    )
     verdicts = {candidate.name: candidate.verdict for candidate in report.candidates}
     expected = {"plain": "over the device budget", "kernels": "does not fit", "slabs": "chosen"}
     assert [*verdicts.items()] == [*expected.items()]
@@ -75,7 +84,9 @@ def test_the_row_of_a_loop_over_tokens(tokens: Planned) -> None:
     assert loop.trips * loop.rows == TOKENS and loop.halo == 0
     assert loop.sums == 2  # the gradients of both weights
     assert loop.source.startswith("tests/vocabulary.py:") and loop.seconds > 0
-    read = {array.name: (array.shape, array.dtype, array.nbytes, array.place) for array in loop.reads}
+    read = {
+        array.name: (array.shape, array.dtype, array.nbytes, array.place) for array in loop.reads
+    }
     assert read["x"] == ((TOKENS, WIDTH), "float32", 4 * TOKENS * WIDTH, "device")
     assert {array.shape[0] for array in (*loop.reads, *loop.writes)} == {TOKENS}
 
@@ -83,7 +94,9 @@ def test_the_row_of_a_loop_over_tokens(tokens: Planned) -> None:
 def test_arrays_that_slabs_write_are_decisions(tokens: Planned) -> None:
     [loop] = tokens.report.slab_loops
     split = [decision for decision in tokens.report.decisions if decision.decision == "split"]
-    assert [decision.name for decision in split] == [f"{array.name} in {loop.trips} slabs" for array in loop.writes]
+    assert [decision.name for decision in split] == [
+        f"{array.name} in {loop.trips} slabs" for array in loop.writes
+    ]
     shapes = [(decision.shape, decision.nbytes) for decision in split]
     assert shapes == [(array.shape, array.nbytes) for array in loop.writes]
     assert {decision.seconds for decision in split} == {0.0}
@@ -92,7 +105,10 @@ def test_arrays_that_slabs_write_are_decisions(tokens: Planned) -> None:
 
 def check_written_and_read(report: Report) -> None:
     assert Report.from_json(report.to_json()) == report
-    assert "Loops over slabs: dimension" in str(report) and "Loops over slabs: dimension" in report.to_html()
+    assert (
+        "Loops over slabs: dimension" in str(report)
+        and "Loops over slabs: dimension" in report.to_html()
+    )
     drawn = {instant.layer.partition("/")[0] for instant in report.timeline.instants}
     assert drawn >= {f"slabs_{loop.number}" for loop in report.slab_loops}
     spans = {block.name: block for block in report.timeline.blocks if block.kind == "slabs"}
@@ -109,7 +125,11 @@ def test_loops_are_in_every_view(tokens: Planned) -> None:
 
 def test_an_unsplit_step_has_no_rows() -> None:
     report = memplan.jit(vocabulary.step).plan(*vocabulary.shapes()).report
-    assert report.status == "untouched" and report.slab_loops == report.unsplit == () and report.huge_arrays is None
+    assert (
+        report.status == "untouched"
+        and report.slab_loops == report.unsplit == ()
+        and report.huge_arrays is None
+    )
 
 
 @pytest.mark.gpu_aot
@@ -122,7 +142,9 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
         assert loop.trips * loop.rows == SIDE
         # Rows around a slab: of one 3x3 convolution, up to two of them with their gradients.
         assert 1 <= loop.halo <= 4
-    assert report.slab_loops[0].halo == 1 and report.slab_loops[0].sums == 1  # the norm behind the first convolution
+    assert (
+        report.slab_loops[0].halo == 1 and report.slab_loops[0].sums == 1
+    )  # the norm behind the first convolution
     seconds = [loop.seconds or 0.0 for loop in report.slab_loops]
     assert min(seconds) > 0 and sum(seconds) <= (report.predicted_step_s or 0) * 1.001
     assert report.recomputed_flops > 0  # the first convolution is made again behind the wall
@@ -138,8 +160,14 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
         return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
 
     monkeypatch.setattr(program_candidates, "slab_programs", candidates)
-    report = memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0).plan(*image_shapes()).report
-    written = SlabArray("conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host")
+    report = (
+        memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0)
+        .plan(*image_shapes())
+        .report
+    )
+    written = SlabArray(
+        "conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host"
+    )
     assert [loop.writes for loop in report.slab_loops] == [(written,), (), ()]
     assert [written in loop.reads for loop in report.slab_loops] == [False, True, True]
     slab = report.slab_loops[0].rows * SIDE * CHANNELS * 4
@@ -155,7 +183,9 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
 
 def on_host(program: Program) -> Slabs:
     """All values on the axis in eight slabs, the first convolution on the host."""
-    [value] = (n for n, var in enumerate(program.flat.values) if var is program.flat.eqns[0].outvars[0])
+    [value] = (
+        n for n, var in enumerate(program.flat.values) if var is program.flat.eqns[0].outvars[0]
+    )
     stored, along = frozenset({value}), axis_at(program.flat, value, 1).graph.along
     return Slabs(value, 1, SIDE // 8, frozenset(along), stored, stored)
 
@@ -181,7 +211,10 @@ def test_unsplit_operations_are_named_with_their_lines_once() -> None:
 
 
 def test_a_step_without_arrays_has_no_axis() -> None:
-    assert longest_axis(trace(lambda x: x + 1, (jax.ShapeDtypeStruct((), jnp.float32),), {}, {})) is None
+    assert (
+        longest_axis(trace(lambda x: x + 1, (jax.ShapeDtypeStruct((), jnp.float32),), {}, {}))
+        is None
+    )
 
 
 @pytest.mark.gpu_aot
@@ -194,12 +227,23 @@ def test_slabs_inside_of_branches_and_bodies(name: str) -> None:
 
     kernels, _ = image_shapes()
     shapes = kernels, jax.ShapeDtypeStruct((SIDE, SIDE), jnp.float32)
-    report = memplan.jit(WITHIN[name](flat), device="v100", budget=10 * MIB, donate_argnums=0).plan(*shapes).report
+    report = (
+        memplan.jit(WITHIN[name](flat), device="v100", budget=10 * MIB, donate_argnums=0)
+        .plan(*shapes)
+        .report
+    )
     assert report.compiled_peak_bytes <= 10 * MIB < ARRAY_BYTES
     assert [loop.number for loop in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
-    assert len(report.slab_loops) >= 3  # the norm and the loss are walls, and the gradient comes after them
+    assert (
+        len(report.slab_loops) >= 3
+    )  # the norm and the loss are walls, and the gradient comes after them
     where = "cond" if name == "branch" else "scan"
     assert all(f" in the {where} (tests/within.py:" in loop.axis for loop in report.slab_loops)
-    on_host = [loop for loop in report.slab_loops for array in (*loop.reads, *loop.writes) if array.place == "host"]
+    on_host = [
+        loop
+        for loop in report.slab_loops
+        for array in (*loop.reads, *loop.writes)
+        if array.place == "host"
+    ]
     assert all(loop.copies + loop.kernels for loop in on_host)
     assert all(loop.seconds for loop in report.slab_loops)

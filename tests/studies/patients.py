@@ -11,7 +11,10 @@ import numpy as np
 WIDTH, ROWS, LAYERS, WORDS = 512, 1024, 3, 1536
 HALF = jnp.bfloat16
 TABLE = np.cos(np.arange(ROWS * WIDTH, dtype=np.float32)).reshape(ROWS, WIDTH)
-LISTED = [np.sin(np.arange(WIDTH * WIDTH, dtype=np.float32) + n).reshape(WIDTH, WIDTH) for n in range(LAYERS)]
+LISTED = [
+    np.sin(np.arange(WIDTH * WIDTH, dtype=np.float32) + n).reshape(WIDTH, WIDTH)
+    for n in range(LAYERS)
+]
 
 Step = Callable[..., Any]
 
@@ -53,12 +56,18 @@ def descend(params: Any, gradient: Any) -> Any:
 
 
 def train(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
-    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(params)  # the loss
+    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(
+        params
+    )  # the loss
     return descend(params, gradient), value
 
 
-def with_momentum(params: Any, momentum: Any, x: jax.Array, y: jax.Array) -> tuple[Any, Any, jax.Array]:
-    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(params)
+def with_momentum(
+    params: Any, momentum: Any, x: jax.Array, y: jax.Array
+) -> tuple[Any, Any, jax.Array]:
+    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(
+        params
+    )
     momentum = jax.tree.map(lambda old, slope: 0.9 * old + slope, momentum, gradient)
     return descend(params, momentum), momentum, value
 

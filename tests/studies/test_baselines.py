@@ -55,7 +55,9 @@ def test_bytes_are_the_compilers_and_seconds_the_replays(without_memplan: Baseli
     assert without_memplan.plain() == Baseline(100, 7, replay(read_module(TEXT), V100).step_s, 70)
 
 
-def test_policies_change_the_program_and_not_the_step(without_memplan: Baselines, target: Fake) -> None:
+def test_policies_change_the_program_and_not_the_step(
+    without_memplan: Baselines, target: Fake
+) -> None:
     without_memplan.plain()
     for policy in policies().values():
         without_memplan.checkpoint(policy)

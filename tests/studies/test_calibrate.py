@@ -26,7 +26,9 @@ MATRIX = calibrate.MATRIX.format("float32")
 def saved(base: catalog.Device, platform: str, kind: str, folder: Path, **rates: float) -> str:
     """A file of a device with these rates: `matrix`, `elementwise`, `memory`."""
     names = {"matrix": MATRIX, "elementwise": calibrate.ELEMENTWISE, "memory": calibrate.MEMORY}
-    device = calibrate.with_rates(base, {names[name]: rate for name, rate in rates.items()}, platform)
+    device = calibrate.with_rates(
+        base, {names[name]: rate for name, rate in rates.items()}, platform
+    )
     path = folder / "device.json"
     MeasuredDevice(device, platform, kind).save(path)
     return str(path)
@@ -141,7 +143,9 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
     for slowness in (1, 10):
         rates = {"matrix": 1e9 / slowness, "elementwise": 1e9 / slowness, "memory": 1e9 / slowness}
         path = saved(local_device(), "cpu", "cpu", tmp_path, **rates)
-        report = memplan.jit(train, device=path, budget=6 * 2**20, donate_argnums=0).plan(*ARGS).report
+        report = (
+            memplan.jit(train, device=path, budget=6 * 2**20, donate_argnums=0).plan(*ARGS).report
+        )
         assert (report.device, report.status) == ("cpu-measured", "fits")
         assert report.planner == "kernels"
         seconds.append((report.predicted_step_s, report.lower_bound_s))
@@ -156,7 +160,9 @@ def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
     x = jnp.ones((4096, 64))
     step = memplan.jit(train, device=path, budget=6 * 2**20)
     expected = jax.jit(train)(weights, x)
-    for result, reference in zip(jax.tree.leaves(step(weights, x)), jax.tree.leaves(expected), strict=True):
+    for result, reference in zip(
+        jax.tree.leaves(step(weights, x)), jax.tree.leaves(expected), strict=True
+    ):
         assert jnp.allclose(result, reference, rtol=1e-4)
     assert step.plan(weights, x).report.runs_on == jax.devices()[0].device_kind
 

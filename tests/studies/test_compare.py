@@ -15,7 +15,9 @@ from memplan.studies.compare import compare
 MIB = 2**20
 
 
-def outcome_of(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()) -> Any:
+def outcome_of(
+    nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()
+) -> Any:
     program = SimpleNamespace(in_slabs=in_slabs)
     unmodified = SimpleNamespace(device_bytes=12 * MIB, replay=SimpleNamespace(step_s=0.9))
     return SimpleNamespace(
@@ -88,7 +90,9 @@ def test_every_method_has_a_row_and_memplan_the_last(xla_limits: list[tuple[int,
 def test_a_method_that_does_not_compile_says_why() -> None:
     table = rows(compared())
     nothing, dots, *_ = policies()
-    assert table[nothing] == Row(nothing, None, None, None, None, "does not compile: not with effects")
+    assert table[nothing] == Row(
+        nothing, None, None, None, None, "does not compile: not with effects"
+    )
     assert table[dots].fits is False and table[dots].device_bytes == 20 * MIB
 
 

@@ -34,7 +34,11 @@ def test_every_budget_has_a_point_of_memplan_and_of_xla(curve: Curve) -> None:
 @pytest.mark.gpu_aot
 def test_points_are_inside_their_budgets_and_more_memory_is_never_slower(curve: Curve) -> None:
     for method in (MEMPLAN, XLA):
-        points = [point for point in curve.points if point.way == method and point.device_bytes is not None]
+        points = [
+            point
+            for point in curve.points
+            if point.way == method and point.device_bytes is not None
+        ]
         assert all((point.device_bytes or 0) <= (point.budget_bytes or 0) for point in points)
         steps = [point.step_s or 0.0 for point in points]
         assert steps == sorted(steps)
@@ -43,7 +47,9 @@ def test_points_are_inside_their_budgets_and_more_memory_is_never_slower(curve: 
 
 @pytest.mark.gpu_aot
 def test_no_point_is_below_the_lower_bound(curve: Curve) -> None:
-    bounds = {point.budget_bytes: point.step_s or 0.0 for point in curve.points if point.way == BOUND}
+    bounds = {
+        point.budget_bytes: point.step_s or 0.0 for point in curve.points if point.way == BOUND
+    }
     assert len(bounds) == 3 and all(bounds.values())
     for point in curve.points:
         for budget, bound_s in bounds.items():

@@ -34,7 +34,9 @@ from tests.xla.steps import scanned
 MIB = 2**20
 
 
-def device_bytes(step: Step, args: Sequence[Any], donated: tuple[int, ...], device: str | None) -> int:
+def device_bytes(
+    step: Step, args: Sequence[Any], donated: tuple[int, ...], device: str | None
+) -> int:
     """Device bytes by XLA, without memplan's hook."""
     if device is None:
         compiled = jax.jit(step, donate_argnums=donated).lower(*args).compile()
@@ -83,7 +85,9 @@ def test_a_fault_is_found_with_the_bytes_of_both_steps(patient: Patient) -> None
 
 
 def check_finding(patient: Patient, device: str | None) -> None:
-    diagnosis = api.doctor(patient.step, patient.args, donate_argnums=patient.donated, device=device)
+    diagnosis = api.doctor(
+        patient.step, patient.args, donate_argnums=patient.donated, device=device
+    )
     (finding,) = diagnosis.findings
     sick = device_bytes(patient.step, patient.args, patient.donated, device)
     cured = device_bytes(patient.cured, patient.cured_args, patient.cured_donated, device)
@@ -93,7 +97,9 @@ def check_finding(patient: Patient, device: str | None) -> None:
     assert finding.device_bytes == diagnosis.device_bytes - finding.gained_bytes
     assert finding.added_s is not None and diagnosis.compilations == 2
     assert finding.source.endswith(line_of(patient.mark) if patient.mark else "")
-    healthy = api.doctor(patient.cured, patient.cured_args, donate_argnums=patient.cured_donated, device=device)
+    healthy = api.doctor(
+        patient.cured, patient.cured_args, donate_argnums=patient.cured_donated, device=device
+    )
     assert healthy.is_healthy and healthy.compilations == 1
 
 
@@ -104,7 +110,9 @@ def test_types_of_64_bits_are_found() -> None:
         sick = device_bytes(patients.train, args, (0,), None)
     cured = device_bytes(patients.train, (weights(), X, X), (0,), None)
     finding = only("x64", diagnosis)
-    assert finding.measured == "compiled" and finding.gained_bytes == pytest.approx(sick - cured, rel=0.02)
+    assert finding.measured == "compiled" and finding.gained_bytes == pytest.approx(
+        sick - cured, rel=0.02
+    )
     assert finding.source.endswith(line_of("a layer"))
 
 
@@ -115,9 +123,13 @@ def test_types_of_64_bits_that_the_step_requests_stay_counted() -> None:
         def step(params: Any, x: jax.Array) -> Any:
             return patients.train(params, x.astype(jnp.float64) + shift, x)
 
-        finding = only("x64", api.doctor(step, (weights(dtype=jnp.float64), WIDE), donate_argnums=0))
+        finding = only(
+            "x64", api.doctor(step, (weights(dtype=jnp.float64), WIDE), donate_argnums=0)
+        )
         sick = device_bytes(step, (weights(dtype=jnp.float64), WIDE), (0,), None)
-    assert finding.measured == "counted" and finding.gained_bytes == pytest.approx(sick / 2, rel=0.02)
+    assert finding.measured == "counted" and finding.gained_bytes == pytest.approx(
+        sick / 2, rel=0.02
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +147,9 @@ def test_types_of_64_bits_that_the_step_requests_stay_counted() -> None:
         ("table", patients.one_hot_rows, (array(WIDTH, WIDTH), X), ROWS * WIDTH * 4, "the rows"),
     ],
 )
-def test_arrays_in_the_program_are_counted(kind: str, step: Step, args: Sequence[Any], nbytes: int, mark: str) -> None:
+def test_arrays_in_the_program_are_counted(
+    kind: str, step: Step, args: Sequence[Any], nbytes: int, mark: str
+) -> None:
     donated = (0,) if step in (patients.closing_over_a_table, patients.one_hot_rows) else ()
     diagnosis = api.doctor(step, args, donate_argnums=donated)
     (finding,) = diagnosis.findings
@@ -157,7 +171,9 @@ def test_state_that_the_host_could_hold_is_found() -> None:
     budget = int(0.8 * device_bytes(patients.with_state, args, (0,), "a100"))
     diagnosis = api.doctor(patients.with_state, args, budget=budget, **options)
     finding = only("host state", diagnosis)
-    planned = memplan.jit(patients.with_state, budget=budget, host_state=0, **options).plan(*args).report
+    planned = (
+        memplan.jit(patients.with_state, budget=budget, host_state=0, **options).plan(*args).report
+    )
     assert finding.device_bytes == planned.compiled_peak_bytes <= budget
     assert finding.gained_bytes == diagnosis.device_bytes - planned.compiled_peak_bytes
     assert finding.host_bytes == 2 * LAYERS * WIDTH * WIDTH * 4 and (finding.added_s or 0.0) > 0.0
@@ -165,20 +181,26 @@ def test_state_that_the_host_could_hold_is_found() -> None:
 
 def test_a_batch_that_just_misses_is_found_and_then_the_plan() -> None:
     def bytes_of(rows: int) -> int:
-        return device_bytes(patients.train, (weights(), array(rows, WIDTH), array(rows, WIDTH)), (0,), None)
+        return device_bytes(
+            patients.train, (weights(), array(rows, WIDTH), array(rows, WIDTH)), (0,), None
+        )
 
     budget = bytes_of(700)
-    diagnosis = api.doctor(patients.train, (weights(), X, X), budget=budget, split=False, donate_argnums=0)
+    diagnosis = api.doctor(
+        patients.train, (weights(), X, X), budget=budget, split=False, donate_argnums=0
+    )
     batch, plan = diagnosis.findings
     assert not diagnosis.fits and diagnosis.device_bytes == bytes_of(ROWS) > budget
     rows = int(batch.advice.partition("a batch of ")[2].partition(" ")[0])
     assert rows <= 700 < rows + ROWS // 32 and batch.device_bytes == bytes_of(rows) <= budget
-    assert f"{rows + ROWS // 32} do not fit" in batch.advice and bytes_of(rows + ROWS // 32) > budget
+    assert (
+        f"{rows + ROWS // 32} do not fit" in batch.advice and bytes_of(rows + ROWS // 32) > budget
+    )
     assert (batch.added_s or 0.0) < 0.0
     assert plan.kind == "plan"
-    report = memplan.jit(patients.train, budget=plan.device_bytes, split=False, donate_argnums=0).plan(
-        *(weights(), X, X)
-    )
+    report = memplan.jit(
+        patients.train, budget=plan.device_bytes, split=False, donate_argnums=0
+    ).plan(*(weights(), X, X))
     assert report.report.compiled_peak_bytes == plan.device_bytes
 
 
@@ -187,13 +209,22 @@ def test_a_kernel_above_the_budget_needs_slabs() -> None:
     diagnosis = api.doctor(vocabulary.step, args, budget=vocabulary.IN_SLABS, donate_argnums=0)
     (finding,) = diagnosis.findings
     assert finding.kind == "slabs" and "vocabulary.py:" in finding.advice
-    planned = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(*args).report
+    planned = (
+        memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0)
+        .plan(*args)
+        .report
+    )
     assert finding.device_bytes == planned.compiled_peak_bytes
-    assert finding.gained_bytes == device_bytes(vocabulary.step, args, (0,), None) - finding.device_bytes
+    assert (
+        finding.gained_bytes
+        == device_bytes(vocabulary.step, args, (0,), None) - finding.device_bytes
+    )
 
 
 def test_if_no_plan_fits_the_smallest_is_listed() -> None:
-    diagnosis = api.doctor(patients.train, (weights(), X, X), budget="1MiB", split=False, donate_argnums=0)
+    diagnosis = api.doctor(
+        patients.train, (weights(), X, X), budget="1MiB", split=False, donate_argnums=0
+    )
     (finding,) = diagnosis.findings
     assert "no plan fits" in finding.advice and MIB < finding.device_bytes < diagnosis.device_bytes
 
@@ -210,7 +241,9 @@ HEALTHY: dict[str, tuple[Step, Sequence[Any], dict[str, Any]]] = {
 def test_healthy_steps_have_no_findings(name: str) -> None:
     step, args, options = HEALTHY[name]
     diagnosis = api.doctor(step, args, **options)
-    assert diagnosis.is_healthy and not diagnosis.findings and "What to do first" not in str(diagnosis)
+    assert (
+        diagnosis.is_healthy and not diagnosis.findings and "What to do first" not in str(diagnosis)
+    )
 
 
 def test_progress_names_each_compilation() -> None:

@@ -46,7 +46,9 @@ def frontier() -> Frontier:
 @pytest.mark.gpu_aot
 @pytest.mark.slow
 def test_it_agrees_with_planning_every_size(frontier: Frontier) -> None:
-    assert [rows for rows in ROWS if fits(rows)] == [rows for rows in ROWS if rows <= frontier.largest]
+    assert [rows for rows in ROWS if fits(rows)] == [
+        rows for rows in ROWS if rows <= frontier.largest
+    ]
     assert frontier.refused == frontier.largest + 256
 
 
@@ -81,7 +83,9 @@ def test_if_all_sizes_fit_the_largest_is_the_last() -> None:
 
 def test_nothing_fits() -> None:
     with pytest.raises(InfeasibleBudgetError) as caught:
-        memplan.largest(lambda rows: make(rows, layers=1), low=1, high=64, budget="1KiB", host_budget=0)
+        memplan.largest(
+            lambda rows: make(rows, layers=1), low=1, high=64, budget="1KiB", host_budget=0
+        )
     assert caught.value.smallest_bytes > 1024
 
 

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 
 Groups = Sequence[Sequence[int]]
 
-_OPTIONS = "input_output_alias={ {}: (0, {}, may-alias) }, entry_computation_layout={(f32[8]{0})->f32[]}"
+_OPTIONS = (
+    "input_output_alias={ {}: (0, {}, may-alias) }, entry_computation_layout={(f32[8]{0})->f32[]}"
+)
 _REDUCERS = "".join(
     f"""
 %{opcode}.f (a.{opcode}: f32[], b.{opcode}: f32[]) -> f32[] {{
@@ -43,7 +45,9 @@ class Lines:
         self.lines.append(f"  %{name} = {shape} {call}")
         return name
 
-    def send(self, name: str, shape: str, kind: str, operand: str, groups: Groups, more: str = "") -> str:
+    def send(
+        self, name: str, shape: str, kind: str, operand: str, groups: Groups, more: str = ""
+    ) -> str:
         """A collective."""
         if kind in ("all-reduce", "reduce-scatter"):
             more += ", to_apply=%add.f"
@@ -74,7 +78,10 @@ def along(sizes: Sequence[int], *levels: int) -> list[list[int]]:
 
     def numbers(some: Sequence[int]) -> list[int]:
         places = itertools.product(*(range(sizes[level]) for level in some))
-        return [sum(at * strides[level] for at, level in zip(place, some, strict=True)) for place in places]
+        return [
+            sum(at * strides[level] for at, level in zip(place, some, strict=True))
+            for place in places
+        ]
 
     return [[start + offset for offset in numbers(levels)] for start in numbers(rest)]
 
@@ -84,7 +91,11 @@ def brackets(dims: Sequence[int]) -> str:
 
 
 INSIDE, ACROSS, ALL = along((2, 4), 1), along((2, 4), 0), along((2, 4), 0, 1)
-MEMBERS = ((3, 5), (7,), (4, 6))  # what is summed: 46 elements, of which two hosts of four have 48 with padding
+MEMBERS = (
+    (3, 5),
+    (7,),
+    (4, 6),
+)  # what is summed: 46 elements, of which two hosts of four have 48 with padding
 Phases = Callable[[Lines, str, int], str]
 
 
@@ -96,7 +107,9 @@ def scattering(*levels: Groups) -> Phases:
         for number, groups in enumerate(down):
             sizes.append(sizes[-1] // len(groups[0]))
             shape, more = brackets(sizes[-1:]), ", dimensions={0}"
-            given = lines.send(f"{given}.d{number}", shape, "reduce-scatter", f"%{given}", groups, more)
+            given = lines.send(
+                f"{given}.d{number}", shape, "reduce-scatter", f"%{given}", groups, more
+            )
         given = lines.send(f"{given}.m", brackets(sizes[-1:]), "all-reduce", f"%{given}", last)
         for number, groups in reversed(list(enumerate(down))):
             sizes.pop()
@@ -114,7 +127,9 @@ def one_by_one(*levels: Groups) -> Phases:
         for number, groups in enumerate(levels):
             if number:
                 given = lines.put(f"{given}.b", brackets([size]), f"opt-barrier(%{given})")
-            given = lines.send(f"{given}.r{number}", brackets([size]), "all-reduce", f"%{given}", groups)
+            given = lines.send(
+                f"{given}.r{number}", brackets([size]), "all-reduce", f"%{given}", groups
+            )
         return given
 
     return write
@@ -125,9 +140,13 @@ def exchanging(inner: Groups, outer: Groups) -> Phases:
 
     def write(lines: Lines, given: str, size: int) -> str:
         part = size // len(inner[0])
-        piece = _exchange(lines, given, brackets([part]), [part * at for at in range(len(inner[0]) + 1)], inner)
+        piece = _exchange(
+            lines, given, brackets([part]), [part * at for at in range(len(inner[0]) + 1)], inner
+        )
         piece = lines.send(f"{given}.m", brackets([part]), "all-reduce", f"%{piece}", outer)
-        return lines.send(f"{given}.u", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}")
+        return lines.send(
+            f"{given}.u", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}"
+        )
 
     return write
 
@@ -139,10 +158,15 @@ def _exchange(lines: Lines, given: str, shape: str, marks: Sequence[int], groups
         for at, (low, high) in enumerate(itertools.pairwise(marks))
     ]
     received = lines.send(
-        f"{given}.x", f"({', '.join([shape] * len(parts))})", "all-to-all", ", ".join(f"%{p}" for p in parts), groups
+        f"{given}.x",
+        f"({', '.join([shape] * len(parts))})",
+        "all-to-all",
+        ", ".join(f"%{p}" for p in parts),
+        groups,
     )
     got = [
-        lines.put(f"{given}.g{at}", shape, f"get-tuple-element(%{received}), index={at}") for at in range(len(parts))
+        lines.put(f"{given}.g{at}", shape, f"get-tuple-element(%{received}), index={at}")
+        for at in range(len(parts))
     ]
     total = got[0]
     for at, one in enumerate(got[1:]):
@@ -156,7 +180,9 @@ def rounding(inner: Groups, outer: Groups, wire: str = "bf16", tuples: bool = Fa
     def write(lines: Lines, given: str, size: int) -> str:
         part, hosts = size // len(inner[0]), len(outer[0])
         m, n = part // hosts, given
-        piece = lines.send(f"{n}.d", brackets([part]), "reduce-scatter", f"%{n}", inner, ", dimensions={0}")
+        piece = lines.send(
+            f"{n}.d", brackets([part]), "reduce-scatter", f"%{n}", inner, ", dimensions={0}"
+        )
         rows = f"[{hosts},{m}]"
         at = lines.put(f"{n}.rows", f"f32{rows}", f"reshape(%{piece})")
         at = lines.put(f"{n}.small", f"{wire}{rows}", f"convert(%{at})")
@@ -165,19 +191,27 @@ def rounding(inner: Groups, outer: Groups, wire: str = "bf16", tuples: bool = Fa
         at = lines.put(f"{n}.halves", f"{wire}{rows}", f"bitcast-convert(%{at})")
         at = lines.put(f"{n}.floats", f"f32{rows}", f"convert(%{at})")
         zero = lines.put(f"{n}.from", "f32[]", "constant(0)")
-        at = lines.put(f"{n}.sum", f"f32[{m}]", f"reduce(%{at}, %{zero}), dimensions={{0}}, to_apply=%add.f")
+        at = lines.put(
+            f"{n}.sum", f"f32[{m}]", f"reduce(%{at}, %{zero}), dimensions={{0}}, to_apply=%add.f"
+        )
         at = lines.put(f"{n}.again", f"{wire}[{m}]", f"convert(%{at})")
         at = lines.put(f"{n}.out", f"u16[{m}]", f"bitcast-convert(%{at})")
-        at = lines.send(f"{n}.far", f"u16[{part}]", "all-gather", f"%{at}", outer, ", dimensions={0}")
+        at = lines.send(
+            f"{n}.far", f"u16[{part}]", "all-gather", f"%{at}", outer, ", dimensions={0}"
+        )
         at = lines.put(f"{n}.back", f"{wire}[{part}]", f"bitcast-convert(%{at})")
         at = lines.put(f"{n}.whole", f"f32[{part}]", f"convert(%{at})")
-        return lines.send(f"{n}.u", f"f32[{size}]", "all-gather", f"%{at}", inner, ", dimensions={0}")
+        return lines.send(
+            f"{n}.u", f"f32[{size}]", "all-gather", f"%{at}", inner, ", dimensions={0}"
+        )
 
     return write
 
 
 def _by_array(lines: Lines, given: str, rows: str, groups: Groups) -> str:
-    return lines.send(f"{given}.x", f"u16{rows}", "all-to-all", f"%{given}", groups, ", dimensions={0}")
+    return lines.send(
+        f"{given}.x", f"u16{rows}", "all-to-all", f"%{given}", groups, ", dimensions={0}"
+    )
 
 
 def _by_tuples(lines: Lines, given: str, hosts: int, m: int, groups: Groups) -> str:
@@ -188,13 +222,22 @@ def _by_tuples(lines: Lines, given: str, hosts: int, m: int, groups: Groups) -> 
     ]
     sent = ", ".join(f"%{part}" for part in parts)
     got = lines.send(f"{given}.x", f"({', '.join([shape] * hosts)})", "all-to-all", sent, groups)
-    some = [lines.put(f"{given}.g{at}", shape, f"get-tuple-element(%{got}), index={at}") for at in range(hosts)]
+    some = [
+        lines.put(f"{given}.g{at}", shape, f"get-tuple-element(%{got}), index={at}")
+        for at in range(hosts)
+    ]
     listed = ", ".join(f"%{one}" for one in some)
-    return lines.put(f"{given}.all", f"u16[{hosts},{m}]", f"concatenate({listed}), dimensions={{0}}")
+    return lines.put(
+        f"{given}.all", f"u16[{hosts},{m}]", f"concatenate({listed}), dimensions={{0}}"
+    )
 
 
 def bucket(
-    lines: Lines, mark: str, members: Sequence[tuple[str, str, Sequence[int]]], multiple: int, do: Phases
+    lines: Lines,
+    mark: str,
+    members: Sequence[tuple[str, str, Sequence[int]]],
+    multiple: int,
+    do: Phases,
 ) -> None:
     """Sums of members, each a source, the name of its sum and its sizes, together."""
     sizes = [math.prod(dims) for _, _, dims in members]
@@ -206,13 +249,19 @@ def bucket(
     whole = flat[0]
     if len(flat) > 1:
         listed = ", ".join(f"%{one}" for one in flat)
-        whole = lines.put(f"{mark}.cat", brackets([total]), f"concatenate({listed}), dimensions={{0}}")
+        whole = lines.put(
+            f"{mark}.cat", brackets([total]), f"concatenate({listed}), dimensions={{0}}"
+        )
     if rest := -total % multiple:
         zero = lines.put(f"{mark}.zero", "f32[]", "constant(0)")
-        whole = lines.put(f"{mark}.pad", brackets([total + rest]), f"pad(%{whole}, %{zero}), padding=0_{rest}")
+        whole = lines.put(
+            f"{mark}.pad", brackets([total + rest]), f"pad(%{whole}, %{zero}), padding=0_{rest}"
+        )
     whole, at = do(lines, whole, total + rest), 0
     for (_, result, dims), size in zip(members, sizes, strict=True):
-        cut = lines.put(f"{result}.cut", brackets([size]), f"slice(%{whole}), slice={{[{at}:{at + size}]}}")
+        cut = lines.put(
+            f"{result}.cut", brackets([size]), f"slice(%{whole}), slice={{[{at}:{at + size}]}}"
+        )
         lines.put(result, brackets(dims), f"reshape(%{cut})")
         at += size
 
@@ -243,18 +292,28 @@ def tuple_sums(groups: Groups) -> str:
     """All in one all-reduce of several arrays."""
     lines = Lines()
     gradients(lines)
-    lines.send("sums", f"({', '.join(map(brackets, MEMBERS))})", "all-reduce", "%g0, %g1, %g2", groups)
+    lines.send(
+        "sums", f"({', '.join(map(brackets, MEMBERS))})", "all-reduce", "%g0, %g1, %g2", groups
+    )
     for number, dims in enumerate(MEMBERS):
         lines.put(f"sum{number}", brackets(dims), f"get-tuple-element(%sums), index={number}")
     results(lines)
     return module(lines)
 
 
-def shaped_sums(do: Phases, multiple: int = 4, buckets: Sequence[Sequence[int]] = ((0, 1, 2),)) -> str:
+def shaped_sums(
+    do: Phases, multiple: int = 4, buckets: Sequence[Sequence[int]] = ((0, 1, 2),)
+) -> str:
     lines = Lines(11)
     gradients(lines)
     for mark, numbers in enumerate(buckets):
-        bucket(lines, f"k{mark}", [(f"g{one}", f"sum{one}", MEMBERS[one]) for one in numbers], multiple, do)
+        bucket(
+            lines,
+            f"k{mark}",
+            [(f"g{one}", f"sum{one}", MEMBERS[one]) for one in numbers],
+            multiple,
+            do,
+        )
     results(lines)
     return module(lines)
 
@@ -277,7 +336,9 @@ def plain_gather(dims: Sequence[int], dim: int, groups: Groups) -> str:
     return module(lines)
 
 
-def shaped_gather(dims: Sequence[int], dim: int, levels: Sequence[Groups], order: Sequence[int] | None = None) -> str:
+def shaped_gather(
+    dims: Sequence[int], dim: int, levels: Sequence[Groups], order: Sequence[int] | None = None
+) -> str:
     """First in the first of these groups; `order` says how the levels follow each other, outermost first."""
     lines = Lines(11)
     lines.put("x", brackets(dims), "parameter(0)")
@@ -291,7 +352,11 @@ def shaped_gather(dims: Sequence[int], dim: int, levels: Sequence[Groups], order
     wanted = [count - 1 - level for level in (order or range(count))]
     turned = [*range(count, count + dim), *wanted, *range(count + dim, len(sizes))]
     listed = ",".join(map(str, turned))
-    lines.put("s.turned", brackets([sizes[one] for one in turned]), f"transpose(%{at}), dimensions={{{listed}}}")
+    lines.put(
+        "s.turned",
+        brackets([sizes[one] for one in turned]),
+        f"transpose(%{at}), dimensions={{{listed}}}",
+    )
     whole = [size * math.prod(front) if one == dim else size for one, size in enumerate(dims)]
     lines.put("s", brackets(whole), "reshape(%s.turned)")
     lines.put("out", brackets(whole), "negate(%s)")
@@ -317,7 +382,9 @@ def _offsets(lines: Lines, size: int, table: Sequence[int]) -> None:
     lines.put("no", "s32[]", "constant(0)")
 
 
-def plain_scatter(dims: Sequence[int], dim: int, groups: Groups, table: Sequence[int] = TABLE) -> str:
+def plain_scatter(
+    dims: Sequence[int], dim: int, groups: Groups, table: Sequence[int] = TABLE
+) -> str:
     """As XLA's partitioner writes it."""
     lines = Lines()
     lines.put("x", brackets(dims), "parameter(0)")
@@ -328,7 +395,9 @@ def plain_scatter(dims: Sequence[int], dim: int, groups: Groups, table: Sequence
     piece = [size if at == dim else one for at, one in enumerate(dims)]
     starts = ", ".join("%at" if at == dim else "%no" for at in range(len(dims)))
     sizes = ",".join(map(str, piece))
-    lines.put("s", brackets(piece), f"dynamic-slice(%sum, {starts}), dynamic_slice_sizes={{{sizes}}}")
+    lines.put(
+        "s", brackets(piece), f"dynamic-slice(%sum, {starts}), dynamic_slice_sizes={{{sizes}}}"
+    )
     lines.put("out", brackets(piece), "negate(%s)")
     return module(lines)
 
@@ -353,10 +422,18 @@ def shaped_scatter(dims: Sequence[int], dim: int, inner: Groups, outer: Groups) 
     order = [dim + 1, dim, *range(dim), *range(dim + 2, len(sizes))]
     lines.put("s.split", brackets(sizes), "reshape(%g)")
     listed = ",".join(map(str, order))
-    lines.put("s.turned", brackets([sizes[one] for one in order]), f"transpose(%s.split), dimensions={{{listed}}}")
-    lines.send("s.near", brackets([1, h, *piece]), "reduce-scatter", "%s.turned", inner, ", dimensions={0}")
+    lines.put(
+        "s.turned",
+        brackets([sizes[one] for one in order]),
+        f"transpose(%s.split), dimensions={{{listed}}}",
+    )
+    lines.send(
+        "s.near", brackets([1, h, *piece]), "reduce-scatter", "%s.turned", inner, ", dimensions={0}"
+    )
     lines.put("s.host", brackets([h, *piece]), "reshape(%s.near)")
-    lines.send("s.far", brackets([1, *piece]), "reduce-scatter", "%s.host", outer, ", dimensions={0}")
+    lines.send(
+        "s.far", brackets([1, *piece]), "reduce-scatter", "%s.host", outer, ", dimensions={0}"
+    )
     lines.put("s", brackets(piece), "reshape(%s.far)")
     lines.put("out", brackets(piece), "negate(%s)")
     return module(lines)
@@ -399,8 +476,12 @@ def loop(term: Callable[[Lines], str], behind: Callable[[Lines], str]) -> str:
     return module(lines, *loop_body(term))
 
 
-def summed(given: str, groups: Groups = ALL, dims: Sequence[int] = (6, 8)) -> Callable[[Lines], str]:
-    return lambda lines: lines.send(f"{given}.sum", brackets(dims), "all-reduce", f"%{given}", groups)
+def summed(
+    given: str, groups: Groups = ALL, dims: Sequence[int] = (6, 8)
+) -> Callable[[Lines], str]:
+    return lambda lines: lines.send(
+        f"{given}.sum", brackets(dims), "all-reduce", f"%{given}", groups
+    )
 
 
 def in_phases(given: str, do: Phases, dims: Sequence[int] = (6, 8)) -> Callable[[Lines], str]:

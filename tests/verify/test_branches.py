@@ -97,11 +97,17 @@ def test_clones_copies_and_another_order_are_the_plain_computation(around: str) 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_mutants_are_killed(name: str, around: str) -> None:
     with pytest.raises(NotThePlainModuleError):
-        judge(read_module(module(PLAIN_BODY, around)), read_module(edited(module(PLANNED_BODY, around), MUTANTS[name])))
+        judge(
+            read_module(module(PLAIN_BODY, around)),
+            read_module(edited(module(PLANNED_BODY, around), MUTANTS[name])),
+        )
 
 
 @pytest.mark.parametrize("name", OF_BRANCHES)
 def test_mutants_of_the_choice_are_killed(name: str) -> None:
     plain = module(PLAIN_BODY, CHOOSES)
     with pytest.raises(NotThePlainModuleError):
-        judge(read_module(plain), read_module(edited(module(PLANNED_BODY, CHOOSES), OF_BRANCHES[name])))
+        judge(
+            read_module(plain),
+            read_module(edited(module(PLANNED_BODY, CHOOSES), OF_BRANCHES[name])),
+        )

@@ -108,14 +108,23 @@ READ_AGAIN = READ.replace("%gd", "%gd.run2")
 BEGUN = (GATHER, SAYS, A, MADE)
 ENDED = (SUM, SCATTER, SUMMED, SCATTERED, UPDATED, LOOPS)
 PLAIN = module(*BEGUN, READ, *ENDED)
-BODY_AGAIN = BODY_GATHER.replace("%h ", "%h.run2 ").replace("%hd ", "%hd.run2 ").replace("(%h)", "(%h.run2)")
+BODY_AGAIN = (
+    BODY_GATHER.replace("%h ", "%h.run2 ").replace("%hd ", "%hd.run2 ").replace("(%h)", "(%h.run2)")
+)
 SOUND = {
     "itself": PLAIN,
     "a gather again, as a whole pair": module(*BEGUN, AGAIN, READ_AGAIN, *ENDED),
-    "kernels beside a gather that runs again": module(GATHER, SAYS, A, START, MADE, DONE, READ_AGAIN, *ENDED),
-    "other collectives first": module(*BEGUN, SCATTER, READ, SUM, SCATTERED, SUMMED, LOOPS, UPDATED),
+    "kernels beside a gather that runs again": module(
+        GATHER, SAYS, A, START, MADE, DONE, READ_AGAIN, *ENDED
+    ),
+    "other collectives first": module(
+        *BEGUN, SCATTER, READ, SUM, SCATTERED, SUMMED, LOOPS, UPDATED
+    ),
     "a body gathers again": module(
-        *BEGUN, READ, *ENDED, bodies=BODIES.replace(BODY_READ, BODY_AGAIN + BODY_READ.replace("%hd", "%hd.run2"))
+        *BEGUN,
+        READ,
+        *ENDED,
+        bodies=BODIES.replace(BODY_READ, BODY_AGAIN + BODY_READ.replace("%hd", "%hd.run2")),
     ),
 }
 SECOND_READ = BODY_READ.replace("%hd", "%v")

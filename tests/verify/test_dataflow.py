@@ -14,7 +14,10 @@ TANH = f"%a = {ARRAY} fusion(%x), kind=kLoop, calls=%tanh.0"
 SINE = f"%b = {ARRAY} fusion(%x), kind=kLoop, calls=%sine.0"
 LAST = f"ROOT %c = {ARRAY} fusion(%a, %b), kind=kLoop, calls=%sub.0"
 GO, GONE = f"%go = ({SPACE}, {ARRAY}, u32[]) copy-start(%a)", f"%gone = {SPACE} copy-done(%go)"
-COME, CAME = f"%come = ({ARRAY}, {SPACE}, u32[]) copy-start(%gone)", f"%came = {ARRAY} copy-done(%come)"
+COME, CAME = (
+    f"%come = ({ARRAY}, {SPACE}, u32[]) copy-start(%gone)",
+    f"%came = {ARRAY} copy-done(%come)",
+)
 SAY = 'custom-call(%x), custom_call_target="say", custom_call_has_side_effect=true'
 
 
@@ -68,8 +71,14 @@ def test_a_copy_without_change_of_layout_is_what_it_copies() -> None:
             "ends go in gone.2, which is not",
         ),
         ((TANH, SINE, GO, LAST.replace("%a", "%go"), GONE), "reads in c a copy that is under way"),
-        ((TANH, GO, COME.replace("%gone", "%go"), GONE, CAME, SINE, LAST), "copies in come a copy that is under way"),
-        ((TANH.replace("f32[8]", "bf16[8]"), SINE, LAST), "has another shape in a than what it calls"),
+        (
+            (TANH, GO, COME.replace("%gone", "%go"), GONE, CAME, SINE, LAST),
+            "copies in come a copy that is under way",
+        ),
+        (
+            (TANH.replace("f32[8]", "bf16[8]"), SINE, LAST),
+            "has another shape in a than what it calls",
+        ),
         (
             (TANH, SINE, f"%e = {ARRAY} get-tuple-element(%a), index=0", LAST),
             "what is no tuple in e",
@@ -84,7 +93,9 @@ def test_what_cannot_be_is_said_with_names(lines: tuple[str, ...], said: str) ->
 def test_what_acts_is_kept_in_order() -> None:
     first, second = f"%s = {ARRAY} {SAY}", f"%t = {ARRAY} {SAY.replace('say', 'shout')}"
     known, ends = Expressions(), (TANH, SINE, LAST)
-    one, other = (dataflow(*pair, *ends, expressions=known) for pair in ((first, second), (second, first)))
+    one, other = (
+        dataflow(*pair, *ends, expressions=known) for pair in ((first, second), (second, first))
+    )
     assert len(one.effects) == 2 and one.effects == other.effects[::-1] == one.single
     assert not dataflow(*ends).effects
 
@@ -119,9 +130,14 @@ def begun(name: str, result: str, kind: str = "kLoop") -> tuple[str, str]:
 
 
 def test_a_reader_behind_the_start_of_an_update_is_late() -> None:
-    reader, (start, done) = f"%r = {ARRAY} fusion(%a, %x), kind=kLoop, calls=%sub.0", begun("go", "p")
+    reader, (start, done) = (
+        f"%r = {ARRAY} fusion(%a, %x), kind=kLoop, calls=%sub.0",
+        begun("go", "p"),
+    )
     ends = (SINE, LAST.replace("%a", "%p"))
-    assert late(dataflow(*UPDATES, reader, start, done, *ends)) == {"p"}, "what updates it reads it until it is done"
+    assert late(dataflow(*UPDATES, reader, start, done, *ends)) == {"p"}, (
+        "what updates it reads it until it is done"
+    )
     assert late(dataflow(*UPDATES, start, reader, done, *ends)) == {"p", "r"}
     assert late(dataflow(*UPDATES, start, done, reader, *ends)) == {"p", "r"}
 
@@ -134,7 +150,8 @@ def test_what_only_computes_may_begin_in_another_order_but_once() -> None:
         ends = (then, last, SINE, LAST.replace("%a", "%p").replace("%b", "%q"))
         known = Expressions()
         one, two = (
-            dataflow(*UPDATES, *starts, *ends, expressions=known) for starts in ((first, other), (other, first))
+            dataflow(*UPDATES, *starts, *ends, expressions=known)
+            for starts in ((first, other), (other, first))
         )
         assert len(one.single) == 2 and one.single == two.single[::-1]
         assert (one.meaning == two.meaning) is (kind == "kLoop")

@@ -60,4 +60,6 @@ def test_a_view_of_a_view_is_one_of_what_that_is_of() -> None:
     expressions, x = Expressions(), (100, 0)
     flat = expressions.view("f32[8]", x, "f32[2,4]")
     assert flat != x and expressions.view("f32[2,4]", flat, "f32[8]") == x
-    assert expressions.view("f32[4,2]", flat, "f32[8]") == expressions.view("f32[4,2]", x, "f32[2,4]")
+    assert expressions.view("f32[4,2]", flat, "f32[8]") == expressions.view(
+        "f32[4,2]", x, "f32[2,4]"
+    )

@@ -33,7 +33,17 @@ def gate(*triples: tuple[Any, Any, Any]) -> Gate:
         np.array([1 + 2j, np.nan], np.complex64),
         jax.random.key(0),
     ],
-    ids=["floats", "ints", "bools", "nan and inf", "empty", "scalar", "bfloat16", "complex", "keys"],
+    ids=[
+        "floats",
+        "ints",
+        "bools",
+        "nan and inf",
+        "empty",
+        "scalar",
+        "bfloat16",
+        "complex",
+        "keys",
+    ],
 )
 def test_equal_is_equal(leaf: Any) -> None:
     found = gate((leaf, leaf, leaf))
@@ -52,7 +62,9 @@ def test_equal_is_equal(leaf: Any) -> None:
         ([1, np.inf], [1, 3e38]),
     ],
 )
-def test_nan_and_infinity_stand_where_they_stood(reference: list[float], other: list[float]) -> None:
+def test_nan_and_infinity_stand_where_they_stood(
+    reference: list[float], other: list[float]
+) -> None:
     a, b = np.array(reference, np.float32), np.array(other, np.float32)
     assert relative_error(a, b) == float("inf")
     assert not gate((a, a, b)).passes
@@ -116,7 +128,11 @@ def test_noise_widens_its_own_tolerance_only() -> None:
 
 def test_the_median_output_lends_its_rounding() -> None:
     usual = (ONES, ONES * (1 + 20 * EPS), ONES)
-    lucky = (ONES, ONES, ONES * (1 + 50 * EPS))  # nothing by recompilation, within four times the others' by planning
+    lucky = (
+        ONES,
+        ONES,
+        ONES * (1 + 50 * EPS),
+    )  # nothing by recompilation, within four times the others' by planning
     assert gate(usual, usual, lucky).passes
     assert not gate(lucky).passes
 

@@ -28,17 +28,41 @@ def numbers(*lines: str) -> list[list[int]] | None:
         ([ME, "%five = u32[] constant(5)", "%x = u32[] multiply(%me, %five)"], [0, 5, 10, 15]),
         ([ME, "%two = u32[] constant(2)", "%x = u32[] divide(%me, %two)"], [0, 0, 1, 1]),
         ([ME, "%two = u32[] constant(2)", "%x = u32[] remainder(%me, %two)"], [0, 1, 0, 1]),
-        ([ME, "%one = u32[] constant(1)", "%x = u32[] shift-right-logical(%me, %one)"], [0, 0, 1, 1]),
         (
-            [ME, "%low = u32[] constant(1)", "%high = u32[] constant(2)", "%x = u32[] clamp(%low, %me, %high)"],
+            [ME, "%one = u32[] constant(1)", "%x = u32[] shift-right-logical(%me, %one)"],
+            [0, 0, 1, 1],
+        ),
+        (
+            [
+                ME,
+                "%low = u32[] constant(1)",
+                "%high = u32[] constant(2)",
+                "%x = u32[] clamp(%low, %me, %high)",
+            ],
             [1, 1, 2, 2],
         ),
-        ([ME, "%s = s32[] convert(%me)", "%two = s32[] constant(2)", "%x = s32[] subtract(%s, %two)"], [-2, -1, 0, 1]),
-        ([ME, "%two = u32[] constant(2)", "%x = u32[] subtract(%me, %two)"], [2**32 - 2, 2**32 - 1, 0, 1]),
-        ([TABLE, ME, "%x = u32[2] dynamic-slice(%t, %me), dynamic_slice_sizes={2}"], [[3, 1], [1, 0], [0, 2], [0, 2]]),
+        (
+            [
+                ME,
+                "%s = s32[] convert(%me)",
+                "%two = s32[] constant(2)",
+                "%x = s32[] subtract(%s, %two)",
+            ],
+            [-2, -1, 0, 1],
+        ),
+        (
+            [ME, "%two = u32[] constant(2)", "%x = u32[] subtract(%me, %two)"],
+            [2**32 - 2, 2**32 - 1, 0, 1],
+        ),
+        (
+            [TABLE, ME, "%x = u32[2] dynamic-slice(%t, %me), dynamic_slice_sizes={2}"],
+            [[3, 1], [1, 0], [0, 2], [0, 2]],
+        ),
     ],
 )
-def test_knows_what_follows_from_the_partition(lines: list[str], wanted: list[int] | list[list[int]]) -> None:
+def test_knows_what_follows_from_the_partition(
+    lines: list[str], wanted: list[int] | list[list[int]]
+) -> None:
     assert numbers(*lines) == [one if isinstance(one, list) else [one] for one in wanted]
 
 

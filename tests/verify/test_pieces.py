@@ -16,15 +16,22 @@ from tests.program.scans import plain, traced
 def test_the_same_numbers(name: str, length: int) -> None:
     program, args = traced(name)
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(args)]
-    for expected, found in zip(plain(name), in_pieces(program.jaxpr, length, {})(leaves), strict=True):
+    for expected, found in zip(
+        plain(name), in_pieces(program.jaxpr, length, {})(leaves), strict=True
+    ):
         assert expected.dtype == found.dtype
-        scale = float(np.max(np.abs(expected), initial=1.0))  # differences of large sums are rounded as those are
+        scale = float(
+            np.max(np.abs(expected), initial=1.0)
+        )  # differences of large sums are rounded as those are
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_a_loop_without_trips() -> None:
     closed = trace(
-        lambda xs: jax.lax.scan(lambda c, x: (c + x, c * x), 1.0, xs), (np.ones(0, np.float32),), {}, {}
+        lambda xs: jax.lax.scan(lambda c, x: (c + x, c * x), 1.0, xs),
+        (np.ones(0, np.float32),),
+        {},
+        {},
     ).jaxpr
     last, made = in_pieces(closed, 3, {})([np.ones(0, np.float32)])
     assert last == 1.0

@@ -63,7 +63,9 @@ IN_BUCKET = Case(plain_sums(ALL), shaped_sums(scattering(INSIDE, ACROSS)))
 THREE = [along((2, 2, 2), level) for level in (2, 1, 0)]
 TWELVE = [along((3, 4), level) for level in (1, 0)]
 ROUNDED = Case(plain_sums(ALL), shaped_sums(rounding(INSIDE, ACROSS), 8), wire="bfloat16")
-BY_TUPLES = Case(plain_sums(ALL), shaped_sums(rounding(INSIDE, ACROSS, tuples=True), 8), wire="bfloat16")
+BY_TUPLES = Case(
+    plain_sums(ALL), shaped_sums(rounding(INSIDE, ACROSS, tuples=True), 8), wire="bfloat16"
+)
 EXCHANGED = Case(plain_sums(ALL), shaped_sums(exchanging(INSIDE, ACROSS)))
 GATHERED = Case(plain_gather((3, 4, 5), 1, ALL), shaped_gather((3, 4, 5), 1, [ACROSS, INSIDE]))
 SCATTERED = Case(plain_scatter((16, 24), 1, ALL), shaped_scatter((16, 24), 1, INSIDE, ACROSS))
@@ -131,7 +133,9 @@ def gather_in_a_loop() -> Case:
             lines.put("p.one", "f32[1,6,1]", "reshape(%p)")
             lines.send("p.far", "f32[2,6,1]", "all-gather", "%p.one", ACROSS, ", dimensions={0}")
             lines.put("p.host", "f32[1,2,6,1]", "reshape(%p.far)")
-            lines.send("p.near", "f32[4,2,6,1]", "all-gather", "%p.host", INSIDE, ", dimensions={0}")
+            lines.send(
+                "p.near", "f32[4,2,6,1]", "all-gather", "%p.host", INSIDE, ", dimensions={0}"
+            )
             lines.put("p.turned", "f32[6,2,4,1]", "transpose(%p.near), dimensions={2,1,0,3}")
             return lines.put("w", "f32[6,8]", "reshape(%p.turned)")
 
@@ -156,7 +160,11 @@ def in_a_branch() -> Case:
 
 def padded_by_concatenation() -> Case:
     """Zeros that are an array of their own."""
-    shaped = swap(IN_BUCKET.shaped, "pad(%k0.cat, %k0.zero), padding=0_2", "concatenate(%k0.cat, %two), dimensions={0}")
+    shaped = swap(
+        IN_BUCKET.shaped,
+        "pad(%k0.cat, %k0.zero), padding=0_2",
+        "concatenate(%k0.cat, %two), dimensions={0}",
+    )
     two = "%two = f32[2] broadcast(%k0.zero), dimensions={}\n  %k0.pad ="
     return Case(IN_BUCKET.plain, swap(shaped, "%k0.pad =", two))
 
@@ -166,9 +174,13 @@ def three_levels_rounded() -> Case:
 
     def do(lines: Lines, given: str, size: int) -> str:
         half = brackets([size // 2])
-        piece = lines.send(f"{given}.first", half, "reduce-scatter", f"%{given}", inner, ", dimensions={0}")
+        piece = lines.send(
+            f"{given}.first", half, "reduce-scatter", f"%{given}", inner, ", dimensions={0}"
+        )
         piece = rounding(middle, outer)(lines, piece, size // 2)
-        return lines.send(f"{given}.last", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}")
+        return lines.send(
+            f"{given}.last", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}"
+        )
 
     return Case(plain_sums(ALL), shaped_sums(do, 8), wire="bfloat16")
 
@@ -179,7 +191,9 @@ ACCEPTED: dict[str, Case] = {
     "two buckets": Case(plain_sums(ALL), shaped_sums(PHASES, 4, ((2, 0), (1,)))),
     "a bucket of one": Case(plain_sums(ALL), shaped_sums(PHASES, 4, ((0,), (1,), (2,)))),
     "three levels": Case(plain_sums(ALL), shaped_sums(scattering(*THREE))),
-    "three hosts of four": Case(plain_sums(along((3, 4), 0, 1)), shaped_sums(scattering(*TWELVE)), 12),
+    "three hosts of four": Case(
+        plain_sums(along((3, 4), 0, 1)), shaped_sums(scattering(*TWELVE)), 12
+    ),
     "across hosts first": Case(plain_sums(ALL), shaped_sums(scattering(ACROSS, INSIDE))),
     "hosts of every other device": Case(plain_sums(ALL), shaped_sums(scattering(ODD, ODD_ACROSS))),
     "parts of an axis": Case(plain_sums(PART), shaped_sums(scattering(PART_INSIDE, PART_ACROSS))),
@@ -192,7 +206,9 @@ ACCEPTED: dict[str, Case] = {
     "padded by concatenation": padded_by_concatenation(),
     "transposed member": transposed_member(),
     "rounded": ROUNDED,
-    "rounded to float16": Case(plain_sums(ALL), shaped_sums(rounding(INSIDE, ACROSS, "f16"), 8), wire="float16"),
+    "rounded to float16": Case(
+        plain_sums(ALL), shaped_sums(rounding(INSIDE, ACROSS, "f16"), 8), wire="float16"
+    ),
     "rounded in tuples": BY_TUPLES,
     "rounded on three levels": three_levels_rounded(),
     "rounding allowed": Case(IN_BUCKET.plain, IN_BUCKET.shaped, wire="bfloat16"),
@@ -206,18 +222,25 @@ ACCEPTED: dict[str, Case] = {
         plain_gather((3, 4), 1, ALL), shaped_gather((3, 4), 1, [THREE[2], THREE[1], THREE[0]])
     ),
     "gathered device by device": Case(
-        plain_gather((3, 4), 1, [[0, 4, 1, 5, 2, 6, 3, 7]]), shaped_gather((3, 4), 1, [ACROSS, INSIDE], [1, 0])
+        plain_gather((3, 4), 1, [[0, 4, 1, 5, 2, 6, 3, 7]]),
+        shaped_gather((3, 4), 1, [ACROSS, INSIDE], [1, 0]),
     ),
     "gathered on a part of an axis": Case(
         plain_gather((3, 4), 0, PART), shaped_gather((3, 4), 0, [PART_ACROSS, PART_INSIDE])
     ),
     "gathered in a loop": gather_in_a_loop(),
     **{
-        f"scattered along {dim}": Case(plain_scatter((16, 24), dim, ALL), shaped_scatter((16, 24), dim, INSIDE, ACROSS))
+        f"scattered along {dim}": Case(
+            plain_scatter((16, 24), dim, ALL), shaped_scatter((16, 24), dim, INSIDE, ACROSS)
+        )
         for dim in range(2)
     },
-    "flat scatter along 1": Case(flat_scatter((16, 24), 1, ALL), shaped_scatter((16, 24), 1, INSIDE, ACROSS)),
-    "scatter that XLA will make": Case(plain_scatter((16, 24), 0, ALL), flat_scatter((16, 24), 0, ALL)),
+    "flat scatter along 1": Case(
+        flat_scatter((16, 24), 1, ALL), shaped_scatter((16, 24), 1, INSIDE, ACROSS)
+    ),
+    "scatter that XLA will make": Case(
+        plain_scatter((16, 24), 0, ALL), flat_scatter((16, 24), 0, ALL)
+    ),
     "scattered on a part of an axis": Case(
         plain_scatter((16, 24), 0, PART, (0, 1, 0, 1, 2, 3, 2, 3)),
         shaped_scatter((16, 24), 0, PART_INSIDE, PART_ACROSS),
@@ -235,7 +258,9 @@ def test_accepts_an_equivalent_composition(name: str) -> None:
     check(ACCEPTED[name])
 
 
-_ONE_WAY = re.compile("rounded|rounding|^scatter|all-reduces$")  # rounding, offsets, and barriers go one way alone
+_ONE_WAY = re.compile(
+    "rounded|rounding|^scatter|all-reduces$"
+)  # rounding, offsets, and barriers go one way alone
 
 
 @pytest.mark.parametrize("name", [name for name in ACCEPTED if not _ONE_WAY.search(name)])
@@ -360,7 +385,9 @@ def cuts_every_other_element() -> Case:
 @mutant
 def swaps_members_of_a_bucket() -> Case:
     return of(
-        IN_BUCKET, "concatenate(%sum0.flat, %sum1.flat, %sum2.flat)", "concatenate(%sum2.flat, %sum1.flat, %sum0.flat)"
+        IN_BUCKET,
+        "concatenate(%sum0.flat, %sum1.flat, %sum2.flat)",
+        "concatenate(%sum2.flat, %sum1.flat, %sum0.flat)",
     )
 
 
@@ -385,7 +412,10 @@ def sums_one_member_in_place_of_another() -> Case:
 @mutant
 def doubles_on_the_device() -> Case:
     shaped = swap(IN_BUCKET.shaped, "reshape(%sum1.cut)", "reshape(%double)")
-    return Case(IN_BUCKET.plain, swap(shaped, "%sum1 =", "%double = f32[7] add(%sum1.cut, %sum1.cut)\n  %sum1 ="))
+    return Case(
+        IN_BUCKET.plain,
+        swap(shaped, "%sum1 =", "%double = f32[7] add(%sum1.cut, %sum1.cut)\n  %sum1 ="),
+    )
 
 
 @mutant
@@ -472,7 +502,9 @@ def gives_other_arguments_away() -> Case:
 
 @mutant
 def has_another_layout_of_results() -> Case:
-    return of(IN_BUCKET, "entry_computation_layout={(f32[8]{0})", "entry_computation_layout={(f32[8]{1})")
+    return of(
+        IN_BUCKET, "entry_computation_layout={(f32[8]{0})", "entry_computation_layout={(f32[8]{1})"
+    )
 
 
 _CALL = '%call = f32[7] custom-call(%x1), custom_call_target="print", custom_call_has_side_effect=true\n  %r0 ='
@@ -524,7 +556,11 @@ def loses_a_barrier() -> Case:
 @mutant
 def forgets_to_wait() -> Case:
     plain, shaped = (
-        swap(text, "%r1 = f32[7] negate(%sum1)", "%r1 = f32[7] negate(%sum1), control-predecessors={%r0}")
+        swap(
+            text,
+            "%r1 = f32[7] negate(%sum1)",
+            "%r1 = f32[7] negate(%sum1), control-predecessors={%r0}",
+        )
         for text in (IN_BUCKET.plain, IN_BUCKET.shaped)
     )
     return Case(plain, swap(shaped, ", control-predecessors={%r0}", ""))
@@ -533,7 +569,11 @@ def forgets_to_wait() -> Case:
 @mutant
 def waits_for_another() -> Case:
     plain, shaped = (
-        swap(text, "%r1 = f32[7] negate(%sum1)", f"%r1 = f32[7] negate(%sum1), control-predecessors={{%{name}}}")
+        swap(
+            text,
+            "%r1 = f32[7] negate(%sum1)",
+            f"%r1 = f32[7] negate(%sum1), control-predecessors={{%{name}}}",
+        )
         for text, name in ((IN_BUCKET.plain, "r0"), (IN_BUCKET.shaped, "g0"))
     )
     return Case(plain, shaped)
@@ -543,7 +583,8 @@ def waits_for_another() -> Case:
 def permutes_to_another_device() -> Case:
     sent = "%sum1.sent = f32[7] collective-permute(%g1), channel_id=88, source_target_pairs={{0,1}}\n  %r0 ="
     plain, shaped = (
-        swap(swap(text, "%r0 =", sent), "negate(%sum1)", "negate(%sum1.sent)") for text in (IN_BUCKET.plain,) * 2
+        swap(swap(text, "%r0 =", sent), "negate(%sum1)", "negate(%sum1.sent)")
+        for text in (IN_BUCKET.plain,) * 2
     )
     return Case(plain, swap(shaped, "{{0,1}}", "{{0,2}}"))
 
@@ -553,7 +594,9 @@ def reads_before_it_is_made() -> Case:
     lines = IN_BUCKET.shaped.split("\n")
     first = next(line for line in lines if "%sum1.flat =" in line)
     last = next(line for line in lines if "%k0.cat =" in line)
-    return Case(IN_BUCKET.plain, swap(swap(IN_BUCKET.shaped, f"{first}\n", ""), last, f"{last}\n{first}"))
+    return Case(
+        IN_BUCKET.plain, swap(swap(IN_BUCKET.shaped, f"{first}\n", ""), last, f"{last}\n{first}")
+    )
 
 
 @mutant
@@ -572,10 +615,19 @@ def rounds_inside_the_host_too() -> Case:
 
     def do(lines: Lines, given: str, size: int) -> str:
         half = size // 2
-        piece = lines.send(f"{given}.e", brackets([half]), "reduce-scatter", f"%{given}", THREE[0], ", dimensions={0}")
+        piece = lines.send(
+            f"{given}.e",
+            brackets([half]),
+            "reduce-scatter",
+            f"%{given}",
+            THREE[0],
+            ", dimensions={0}",
+        )
         piece = rounding([[one] for one in range(8)], THREE[1])(lines, piece, half)
         piece = rounding([[one] for one in range(8)], THREE[2])(lines, piece, half)
-        return lines.send(f"{given}.f", brackets([size]), "all-gather", f"%{piece}", THREE[0], ", dimensions={0}")
+        return lines.send(
+            f"{given}.f", brackets([size]), "all-gather", f"%{piece}", THREE[0], ", dimensions={0}"
+        )
 
     return Case(plain_sums(ALL), shaped_sums(do, 8), wire="bfloat16")
 
@@ -589,7 +641,11 @@ def rounds_before_the_sum_inside() -> Case:
 
 @mutant
 def sums_in_bfloat16() -> Case:
-    text = swap(ROUNDED.shaped, "%k0.pad.floats = f32[2,6] convert(%k0.pad.halves)", "%k0.pad.none = f32[] constant(0)")
+    text = swap(
+        ROUNDED.shaped,
+        "%k0.pad.floats = f32[2,6] convert(%k0.pad.halves)",
+        "%k0.pad.none = f32[] constant(0)",
+    )
     text = swap(text, "%k0.pad.from = f32[] constant(0)", "%k0.pad.from = bf16[] constant(0)")
     text = swap(text, "f32[6] reduce(%k0.pad.floats", "bf16[6] reduce(%k0.pad.halves")
     text = swap(text, "bf16[6] convert(%k0.pad.sum)", "bf16[6] reshape(%k0.pad.sum)")
@@ -654,7 +710,9 @@ def sends_one_part_to_two() -> Case:
 
 @mutant
 def gathers_the_other_hosts_pieces() -> Case:
-    return Case(GATHERED.plain, shaped_gather((3, 4, 5), 1, [[[4, 0], [5, 1], [6, 2], [7, 3]], INSIDE]))
+    return Case(
+        GATHERED.plain, shaped_gather((3, 4, 5), 1, [[[4, 0], [5, 1], [6, 2], [7, 3]], INSIDE])
+    )
 
 
 @mutant
@@ -703,7 +761,10 @@ def starts_elsewhere() -> Case:
 
 @mutant
 def starts_in_the_middle_of_a_piece() -> Case:
-    return Case(swap(SCATTERED.plain, "%size = s32[1] constant({3})", "%size = s32[1] constant({2})"), SCATTERED.shaped)
+    return Case(
+        swap(SCATTERED.plain, "%size = s32[1] constant({3})", "%size = s32[1] constant({2})"),
+        SCATTERED.shaped,
+    )
 
 
 @mutant
@@ -720,7 +781,10 @@ def splits_the_other_way() -> Case:
 @mutant
 def scatters_without_the_other_host() -> Case:
     text = without(SCATTERED.shaped, "s.far")
-    return Case(SCATTERED.plain, swap(text, "reshape(%s.far)", "slice(%s.host), slice={[0:1], [0:16], [0:3]}"))
+    return Case(
+        SCATTERED.plain,
+        swap(text, "reshape(%s.far)", "slice(%s.host), slice={[0:1], [0:16], [0:3]}"),
+    )
 
 
 @mutant

@@ -19,7 +19,12 @@ from tests.verify.test_same_collectives import ACCEPTED
 
 Values = np.ndarray | list[np.ndarray]  # [partitions, *dims], or several
 _GROUPS = re.compile(r"replica_groups=\{\{[\d,{}]*\}\}")
-_ELEMENTWISE = {"tanh": lambda x: 3 * x + 1, "negate": np.negative, "add": np.add, "opt-barrier": np.array}
+_ELEMENTWISE = {
+    "tanh": lambda x: 3 * x + 1,
+    "negate": np.negative,
+    "add": np.add,
+    "opt-barrier": np.array,
+}
 
 
 class NotRunError(Exception):
@@ -36,7 +41,9 @@ class Devices:
     def results(self) -> list[np.ndarray]:
         for op in self.body.ops.values():
             self.known[op.name] = made = self._value(op, [self.known[name] for name in op.operands])
-            for values, shape in zip(made if isinstance(made, list) else [made], op.result, strict=True):
+            for values, shape in zip(
+                made if isinstance(made, list) else [made], op.result, strict=True
+            ):
                 if values.shape[1:] != shape.dims:
                     raise NotRunError(op.name)
         found = self.known[self.body.root.name]
@@ -52,15 +59,25 @@ class Devices:
             return given[0][op.index]
         shape = op.shape
         if kind == "parameter":
-            return np.random.default_rng(op.parameter_number).integers(0, 1 << 30, (n, *op.result[0].dims))
+            return np.random.default_rng(op.parameter_number).integers(
+                0, 1 << 30, (n, *op.result[0].dims)
+            )
         if kind == "constant":
-            elements = op.integers or (0,) * op.result[0].size  # of floats only zeros are padded with
-            return np.broadcast_to(np.array(elements).reshape(op.result[0].dims), (n, *op.result[0].dims))
+            elements = (
+                op.integers or (0,) * op.result[0].size
+            )  # of floats only zeros are padded with
+            return np.broadcast_to(
+                np.array(elements).reshape(op.result[0].dims), (n, *op.result[0].dims)
+            )
         if kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
             return self._collective(op, given)
         assert isinstance(shape, Array)
         if kind in ("reshape", "convert"):
-            return given[0].reshape(n, *shape.dims) if given[0].size == n * shape.size else self._stop(op)
+            return (
+                given[0].reshape(n, *shape.dims)
+                if given[0].size == n * shape.size
+                else self._stop(op)
+            )
         if kind == "transpose":
             return given[0].transpose(0, *(1 + dim for dim in op.dimensions))
         if kind == "concatenate":
@@ -88,7 +105,9 @@ class Devices:
                 min(max(int(at[device]), 0), whole - size)
                 for at, whole, size in zip(given[1:], one.shape, dims, strict=True)
             ]
-            found.append(one[tuple(slice(at, at + size) for at, size in zip(starts, dims, strict=True))])
+            found.append(
+                one[tuple(slice(at, at + size) for at, size in zip(starts, dims, strict=True))]
+            )
         return np.stack(found)
 
     def _collective(self, op: Instruction, given: list[np.ndarray]) -> Values:
@@ -111,11 +130,22 @@ class Devices:
             return [given[place][member] for member in group]
         (dim,) = op.dimensions if op.opcode != "all-reduce" else (0,)
         if op.opcode == "all-gather":
-            return [np.concatenate([one[list(group)][at] for at in range(len(group))], axis=dim) for one in given]
+            return [
+                np.concatenate([one[list(group)][at] for at in range(len(group))], axis=dim)
+                for one in given
+            ]
         if op.opcode == "all-to-all":
-            return [np.concatenate([np.split(given[0][one], len(group), dim)[place] for one in group], axis=dim)]
+            return [
+                np.concatenate(
+                    [np.split(given[0][one], len(group), dim)[place] for one in group], axis=dim
+                )
+            ]
         sums = [one[list(group)].sum(axis=0) for one in given]
-        return sums if op.opcode == "all-reduce" else [np.split(one, len(group), dim)[place] for one in sums]
+        return (
+            sums
+            if op.opcode == "all-reduce"
+            else [np.split(one, len(group), dim)[place] for one in sums]
+        )
 
 
 def numbers(text: str, partitions: int) -> list[np.ndarray]:
@@ -127,7 +157,9 @@ def mutated(text: str, choice: random.Random) -> str:
     lines = text.split("\n")
     entry = next(at for at, line in enumerate(lines) if line.startswith("ENTRY"))
     at = choice.randrange(entry + 1, len(lines) - 2)
-    lines[at] = choice.choice((_other_devices, _other_operands, _other_dims, _other_ends))(lines[at], choice)
+    lines[at] = choice.choice((_other_devices, _other_operands, _other_dims, _other_ends))(
+        lines[at], choice
+    )
     return "\n".join(lines)
 
 
@@ -157,13 +189,18 @@ def _other_dims(line: str, choice: random.Random) -> str:
 def _other_ends(line: str, choice: random.Random) -> str:
     by = choice.choice((-1, 1))
     return re.sub(
-        r"slice=\{\[(\d+):(\d+)\]", lambda found: f"slice={{[{int(found[1]) + by}:{int(found[2]) + by}]", line, count=1
+        r"slice=\{\[(\d+):(\d+)\]",
+        lambda found: f"slice={{[{int(found[1]) + by}:{int(found[2]) + by}]",
+        line,
+        count=1,
     )
 
 
 def is_run(case: Case) -> bool:
     """Is there no loop in it, no call, and nothing rounded?"""
-    return case.wire is None and not re.search(r" (?:while|call|broadcast)\(", case.plain + case.shaped)
+    return case.wire is None and not re.search(
+        r" (?:while|call|broadcast)\(", case.plain + case.shaped
+    )
 
 
 RUN = {name: case for name, case in ACCEPTED.items() if is_run(case)}

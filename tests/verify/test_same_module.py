@@ -239,7 +239,8 @@ GIVES_BACK = f"""  %leave = ({SPACE}, f32[8]{{0}}, u32[]) copy-start(%new.b)
 TAKES = f"  %take = (f32[8]{{0}}, {SPACE}, u32[]) copy-start(%left)\n"
 TAKEN = "  %taken = f32[8]{0} copy-done(%take)\n"
 LOOP_HEAD = (
-    "HloModule jit_loop, is_scheduled=true, input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
+    "HloModule jit_loop, is_scheduled=true, "
+    "input_output_alias={ {0}: (0, {}, may-alias), {1}: (1, {}, may-alias) }"
 )
 
 
@@ -387,8 +388,12 @@ ENTRY %main (v: f32[1], r: f32[8], s: f32[8]) -> f32[1] {{
   ROOT %out = f32[1]{{0}} get-tuple-element(%loop), index=1
 }}
 """
-PLAIN_STREAM = STREAM_BEGINS + READ_STACK + OLD + fetch(1, "i") + STORE + fetch(2, "j") + STREAM_ENDS
-EARLY_STREAM = STREAM_BEGINS + fetch(2, "j") + fetch(1, "i") + READ_STACK + OLD + STORE + STREAM_ENDS
+PLAIN_STREAM = (
+    STREAM_BEGINS + READ_STACK + OLD + fetch(1, "i") + STORE + fetch(2, "j") + STREAM_ENDS
+)
+EARLY_STREAM = (
+    STREAM_BEGINS + fetch(2, "j") + fetch(1, "i") + READ_STACK + OLD + STORE + STREAM_ENDS
+)
 
 
 def test_copies_of_a_loop_may_begin_in_another_order() -> None:

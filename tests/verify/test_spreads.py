@@ -54,7 +54,9 @@ def model_sum(held: Held, teams: Teams) -> Held | None:
         for one in zip(*(member.ravel() for member in members), strict=True):
             if len({(source, place) for source, place, _ in one}) > 1:
                 return None
-            total.append((*one[0][:2], tuple(sorted(device for _, _, some in one for device in some))))
+            total.append(
+                (*one[0][:2], tuple(sorted(device for _, _, some in one for device in some)))
+            )
         found.append(array(total, held[device].shape))
     return found
 
@@ -79,7 +81,9 @@ class World:
         self.spreads = Spreads(self.devices)
         self.teams = [Teams(self._groups()) for _ in range(3)]
         self.results: Counter[str] = Counter()
-        self.pairs = [self._source(number, dims) for number, dims in enumerate(((4, 6), (24,), (2, 3, 4)))]
+        self.pairs = [
+            self._source(number, dims) for number, dims in enumerate(((4, 6), (24,), (2, 3, 4)))
+        ]
 
     def _groups(self) -> tuple[tuple[int, ...], ...]:
         size = self.random.choice([size for size in (1, 2, 3, 4, 6, 8) if self.devices % size == 0])
@@ -87,19 +91,32 @@ class World:
         if self.random.random() < 0.5:
             self.random.shuffle(order)
         if self.random.random() < 0.5:
-            return tuple(tuple(order[at :: self.devices // size]) for at in range(self.devices // size))
+            return tuple(
+                tuple(order[at :: self.devices // size]) for at in range(self.devices // size)
+            )
         return tuple(tuple(order[at : at + size]) for at in range(0, self.devices, size))
 
     def _source(self, number: int, dims: Sequence[int]) -> Pair:
         size = math.prod(dims)
-        held = [array([(number, at, (device,)) for at in range(size)], dims) for device in range(self.devices)]
+        held = [
+            array([(number, at, (device,)) for at in range(size)], dims)
+            for device in range(self.devices)
+        ]
         return Pair(self.spreads.whole(number, size, self.spreads.owners.own), held)
 
     def step(self) -> None:
         """A random instruction on a random array."""
         pair = self.random.choice(self.pairs[-4:])
         made: Callable[[Pair], tuple[Spread | None, Held | None]] = self.random.choice(
-            (self.all_reduce, self.all_gather, self.reduce_scatter, self.turn, self.reshape, self.cut, self.join)
+            (
+                self.all_reduce,
+                self.all_gather,
+                self.reduce_scatter,
+                self.turn,
+                self.reshape,
+                self.cut,
+                self.join,
+            )
         )
         spread, held = made(pair)
         if spread is None:
@@ -116,7 +133,9 @@ class World:
 
     def all_gather(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         teams, dim = self.random.choice(self.teams), self.random.randrange(len(pair.dims))
-        members = ([pair.held[member] for member in teams.group[device]] for device in range(self.devices))
+        members = (
+            [pair.held[member] for member in teams.group[device]] for device in range(self.devices)
+        )
         held = [np.concatenate(arrays, axis=dim) for arrays in members]
         return self.spreads.gathered(pair.spread, teams, math.prod(pair.dims[:dim])), held
 
@@ -126,17 +145,22 @@ class World:
         if spread is None or (total := model_sum(pair.held, teams)) is None:
             return spread, None
         return spread, [
-            np.split(total[device], teams.size, axis=dim)[teams.rank[device]] for device in range(self.devices)
+            np.split(total[device], teams.size, axis=dim)[teams.rank[device]]
+            for device in range(self.devices)
         ]
 
     def turn(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         order = self.random.sample(range(len(pair.dims)), len(pair.dims))
-        return self.spreads.turned(pair.spread, pair.dims, order), [one.transpose(order) for one in pair.held]
+        return self.spreads.turned(pair.spread, pair.dims, order), [
+            one.transpose(order) for one in pair.held
+        ]
 
     def reshape(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         size, dims = pair.held[0].size, list[int]()
         while size > 1 and len(dims) < 3:
-            dims.append(self.random.choice([side for side in range(1, size + 1) if size % side == 0]))
+            dims.append(
+                self.random.choice([side for side in range(1, size + 1) if size % side == 0])
+            )
             size //= dims[-1]
         return pair.spread, [one.reshape([*dims, size]) for one in pair.held]
 
@@ -151,17 +175,24 @@ class World:
         """With another array, and zeros, then an exchange of equal parts."""
         other, zeros = self.random.choice(self.pairs[-4:]), self.spreads.zeros(2)
         nothing = array([(ZERO, 0, ())] * 2, (2,))
-        held = [np.concatenate([one.ravel(), two.ravel(), nothing]) for one, two in zip(pair.held, other.held)]  # noqa: B905
+        held = [
+            np.concatenate([one.ravel(), two.ravel(), nothing])
+            for one, two in zip(pair.held, other.held, strict=False)
+        ]
         spread = self.spreads.joined([pair.spread, other.spread, zeros])
         teams = self.random.choice(self.teams)
         if spread is None or held[0].size % teams.size:
             return spread, held
         return self._exchange(spread, held, teams)
 
-    def _exchange(self, spread: Spread, held: Held, teams: Teams) -> tuple[Spread | None, Held | None]:
+    def _exchange(
+        self, spread: Spread, held: Held, teams: Teams
+    ) -> tuple[Spread | None, Held | None]:
         part = held[0].size // teams.size
         marks = range(0, held[0].size, part)
-        sent = [self.spreads.narrowed(spread, (1, held[0].size, 1), low, low + part) for low in marks]
+        sent = [
+            self.spreads.narrowed(spread, (1, held[0].size, 1), low, low + part) for low in marks
+        ]
         got = self.spreads.exchanged([one for one in sent if one is not None], teams)
         parts = [np.split(one, teams.size) for one in held]
         model = [
@@ -189,7 +220,13 @@ def test_makes_most_of_what_it_is_given() -> None:
         for _ in range(30):
             world.step()
         found += world.results
-    assert min(found[name] for name in ("all_reduce", "all_gather", "reduce_scatter", "turn", "cut", "join")) > 10
+    assert (
+        min(
+            found[name]
+            for name in ("all_reduce", "all_gather", "reduce_scatter", "turn", "cut", "join")
+        )
+        > 10
+    )
 
 
 def test_a_sum_of_pieces_gathered_again_is_the_sum() -> None:
@@ -200,7 +237,10 @@ def test_a_sum_of_pieces_gathered_again_is_the_sum() -> None:
     assert piece is not None and len(piece.rows) == 4
     total = spreads.summed(piece, outer)
     assert total is not None
-    again, at_once = spreads.gathered(total, inner, 1), spreads.summed(whole, Teams((tuple(range(8)),)))
+    again, at_once = (
+        spreads.gathered(total, inner, 1),
+        spreads.summed(whole, Teams((tuple(range(8)),))),
+    )
     assert again is not None and at_once is not None
     assert again == at_once
     assert spreads.meaning(again) != spreads.meaning(whole)

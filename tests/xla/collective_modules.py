@@ -46,7 +46,9 @@ def gathered(name: str, operand: str, shard: str) -> tuple[str, str]:
 
 def module(*lines: str, parameters: str = "a b", alias: str = "") -> Module:
     """A module whose entry has these lines."""
-    given = "\n".join(f"  %{name} = {BIG} parameter({number})" for number, name in enumerate(parameters.split()))
+    given = "\n".join(
+        f"  %{name} = {BIG} parameter({number})" for number, name in enumerate(parameters.split())
+    )
     entry = "\n".join(f"  {line}" for line in lines)
     return read_module(f"""HloModule jit_step, is_scheduled=true{alias}
 {ADD}{SUM}

@@ -66,7 +66,11 @@ def within_share(share: float) -> Callable[[Problem], Schedule]:
 
 
 def compile_step(
-    step: Step, args: Sequence[Any], name: str, plan: Callable[[Problem], Schedule], device: str | None = None
+    step: Step,
+    args: Sequence[Any],
+    name: str,
+    plan: Callable[[Problem], Schedule],
+    device: str | None = None,
 ) -> Compiled:
     """A step with a plan, judged; for a described GPU or the CPU that is here."""
     found: dict[str, Any] = {}
@@ -109,11 +113,16 @@ def with_recompute(problem: Problem, random: Random, tries: int) -> Schedule:
         kernel = problem.kernels[number]
         if not kernel.recomputable or not all(alone(problem, buffer) for buffer in kernel.writes):
             continue
-        readers = [n for n in beside(problem, number) if n > number + 1 and reads(problem, n) & set(kernel.writes)]
+        readers = [
+            n
+            for n in beside(problem, number)
+            if n > number + 1 and reads(problem, n) & set(kernel.writes)
+        ]
         if readers and still_there(problem, number, reader := random.choice(readers)):
             recomputed[first_of(problem, reader)].add(number)
     return eliminate_dead(
-        problem, runs(run for n in range(len(problem.kernels)) for run in (*sorted(recomputed[n]), n))
+        problem,
+        runs(run for n in range(len(problem.kernels)) for run in (*sorted(recomputed[n]), n)),
     )
 
 
@@ -125,7 +134,9 @@ def with_copies(problem: Problem, random: Random, count: int) -> Schedule:
         count -= bool(copies)
         for number, kind in copies:
             before[first_of(problem, number)].append(Action(kind, buffer))
-    actions = (action for n in range(len(problem.kernels)) for action in (*before[n], Action(Kind.RUN, n)))
+    actions = (
+        action for n in range(len(problem.kernels)) for action in (*before[n], Action(Kind.RUN, n))
+    )
     return eliminate_dead(problem, tuple(actions))
 
 
@@ -134,7 +145,11 @@ def copies_of(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int
     maker = problem.buffers[buffer].maker
     assert maker is not None
     numbers = beside(problem, maker)
-    read = [at for at, n in enumerate(numbers) if n == maker or (n > maker and buffer in reads(problem, n))]
+    read = [
+        at
+        for at, n in enumerate(numbers)
+        if n == maker or (n > maker and buffer in reads(problem, n))
+    ]
     gaps = [(one, other) for one, other in itertools.pairwise(read) if other - one >= gap]
     if gaps:
         yield numbers[numbers.index(maker) + 1], Kind.OFFLOAD
@@ -146,12 +161,20 @@ def copies_of(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int
 
 def movable(problem: Problem, buffer: int) -> bool:
     one = problem.buffers[buffer]
-    return one.role is Role.TEMPORARY and one.nbytes > 0 and one.maker is not None and alone(problem, buffer)
+    return (
+        one.role is Role.TEMPORARY
+        and one.nbytes > 0
+        and one.maker is not None
+        and alone(problem, buffer)
+    )
 
 
 def alone(problem: Problem, buffer: int) -> bool:
     """It shares its place with no other, and is no output."""
-    return len(problem.alias_sets[problem.buffers[buffer].alias_set]) == 1 and buffer not in problem.outputs
+    return (
+        len(problem.alias_sets[problem.buffers[buffer].alias_set]) == 1
+        and buffer not in problem.outputs
+    )
 
 
 def beside(problem: Problem, number: int) -> list[int]:
@@ -176,7 +199,11 @@ def still_there(problem: Problem, number: int, time: int) -> bool:
     for read in problem.kernels[number].reads:
         since = problem.buffers[read].maker
         for other, buffer in enumerate(problem.buffers):
-            taken = buffer.alias_set == problem.buffers[read].alias_set and other != read and buffer.maker is not None
+            taken = (
+                buffer.alias_set == problem.buffers[read].alias_set
+                and other != read
+                and buffer.maker is not None
+            )
             if taken and (-1 if since is None else since) <= (buffer.maker or 0) < time:
                 return False
     return True

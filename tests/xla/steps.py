@@ -30,7 +30,8 @@ def dense(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
         return (optax.apply_updates(weights, updates), momentum), value
 
     weights = [
-        jnp.cos(jnp.arange(width * width, dtype=jnp.float32) + i).reshape(width, width) / 8 for i in range(layers)
+        jnp.cos(jnp.arange(width * width, dtype=jnp.float32) + i).reshape(width, width) / 8
+        for i in range(layers)
     ]
     return step, (
         (weights, optimizer.init(weights)),
@@ -43,15 +44,23 @@ def scanned(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
 
     def step(state: Any, x: jax.Array) -> Any:
         def loss(weights: jax.Array) -> jax.Array:
-            y, _ = jax.lax.scan(lambda y, weight: (jnp.tanh(y @ weight) + jnp.sin(y), None), x, weights)
+            y, _ = jax.lax.scan(
+                lambda y, weight: (jnp.tanh(y @ weight) + jnp.sin(y), None), x, weights
+            )
             return (y**2).mean()
 
         weights, table = state
         value, gradient = jax.value_and_grad(loss)(weights)
         return (weights - 0.1 * gradient, table.at[3].set(value)), value
 
-    weights = jnp.cos(jnp.arange(layers * width * width, dtype=jnp.float32)).reshape(layers, width, width) / 8
-    return step, ((weights, jnp.zeros(64)), jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width))
+    weights = (
+        jnp.cos(jnp.arange(layers * width * width, dtype=jnp.float32)).reshape(layers, width, width)
+        / 8
+    )
+    return step, (
+        (weights, jnp.zeros(64)),
+        jnp.sin(jnp.arange(8.0 * width * width)).reshape(8 * width, width),
+    )
 
 
 def branching(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
@@ -61,7 +70,9 @@ def branching(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
         weights, count = state
 
         def loss(weights: jax.Array) -> jax.Array:
-            y = jax.lax.cond(count[0] % 2 == 0, lambda x: jnp.sin(x) @ weights[0], lambda x: x @ weights[1].T, x)
+            y = jax.lax.cond(
+                count[0] % 2 == 0, lambda x: jnp.sin(x) @ weights[0], lambda x: x @ weights[1].T, x
+            )
             for weight in weights:
                 y = jnp.tanh(y @ weight)
             return jax.lax.cond(y[0, 0] > 0, lambda y: (y**2).mean(), lambda y: y.sum(), y)
@@ -90,7 +101,10 @@ def accumulating(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
         weights, seen = state
         nothing = jax.tree.map(jnp.zeros_like, weights)
         (gradient, value), _ = jax.lax.scan(one, (nothing, jnp.float32(0)), x.reshape(4, -1, width))
-        return ([weight - 0.1 * change for weight, change in zip(weights, gradient, strict=True)], seen + 1), value
+        return (
+            [weight - 0.1 * change for weight, change in zip(weights, gradient, strict=True)],
+            seen + 1,
+        ), value
 
     _, ((weights, _), x) = dense(width, layers)
     return step, ((weights, jnp.zeros(1)), jnp.concatenate([x, x]))
@@ -104,11 +118,15 @@ def pooling(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
             y = x.reshape(8, 16, -1, width)
             for weight in weights[:2]:
                 y = jnp.tanh(y @ weight)
-                y = jax.lax.reduce_window(y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+                y = jax.lax.reduce_window(
+                    y, -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID"
+                )
             return (y**2).mean()
 
         value, gradient = jax.value_and_grad(loss)(state)
-        return [weight - 0.1 * change for weight, change in zip(state, gradient, strict=True)], value
+        return [
+            weight - 0.1 * change for weight, change in zip(state, gradient, strict=True)
+        ], value
 
     _, ((weights, _), x) = dense(width, layers)
     return step, (weights, x)
@@ -118,7 +136,10 @@ def updating(seed: int) -> tuple[Step, tuple[Any, ...]]:
     """Training of what gathers, scatters and updates slices, as the seed has it: places of many equal sizes."""
     random = Random(seed)
     width, layers = random.choice((64, 128)), random.randint(3, 6)
-    ways, rows = random.choices(["product", "sum", "slice", "rows"], k=layers), random.choice((512, 1024))
+    ways, rows = (
+        random.choices(["product", "sum", "slice", "rows"], k=layers),
+        random.choice((512, 1024)),
+    )
     sources = [random.randint(0, layer) for layer in range(layers)]
 
     def layer(way: str, h: jax.Array, weight: jax.Array, index: jax.Array) -> jax.Array:

@@ -24,7 +24,11 @@ PARAMETERS = f"""  %p = {ARRAY} parameter(0)
 def module(op: str, *fused: str) -> Module:
     """One instruction, `%made` of `%x` and `%y`; a fusion calls `%inside` of `%p` and `%q`."""
     inside = "\n".join(f"  {line}" for line in fused)
-    body = f"%inside (p: f32[8,4], q: f32[8,4]) -> f32[8,4] {{\n{PARAMETERS}{inside}\n}}\n" if fused else ""
+    body = (
+        f"%inside (p: f32[8,4], q: f32[8,4]) -> f32[8,4] {{\n{PARAMETERS}{inside}\n}}\n"
+        if fused
+        else ""
+    )
     entry = PARAMETERS.replace("%p", "%x").replace("%q", "%y")
     return read_module(f"""HloModule small, is_scheduled=true
 
@@ -54,7 +58,9 @@ def over(found: Module, operand: str, backend: Backend, leaf: int = 0) -> bool:
         (f'{ARRAY} custom-call(%x), custom_call_target="library"', False),
     ],
 )
-def test_an_operation_alone_writes_over_what_it_goes_through_once(op: str, may: bool, backend: Backend) -> None:
+def test_an_operation_alone_writes_over_what_it_goes_through_once(
+    op: str, may: bool, backend: Backend
+) -> None:
     assert over(module(op), "x", backend) == may
 
 
@@ -72,7 +78,9 @@ def test_a_fusion_writes_over_what_it_reads_element_by_element(backend: Backend)
 
 def test_only_a_gpu_writes_over_another_type_of_as_many_bits() -> None:
     bits = ARRAY.replace("f32", "s32")
-    found = module(LOOP.replace(ARRAY, bits), f"%s = {bits} convert(%p)", f"ROOT %t = {bits} negate(%s)")
+    found = module(
+        LOOP.replace(ARRAY, bits), f"%s = {bits} convert(%p)", f"ROOT %t = {bits} negate(%s)"
+    )
     assert over(found, "x", backend=GPU) and not over(found, "x", backend=CPU)
 
 
@@ -83,7 +91,11 @@ def test_only_loops_of_a_cpu_write_over_what_they_read() -> None:
 
 def test_one_of_several_results_is_over_what_leads_to_it_alone() -> None:
     both = f"({ARRAY}, {ARRAY})"
-    results = (f"%s = {ARRAY} negate(%p)", f"%t = {ARRAY} tanh(%q)", f"ROOT %u = {both} tuple(%s, %t)")
+    results = (
+        f"%s = {ARRAY} negate(%p)",
+        f"%t = {ARRAY} tanh(%q)",
+        f"ROOT %u = {both} tuple(%s, %t)",
+    )
     found = module(LOOP.replace(f"{ARRAY} ", f"{both} ", 1), *results)
     assert [over(found, "x", GPU, leaf) for leaf in (0, 1)] == [True, False]
     assert [over(found, "y", GPU, leaf) for leaf in (0, 1)] == [False, True]
@@ -119,7 +131,9 @@ UPDATE = (
     ],
     ids=["slice", "sum", "fused slice", "fused sum", "library with two", "library with one"],
 )
-def test_what_is_updated_in_place(op: str, fused: tuple[str, ...], pairs: list[tuple[int, str]]) -> None:
+def test_what_is_updated_in_place(
+    op: str, fused: tuple[str, ...], pairs: list[tuple[int, str]]
+) -> None:
     found = module(op, *fused)
     assert list(updated(found, found.entry.ops["made"])) == pairs
 
@@ -141,7 +155,9 @@ def test_what_is_updated_in_place(op: str, fused: tuple[str, ...], pairs: list[t
         (jax.lax.tan, jnp.float32),
     ],
 )
-def test_elementwise_opcodes_are_those_that_hlo_prints(function: Callable[..., Any], dtype: Any) -> None:
+def test_elementwise_opcodes_are_those_that_hlo_prints(
+    function: Callable[..., Any], dtype: Any
+) -> None:
     text = jax.jit(function).lower(jnp.ones(3, dtype)).as_text("hlo")
     (opcode,) = re.findall(r"ROOT \S+ = \S+ ([\w-]+)\(", text)
     assert opcode in ELEMENTWISE

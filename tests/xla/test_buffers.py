@@ -32,11 +32,15 @@ def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     found = compile_step(step, args, name, random_recompute(seed), "v100")
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= found.packing.nbytes
-    assert bool(found.recomputed) == bool(seed and name != "scanned")  # its body has nothing worth it
+    assert bool(found.recomputed) == bool(
+        seed and name != "scanned"
+    )  # its body has nothing worth it
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("seed", [43, 48, 91, 118])  # of the first 149: where another rule gives other bytes
+@pytest.mark.parametrize(
+    "seed", [43, 48, 91, 118]
+)  # of the first 149: where another rule gives other bytes
 def test_what_is_updated_in_place_gets_the_bytes_that_were_predicted(seed: int) -> None:
     step, args = updating(seed)
     found = compile_step(step, args, "updating", random_recompute(seed % 3), "v100")
@@ -53,7 +57,9 @@ def test_copies_take_the_host_bytes_that_were_predicted(name: str) -> None:
     assert found.copies >= 4
     assert found.packing.host_nbytes == memory.host_temp_size_in_bytes > 0
     assert found.packing.nbytes == pytest.approx(memory.temp_size_in_bytes, abs=2048)
-    assert found.packing.live_nbytes < found.plain.live_nbytes or name == "branching"  # whose peak is in a branch
+    assert (
+        found.packing.live_nbytes < found.plain.live_nbytes or name == "branching"
+    )  # whose peak is in a branch
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -90,10 +96,14 @@ def test_sums_of_a_loop_are_placed_in_the_order_of_the_results() -> None:
 
     def step(weights: Any, x: jax.Array) -> Any:
         def loss(weights: Any) -> jax.Array:
-            layer = jax.checkpoint(lambda y, weight: (jnp.tanh(y @ weight[0]) @ weight[1], None), prevent_cse=False)
+            layer = jax.checkpoint(
+                lambda y, weight: (jnp.tanh(y @ weight[0]) @ weight[1], None), prevent_cse=False
+            )
             return (jax.lax.scan(layer, x, weights)[0] ** 2).mean()
 
-        return jax.tree.map(lambda weight, slope: weight - 0.1 * slope, weights, jax.grad(loss)(weights))
+        return jax.tree.map(
+            lambda weight, slope: weight - 0.1 * slope, weights, jax.grad(loss)(weights)
+        )
 
     args = (array(4, 32, 64), array(4, 64, 32)), array(2048, 32)
     report = memplan.jit(step).plan(*args).report
@@ -117,7 +127,9 @@ def test_a_plan_changes_no_bit_here(share: float) -> None:
     assert found.recomputed
     assert found.packing.live_nbytes <= (share + 0.03) * found.plain.live_nbytes
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.02)
-    for one, other in zip(jax.tree.leaves(plain), jax.tree.leaves(found.compiled(*args)), strict=True):
+    for one, other in zip(
+        jax.tree.leaves(plain), jax.tree.leaves(found.compiled(*args)), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -164,5 +176,7 @@ def test_a_fusions_result_may_be_a_tuple_itself() -> None:
     problem = problem_of(module, backend=GPU)
     made = next(kernel for kernel in problem.kernels if kernel.name == "made")
     assert [problem.buffers[one].nbytes for one in made.writes] == [4096] * 3
-    assert list(made.may_alias) == [made.writes[-1]]  # the root of what is read alone, element by element
+    assert list(made.may_alias) == [
+        made.writes[-1]
+    ]  # the root of what is read alone, element by element
     judge(module, module)

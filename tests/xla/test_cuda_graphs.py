@@ -54,7 +54,9 @@ def _singles(thunk: Thunk) -> int:
     [(dense, (1, 0.6)), pytest.param(resnet, (1, 0.5), marks=pytest.mark.slow)],
     ids=["dense", "resnet"],
 )
-def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str, tmp_path: Path) -> None:
+def test_a_step_and_its_plan(
+    built: Any, shares: tuple[float, ...], device: str, tmp_path: Path
+) -> None:
     step, args = built()
     budget: int | str = "100%"
     for share in shares:
@@ -62,7 +64,12 @@ def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str,
         folder = tmp_path / str(share)
         options = dump_options(folder)
         planned = memplan.jit(
-            step, device=device, budget=budget, split=False, donate_argnums=0, compiler_options=options
+            step,
+            device=device,
+            budget=budget,
+            split=False,
+            donate_argnums=0,
+            compiler_options=options,
         ).plan(*args)
         report, expected = planned.report, in_xla(folder)
         budget = report.compiled_peak_bytes or 0
@@ -85,11 +92,18 @@ def test_a_step_and_its_plan(built: Any, shares: tuple[float, ...], device: str,
     ],
     ids=["pooling", "updating", "scanned", "branching", "accumulating"],
 )
-def test_steps_of_other_kinds_are_right_or_not_told(built: Any, device: str, tmp_path: Path) -> None:
+def test_steps_of_other_kinds_are_right_or_not_told(
+    built: Any, device: str, tmp_path: Path
+) -> None:
     step, args = built()
     target = Target(catalog.named(device), described=True)
-    compiled = target.compile(Lowerable(step, args, {}, {"donate_argnums": 0}), dump_options(tmp_path))
-    found, kinds = launches(compiled.module, target.device), set(_kinds(dumped_thunks(tmp_path, "", True)))
+    compiled = target.compile(
+        Lowerable(step, args, {}, {"donate_argnums": 0}), dump_options(tmp_path)
+    )
+    found, kinds = (
+        launches(compiled.module, target.device),
+        set(_kinds(dumped_thunks(tmp_path, "", True))),
+    )
     assert (found is None) == bool(kinds & {"kDynamicSliceFusion", "kConditional"})
     assert found is None or found == in_xla(tmp_path)
 
@@ -142,7 +156,9 @@ def test_a_loop_has_graphs_of_its_own_in_every_trip() -> None:
 """
     called = f"%while = {BIG} while(%a), condition=%loop, body=%loop"
     trips = ', backend_config={"known_trip_count":{"n":"3"}}'
-    assert told("\n".join([chain(4, "k"), called + trips, chain(7, "l"), ROOT]), ADD + loop) == Launches((6, 7), 4, 4)
+    assert told(
+        "\n".join([chain(4, "k"), called + trips, chain(7, "l"), ROOT]), ADD + loop
+    ) == Launches((6, 7), 4, 4)
     assert told("\n".join([called, ROOT]), ADD + loop) is None
 
 

@@ -42,7 +42,9 @@ def test_figures_are_those_of_the_specification(name: str) -> None:
 
 
 def test_threads_go_by_the_chips_generation() -> None:
-    most = {name: fields(name)["threads_per_core_limit"] for name in ("v100", "a100", "rtx4090", "h100")}
+    most = {
+        name: fields(name)["threads_per_core_limit"] for name in ("v100", "a100", "rtx4090", "h100")
+    }
     assert most == {"v100": "2048", "a100": "2048", "rtx4090": "1536", "h100": "2048"}
 
 
@@ -60,7 +62,10 @@ def test_products_are_in_cuda_graphs_as_on_a_gpu_with_a_driver(tmp_path: Path) -
     """XLA of jax 0.11 leaves them out of graphs where the driver is older than CUDA 12.3, or not told."""
     square = jax.ShapeDtypeStruct((256, 256), jnp.float32)
     v100 = Target(catalog.named("v100"), described=True)
-    v100.compile(Lowerable(lambda x: jnp.sin(jnp.sin(jnp.sin(x @ x) @ x) @ x), (square,)), dump_options(tmp_path))
+    v100.compile(
+        Lowerable(lambda x: jnp.sin(jnp.sin(jnp.sin(x @ x) @ x) @ x), (square,)),
+        dump_options(tmp_path),
+    )
     [graph] = dumped_thunks(tmp_path, after_passes=True)
     assert graph.kind == "kCommandBuffer" and graph.has("kCublasLtMatmul")
 
@@ -93,14 +98,23 @@ def test_a_step_that_calls_python_is_planned_and_calls_as_often() -> None:
         value, gradients = jax.value_and_grad(loss)(weights)
         return jax.tree.map(lambda w, one: w - 0.1 * one, weights, gradients), value
 
-    args = [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 5, jax.ShapeDtypeStruct((65536, 512), jnp.float32)
+    args = (
+        [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 5,
+        jax.ShapeDtypeStruct((65536, 512), jnp.float32),
+    )
 
     def planned(budget: int | None) -> Outcome:
-        return pipeline.best(step, args, {}, {"donate_argnums": 0}, Request(budget, device="v100", split=False))
+        return pipeline.best(
+            step, args, {}, {"donate_argnums": 0}, Request(budget, device="v100", split=False)
+        )
 
     def calls(found: Outcome) -> int:
         return found.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
 
     plain = planned(None)
     found = planned(budget := int(0.7 * plain.device_bytes))
-    assert found.device_bytes <= budget and found.method == "kernels" and calls(found) == calls(plain) == len(CALLS)
+    assert (
+        found.device_bytes <= budget
+        and found.method == "kernels"
+        and calls(found) == calls(plain) == len(CALLS)
+    )

@@ -24,7 +24,18 @@ def step(*ends: str, layers: int = LAYERS, more: str = "") -> Module:
     loss = fusion("loss", f"h{layers - 1}", "b")
     result = "(f32[512,1024]{1,0}, f32[512,1024]{1,0}, f32[512,1024]{1,0})"
     root = f"ROOT %out = {result} tuple(%new.a, %new.b, %loss)"
-    lines = (heavy[0], gradients[0], heavy[1], gradients[1], *heavy[2:], loss, *first, *second, *ends, root)
+    lines = (
+        heavy[0],
+        gradients[0],
+        heavy[1],
+        gradients[1],
+        *heavy[2:],
+        loss,
+        *first,
+        *second,
+        *ends,
+        root,
+    )
     return module(*lines, alias=DONATED)
 
 
@@ -52,8 +63,14 @@ def test_sums_start_where_their_gradients_are_and_are_freed_where_the_links_are_
     found, before = replay(woven, A100, EIGHT), replay(plain, A100, EIGHT)
     assert not found.stalls
     assert found.step_s < before.step_s
-    assert found.hidden_collective_s == pytest.approx(found.collective_s) == pytest.approx(before.collective_s)
-    assert names[names.index("s.done") + 1] == "new.a" and names[names.index("t.done") + 1] == "new.b"
+    assert (
+        found.hidden_collective_s
+        == pytest.approx(found.collective_s)
+        == pytest.approx(before.collective_s)
+    )
+    assert (
+        names[names.index("s.done") + 1] == "new.a" and names[names.index("t.done") + 1] == "new.b"
+    )
 
 
 def test_a_sum_is_waited_for_at_the_first_kernel_after_the_links_are_done() -> None:
@@ -74,11 +91,22 @@ def backward(layers: int, between: Callable[[int], Sequence[str]] = lambda n: ()
     """
     chain = [fusion("m0", "a", "b")]
     for n in range(layers):
-        chain += [fusion(f"h{n}", f"m{n}", "b", kind="kCustom"), *(between(n) or [fusion(f"m{n + 1}", f"h{n}", "b")])]
+        chain += [
+            fusion(f"h{n}", f"m{n}", "b", kind="kCustom"),
+            *(between(n) or [fusion(f"m{n + 1}", f"h{n}", "b")]),
+        ]
     gradients = [fusion(f"g{n}", f"h{n}", "b", kind="kCustom") for n in range(layers)]
     sums = [line for n in range(layers) for line in summed(f"sum{n}", f"g{n}")]
-    updates = [fusion(f"new{n}", f"sum{n}.done", f"new{n - 1}" if n else "b") for n in range(layers)]
-    return module(*chain, *gradients, *sums, *updates, "ROOT " + fusion("out", f"new{layers - 1}", f"m{layers}"))
+    updates = [
+        fusion(f"new{n}", f"sum{n}.done", f"new{n - 1}" if n else "b") for n in range(layers)
+    ]
+    return module(
+        *chain,
+        *gradients,
+        *sums,
+        *updates,
+        "ROOT " + fusion("out", f"new{layers - 1}", f"m{layers}"),
+    )
 
 
 def test_a_gradient_is_computed_as_soon_as_it_can() -> None:
@@ -100,7 +128,11 @@ def test_a_gradient_is_computed_beside_the_next_sum_that_heavy_kernels_wait_for(
     def statistics(n: int) -> Sequence[str]:
         if n > last:
             return ()
-        return fusion(f"x{n}", f"h{n}", "b"), *summed(f"all{n}", f"x{n}"), fusion(f"m{n + 1}", f"all{n}.done", "b")
+        return (
+            fusion(f"x{n}", f"h{n}", "b"),
+            *summed(f"all{n}", f"x{n}"),
+            fusion(f"m{n + 1}", f"all{n}.done", "b"),
+        )
 
     plain = backward(layers, statistics)
     woven = woven_of(plain)
@@ -143,7 +175,9 @@ def test_a_reader_of_a_donated_argument_stays_before_its_update() -> None:
     assert woven is not plain
     judge(plain, woven)
     names = order(woven)
-    assert names.index("s.done") < names.index("t.done") < names.index("norm") < names.index("new.a")
+    assert (
+        names.index("s.done") < names.index("t.done") < names.index("norm") < names.index("new.a")
+    )
 
 
 def test_what_xla_wants_in_order_stays_so() -> None:
@@ -156,7 +190,11 @@ def test_what_xla_wants_in_order_stays_so() -> None:
 
 
 def test_nothing_moves_for_what_a_heavy_kernel_waits_for() -> None:
-    heavy = module(fusion("x", "a", "b"), *summed("s", "x"), "ROOT " + fusion("out", "s.done", "a", kind="kCustom"))
+    heavy = module(
+        fusion("x", "a", "b"),
+        *summed("s", "x"),
+        "ROOT " + fusion("out", "s.done", "a", kind="kCustom"),
+    )
     assert woven_of(heavy) is heavy
     alone = module(fusion("x", "a", "b"), *summed("s", "x"), "ROOT " + fusion("out", "s.done", "a"))
     assert woven_of(alone) is alone

@@ -62,7 +62,11 @@ def test_a_slice_is_written_as_xla_writes_one_that_it_copies() -> None:
     module = copy_slices(read_module(TEXT), catalog.named("v100"))
     assert len([line for line in lines_of(module) if "kind=kCustom" in line]) == 2
     made = Module.read(serialize(module))
-    assert [op.opcode for op in made["read"].ops.values()] == ["parameter"] * 2 + ["constant", "dynamic-slice", "copy"]
+    assert [op.opcode for op in made["read"].ops.values()] == ["parameter"] * 2 + [
+        "constant",
+        "dynamic-slice",
+        "copy",
+    ]
     assert made["read"].root.operands == ("slice",)
     assert made["written"].root.operands == ("q0", "q1.copied", "q2", "none")
     for name in ("in", "out"):
@@ -121,7 +125,9 @@ MUTATIONS: list[Mutation] = [
 
 @pytest.mark.parametrize("text", [TEXT, SYNCHRONOUS])
 @pytest.mark.parametrize("device", ["v100", "a100"])
-def test_copies_compute_what_kernels_do_and_the_judge_kills_those_that_do_not(text: str, device: str) -> None:
+def test_copies_compute_what_kernels_do_and_the_judge_kills_those_that_do_not(
+    text: str, device: str
+) -> None:
     plain = read_module(text)
     made = copy_slices(plain, catalog.named(device))
     judge(plain, made)
@@ -150,15 +156,21 @@ def test_what_is_annotated_is_a_copy_where_xla_makes_it_one() -> None:
         assert not is_copy(plain, plain.entry.ops[name], catalog.named("h100"))
 
 
-@pytest.mark.parametrize(("config", "device"), [(_CONFIG, "a100"), ("metadata={}", "a100"), (_CONFIG, "v100")])
-def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(config: str, device: str) -> None:
+@pytest.mark.parametrize(
+    ("config", "device"), [(_CONFIG, "a100"), ("metadata={}", "a100"), (_CONFIG, "v100")]
+)
+def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(
+    config: str, device: str
+) -> None:
     product = (
         "  %a = f32[4096,4096]{1,0} constant({...})\n"
         "  %dot = f32[4096,4096]{1,0} dot(%a, %a), lhs_contracting_dims={1}, rhs_contracting_dims={0}\n"
     )
     text = TEXT.replace(_CONFIG, config).replace("  %slab = ", product + "  %slab = ")
     text = (
-        text.replace("f32[8,4]", "f32[1024,65536]").replace("f32[1,4]", "f32[16,65536]").replace("{1,4}", "{16,65536}")
+        text.replace("f32[8,4]", "f32[1024,65536]")
+        .replace("f32[1,4]", "f32[16,65536]")
+        .replace("{1,4}", "{16,65536}")
     )
     found = replay(read_module(text), catalog.named(device))
     inward, outward = sorted(found.transfers, key=lambda one: one.stream)
@@ -177,7 +189,9 @@ def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(candidates, "slab_programs", one)
     options = dump_options(tmp_path)
-    planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(*image_shapes())
+    planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(
+        *image_shapes()
+    )
     assert [(one.copies, one.kernels) for one in planned.report.slab_loops] == [(1, 0)] * 3
     assert (planned.report.loop_copies, planned.report.loop_kernels) == (3, 0)
     moved = [one for loop in loops(dumped_thunks(tmp_path, "memplan")) for one in begun(loop)]

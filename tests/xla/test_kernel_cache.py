@@ -14,7 +14,11 @@ P100, V100 = catalog.named("p100"), catalog.named("v100")
 
 def test_each_gpu_has_a_file_of_its_own() -> None:
     assert P100.target and V100.target
-    assert kernel_cache_file(P100.target) == kernel_cache_file(P100.target) != kernel_cache_file(V100.target)
+    assert (
+        kernel_cache_file(P100.target)
+        == kernel_cache_file(P100.target)
+        != kernel_cache_file(V100.target)
+    )
 
 
 def test_a_file_that_has_grown_large_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,15 +27,28 @@ def of(entry: str, bodies: str = "") -> KernelCost:
 
 def test_a_kernel_reads_its_operands_once_and_writes_its_results() -> None:
     added = f"%sum = {BIG} fusion(%a, %b), kind=kLoop, calls=%fused_add"
-    squared = f"%pair = ({BIG}, {BIG}) tuple(%sum, %b)\n%first = {BIG} get-tuple-element(%pair), index=0"
-    found = kernel_costs(read_module(module(f"{added}\n{squared}\nROOT %square = {BIG} multiply(%first, %first)", ADD)))
+    squared = (
+        f"%pair = ({BIG}, {BIG}) tuple(%sum, %b)\n%first = {BIG} get-tuple-element(%pair), index=0"
+    )
+    found = kernel_costs(
+        read_module(
+            module(f"{added}\n{squared}\nROOT %square = {BIG} multiply(%first, %first)", ADD)
+        )
+    )
     assert [one.device_nbytes for one in found] == [6 * MIB, 4 * MIB]
     assert not any(one.flops or one.is_host_copy for one in found)
 
 
 @pytest.mark.parametrize(
     ("shape", "nbytes"),
-    [("pred[3]", 3), ("bf16[3,5]{1,0}", 30), ("s4[3]{0:E(4)}", 2), ("c64[2]", 16), ("f8e4m3fn[7]", 7), ("u64[]", 8)],
+    [
+        ("pred[3]", 3),
+        ("bf16[3,5]{1,0}", 30),
+        ("s4[3]{0:E(4)}", 2),
+        ("c64[2]", 16),
+        ("f8e4m3fn[7]", 7),
+        ("u64[]", 8),
+    ],
 )
 def test_bytes_of_shapes(shape: str, nbytes: int) -> None:
     assert of(f'ROOT %x = {shape} custom-call(), custom_call_target="draw"').device_nbytes == nbytes
@@ -43,13 +56,22 @@ def test_bytes_of_shapes(shape: str, nbytes: int) -> None:
 
 def test_tuples_of_results_are_summed_across_comments() -> None:
     elements = ", ".join(["f32[8]{0}"] * 5 + ["/*index=5*/f32[8]{0}"])
-    assert of(f'ROOT %x = ({elements}) custom-call(), custom_call_target="draw"').device_nbytes == 6 * 32
+    assert (
+        of(f'ROOT %x = ({elements}) custom-call(), custom_call_target="draw"').device_nbytes
+        == 6 * 32
+    )
 
 
 def test_a_library_call_does_not_move_its_workspace() -> None:
     config = 'custom_call_target="__cublas$lt$matmul", backend_config={"lhs_contracting_dimensions":["1"]}'
-    found = of(f"ROOT %product = (f32[512,512]{{1,0}}, s8[4194304]{{0}}) custom-call(%a, %b), {config}")
-    assert (found.device_nbytes, found.flops, found.dtype) == (5 * MIB, 2 * 512 * 512 * 1024, "float32")
+    found = of(
+        f"ROOT %product = (f32[512,512]{{1,0}}, s8[4194304]{{0}}) custom-call(%a, %b), {config}"
+    )
+    assert (found.device_nbytes, found.flops, found.dtype) == (
+        5 * MIB,
+        2 * 512 * 512 * 1024,
+        "float32",
+    )
 
 
 SLICED = """
@@ -73,7 +95,9 @@ def test_only_the_slice_of_an_operand_is_read_and_only_the_update_of_a_buffer_wr
 
 
 def test_an_update_that_is_read_again_in_its_fusion_touches_the_whole_buffer() -> None:
-    bodies = UPDATED.replace("ROOT %new", "%new").replace("%zero)\n}", "%zero)\n  ROOT %neg = BIG negate(%new)\n}")
+    bodies = UPDATED.replace("ROOT %new", "%new").replace(
+        "%zero)\n}", "%zero)\n  ROOT %neg = BIG negate(%new)\n}"
+    )
     entry = (
         f"%at = s32[] constant(3)\n%row = f32[1,1024]{{1,0}} constant({{...}})\nROOT %x = {BIG} fusion(%b, %row, %at), \
 kind=kLoop, calls=%fused_update"
@@ -81,16 +105,26 @@ kind=kLoop, calls=%fused_update"
     assert of(entry, bodies.replace("BIG", BIG)).device_nbytes == 4 * MIB + 4096 + 4
 
 
-CONV = 'window={{size=3x3 pad=1_1x1_1}}, dim_labels={labels}, custom_call_target="__cudnn$conv{kind}"'
+CONV = (
+    'window={{size=3x3 pad=1_1x1_1}}, dim_labels={labels}, custom_call_target="__cudnn$conv{kind}"'
+)
 
 
 @pytest.mark.parametrize("labels", ["bf01_oi01->bf01", "b01f_o01i->b01f"])
 @pytest.mark.parametrize("kind", ["Forward", "BackwardInput", "BackwardFilter"])
 def test_the_three_convolutions_of_a_layer_cost_the_same(kind: str, labels: str) -> None:
     first = labels.startswith("bf")
-    x, y = ("f32[8,64,32,32]", "f32[8,128,16,16]") if first else ("f32[8,32,32,64]", "f32[8,16,16,128]")
+    x, y = (
+        ("f32[8,64,32,32]", "f32[8,128,16,16]")
+        if first
+        else ("f32[8,32,32,64]", "f32[8,16,16,128]")
+    )
     w = "f32[128,64,3,3]" if first else "f32[128,3,3,64]"
-    left, right, result = {"Forward": (x, w, y), "BackwardInput": (y, w, x), "BackwardFilter": (x, y, w)}[kind]
+    left, right, result = {
+        "Forward": (x, w, y),
+        "BackwardInput": (y, w, x),
+        "BackwardFilter": (x, y, w),
+    }[kind]
     found = of(f"""
         %l = {left} constant({{...}})
         %r = {right} constant({{...}})
@@ -137,7 +171,9 @@ def test_flops_of_compiled_convolutions(rank: int, stride: int, device: str, dty
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(("device", "dtype"), [("v100", "float32"), ("a100", "bfloat16"), ("h200", "bfloat16")])
+@pytest.mark.parametrize(
+    ("device", "dtype"), [("v100", "float32"), ("a100", "bfloat16"), ("h200", "bfloat16")]
+)
 @pytest.mark.parametrize("batch", [(), (6,)])
 def test_flops_of_compiled_matrix_products(device: str, dtype: str, batch: tuple[int, ...]) -> None:
     def step(a: jax.Array, b: jax.Array) -> jax.Array:

@@ -44,26 +44,46 @@ def test_a_gpu_has_the_memory_that_jax_may_use(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(Card, "memory_stats", lambda _: stats, raising=False)
     monkeypatch.setattr(local.jax, "local_devices", lambda: [Card()])
     assert local.local_device() == h200 and local.room() is None
-    stats.update(bytes_limit=100, bytes_in_use=20, peak_bytes_in_use=70, pool_bytes=40, largest_free_block_bytes=10)
+    stats.update(
+        bytes_limit=100,
+        bytes_in_use=20,
+        peak_bytes_in_use=70,
+        pool_bytes=40,
+        largest_free_block_bytes=10,
+    )
     assert local.local_device() == dataclasses.replace(h200, memory_bytes=100)
-    assert local.room() == local.Room(in_use_bytes=20, peak_bytes=70, limit_bytes=100, block_bytes=60)
+    assert local.room() == local.Room(
+        in_use_bytes=20, peak_bytes=70, limit_bytes=100, block_bytes=60
+    )
     stats.update(pool_bytes=100)
-    assert local.room() == local.Room(in_use_bytes=20, peak_bytes=70, limit_bytes=100, block_bytes=10)
+    assert local.room() == local.Room(
+        in_use_bytes=20, peak_bytes=70, limit_bytes=100, block_bytes=10
+    )
 
 
 def test_the_pools_are_those_of_the_environment() -> None:
     assert local.pools({}) == local.Pools() == local.Pools(0.75, True, 64 << 30, False, True)
     assert local.pools({"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}).of_device(2**34, 0.75).grows
-    assert local.pools({"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_ALLOCATOR": "BFC"}) == local.Pools()
+    assert (
+        local.pools({"XLA_PYTHON_CLIENT_PREALLOCATE": "true", "XLA_PYTHON_CLIENT_ALLOCATOR": "BFC"})
+        == local.Pools()
+    )
     for name in ("XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION"):
         assert local.pools({name: ".9"}).fraction == 0.9
     assert local.pools({"XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB": "70"}).host.limit_bytes == 70 << 30
-    assert local.pools({"XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE": "True"}).host == Pool(16 << 30, grows=False)
+    assert local.pools({"XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE": "True"}).host == Pool(
+        16 << 30, grows=False
+    )
     assert not local.pools({"XLA_PYTHON_CLIENT_ALLOCATOR": "cuda_async"}).of_bfc
 
 
 @pytest.mark.parametrize(
-    "name", ["XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"]
+    "name",
+    [
+        "XLA_CLIENT_MEM_FRACTION",
+        "XLA_PYTHON_CLIENT_MEM_FRACTION",
+        "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB",
+    ],
 )
 def test_a_variable_that_is_no_number_is_named(name: str) -> None:
     with pytest.raises(BudgetError, match=f"{name}=64GiB is not a number.*export {name}="):

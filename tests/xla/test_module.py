@@ -43,7 +43,12 @@ def of_this_process() -> Iterator[tuple[str, bytes]]:
         filtered = jax.lax.conv_general_dilated(image, weights[None, None, :8, :8], (2, 2), "SAME",
                                                 dimension_numbers=("NHWC", "HWIO", "NHWC"))  # fmt: skip
         drawn = jax.random.uniform(key, (64,)) + table[:64] * table[-64:]
-        return branched, jnp.pad(filtered, ((0, 0), (1, 2), (0, 0), (0, 0))).max(), drawn, jnp.sort(table)
+        return (
+            branched,
+            jnp.pad(filtered, ((0, 0), (1, 2), (0, 0), (0, 0))).max(),
+            drawn,
+            jnp.sort(table),
+        )
 
     args = jnp.ones((16, 16)), jnp.ones((2, 16, 16, 8)), jax.random.key(0)
     compiled: Any = jax.jit(step).lower(*args).compile()
@@ -64,7 +69,10 @@ def test_what_is_written_is_what_was_read(name: str) -> None:
     graph = Module.read(PROTOS[name])
     text = compat.module_text(PROTOS[name])
     anew = graph.with_computations(
-        {body.name: body.with_ops(op.changed() for op in body.ops.values()) for body in graph.values()}
+        {
+            body.name: body.with_ops(op.changed() for op in body.ops.values())
+            for body in graph.values()
+        }
     )
     assert compat.module_text(serialize(graph)) == text
     assert compat.module_text(serialize(anew)) == text
@@ -83,7 +91,9 @@ def test_a_fusion_runs_twice(name: str) -> None:
     reader = entry.uses[fusion.name][-1][0]
     clones = edit.clone(fusion.called[0], "run", 2)
     again = fusion.changed(
-        name=edit.fresh(fusion.name, "run", 2), root=False, called={fusion.called[0]: clones[-1].name}
+        name=edit.fresh(fusion.name, "run", 2),
+        root=False,
+        called={fusion.called[0]: clones[-1].name},
     )
     ops = list[Instruction]()
     for op in entry.ops.values():
@@ -92,7 +102,9 @@ def test_a_fusion_runs_twice(name: str) -> None:
     written = Module.read(serialize(edit.module))
     assert written.entry.ops[again.name].called == (clones[-1].name,)
     assert again.name in written.entry.ops[reader.name].operands
-    assert list(written.entry.ops).index(again.name) + 1 == list(written.entry.ops).index(reader.name)
+    assert list(written.entry.ops).index(again.name) + 1 == list(written.entry.ops).index(
+        reader.name
+    )
     inside = [op.opcode for op in written[clones[-1].name].ops.values()]
     assert inside == [op.opcode for op in graph[fusion.called[0]].ops.values()]
     assert "is_scheduled=true" in compat.module_text(serialize(edit.module)), "XLA reads it"
@@ -125,7 +137,12 @@ def test_an_asynchronous_pair_says_what_it_wraps() -> None:
         "use_global_device_ids=true, to_apply=%add, output_to_operand_aliasing={{1}: (0, {})}, "
         'frontend_attributes={stream="1"}, metadata={op_name="jit(step)/psum" stack_frame_id=3}'
     )
-    assert (op.opcode, op.channel, op.counts_devices, op.to_apply) == ("all-reduce-start", 3, True, "add")
+    assert (op.opcode, op.channel, op.counts_devices, op.to_apply) == (
+        "all-reduce-start",
+        3,
+        True,
+        "add",
+    )
     assert op.groups(4) == ((0, 1), (2, 3))
     assert (op.aliased_outputs, op.frontend_attributes) == ((((1,), 0),), {"stream": "1"})
     assert (op.op_name, op.frame, op.has_metadata) == ("jit(step)/psum", 3, True)
@@ -194,8 +211,13 @@ ENTRY %main () -> s32[] {
   ROOT %sum = s32[] subtract(%constant_7_0, %constant_9)
 }
 """
-    module, renumbered = read_module(text), read_module(text.replace("constant_7_0", "constant_2111_0"))
-    swapped = read_module(text.replace("(%constant_7_0, %constant_9)", "(%constant_9, %constant_7_0)"))
+    module, renumbered = (
+        read_module(text),
+        read_module(text.replace("constant_7_0", "constant_2111_0")),
+    )
+    swapped = read_module(
+        text.replace("(%constant_7_0, %constant_9)", "(%constant_9, %constant_7_0)")
+    )
     assert (module.fingerprint, module.structure) == (renumbered.fingerprint, renumbered.structure)
     assert module.fingerprint != swapped.fingerprint and module.structure != swapped.structure
 
@@ -233,11 +255,23 @@ FUSION = "  %f = f32[] fusion(%x, %y), kind=kLoop, calls=%g, control-predecessor
 def test_an_instruction_changes_by_its_facts() -> None:
     op = read_instruction(FUSION)
     config = '{"fusion_backend_config":{"kind":"__custom_fusion"}}'
-    changed = op.changed(kind="kCustom", frontend_attributes={"stream": "1"}, backend_config=config, ordered=False)
-    assert (changed.kind, changed.frontend_attributes, changed.backend_config) == ("kCustom", {"stream": "1"}, config)
+    changed = op.changed(
+        kind="kCustom", frontend_attributes={"stream": "1"}, backend_config=config, ordered=False
+    )
+    assert (changed.kind, changed.frontend_attributes, changed.backend_config) == (
+        "kCustom",
+        {"stream": "1"},
+        config,
+    )
     assert op.predecessors == ("y",) and changed.predecessors == () and changed.called == ("g",)
-    again = changed.changed(frontend_attributes={"stream": "0"}, backend_config="{}", called={"g": "g.run2"})
-    assert (again.frontend_attributes, again.backend_config, again.called) == ({"stream": "0"}, "{}", ("g.run2",))
+    again = changed.changed(
+        frontend_attributes={"stream": "0"}, backend_config="{}", called={"g": "g.run2"}
+    )
+    assert (again.frontend_attributes, again.backend_config, again.called) == (
+        {"stream": "0"},
+        "{}",
+        ("g.run2",),
+    )
     assert (op.kind, op.frontend_attributes, op.backend_config) == ("kLoop", {}, "")
 
 
@@ -273,7 +307,11 @@ ENTRY %main (x: f32[8]) -> f32[8] {
 """)
     edit = Edit(module)
     inner, outer = edit.clone("outer", "run", 2)
-    assert (inner.name, outer.name, outer.root.called) == ("inner.run2", "outer.run2", ("inner.run2",))
+    assert (inner.name, outer.name, outer.root.called) == (
+        "inner.run2",
+        "outer.run2",
+        ("inner.run2",),
+    )
     assert edit.module is module
     called = module.entry.root.changed(called={"outer": outer.name})
     edit.replace(module.entry.with_ops([module.entry.ops["x"], called]), [inner, outer])

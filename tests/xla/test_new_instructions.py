@@ -8,7 +8,9 @@ from tests.hlo import read_instruction, read_module, text_of
 
 VECTOR, HALF, SCALAR = Array("f32", (8,)), Array("f32", (4,)), Array("f32", ())
 PAIRS = ((0, 1), (2, 3))
-SOURCE = read_instruction('  %s = f32[8] negate(%a), metadata={op_name="jit(step)/neg" stack_frame_id=3}')
+SOURCE = read_instruction(
+    '  %s = f32[8] negate(%a), metadata={op_name="jit(step)/neg" stack_frame_id=3}'
+)
 TEXT = """HloModule step, num_partitions=4
 
 %add (x: f32[], y: f32[]) -> f32[] {

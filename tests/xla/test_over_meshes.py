@@ -43,7 +43,9 @@ def chain(weights: list[jax.Array], x: jax.Array) -> tuple[list[jax.Array], jax.
         return (h**2).mean()
 
     value, gradients = jax.value_and_grad(loss)(weights)
-    return [weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)], value
+    return [
+        weight - 0.1 * gradient for weight, gradient in zip(weights, gradients, strict=True)
+    ], value
 
 
 def scanned(weights: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -66,7 +68,9 @@ def by_hand(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
         gradients = jax.grad(lambda weights: chain(weights, x)[1])(weights)
         return [weight - 0.1 * total(one) for weight, one in zip(weights, gradients, strict=True)]
 
-    return jax.shard_map(local, mesh=eight(), in_specs=(WHOLE, BOTH), out_specs=WHOLE, check_vma=False)(weights, x)
+    return jax.shard_map(
+        local, mesh=eight(), in_specs=(WHOLE, BOTH), out_specs=WHOLE, check_vma=False
+    )(weights, x)
 
 
 def array(*dims: int, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
@@ -74,7 +78,10 @@ def array(*dims: int, spec: PartitionSpec = WHOLE) -> jax.ShapeDtypeStruct:
 
 
 def tensors() -> list[jax.ShapeDtypeStruct]:
-    return [array(256, 256, spec=PartitionSpec(*("model" if at == n % 2 else None for at in (1, 0)))) for n in range(4)]
+    return [
+        array(256, 256, spec=PartitionSpec(*("model" if at == n % 2 else None for at in (1, 0))))
+        for n in range(4)
+    ]
 
 
 STEPS: dict[str, Callable[[], tuple[Step, Any, jax.ShapeDtypeStruct]]] = {
@@ -82,7 +89,11 @@ STEPS: dict[str, Callable[[], tuple[Step, Any, jax.ShapeDtypeStruct]]] = {
     "fsdp": lambda: (chain, [array(256, 256, spec=BOTH)] * 4, array(1024, 256, spec=BOTH)),
     "tensor": lambda: (chain, tensors(), array(1024, 256, spec=PartitionSpec("data"))),
     "scanned data": lambda: (scanned, array(4, 256, 256), array(1024, 256, spec=BOTH)),
-    "scanned fsdp": lambda: (scanned, array(4, 256, 256, spec=PartitionSpec(None, *BOTH)), array(1024, 256, spec=BOTH)),
+    "scanned fsdp": lambda: (
+        scanned,
+        array(4, 256, 256, spec=PartitionSpec(None, *BOTH)),
+        array(1024, 256, spec=BOTH),
+    ),
 }
 
 
@@ -121,14 +132,20 @@ class Planned:
     nbytes: int
 
 
-def planned(step: Step, weights: Any, x: jax.ShapeDtypeStruct, share: float, **flags: Any) -> Planned:
+def planned(
+    step: Step, weights: Any, x: jax.ShapeDtypeStruct, share: float, **flags: Any
+) -> Planned:
     read: list[ScheduledModule] = []
     calls: list[Callback] = []
 
     def rewrite(module: Module) -> Module | None:
         read.append(ScheduledModule(module, A100, EIGHT))
         limits = Limits(int(share * read[-1].device_bytes), 0)
-        calls.append(Callback(A100, limits, Headroom(), EIGHT, OWN, None, lambda fingerprint, key, make: make()))
+        calls.append(
+            Callback(
+                A100, limits, Headroom(), EIGHT, OWN, None, lambda fingerprint, key, make: make()
+            )
+        )
         return calls[-1](module)
 
     jax.clear_caches()
@@ -140,7 +157,9 @@ def gathers(module: Module) -> int:
     return sum(op.opcode == "all-gather-start" for op in module.entry.ops.values())
 
 
-@pytest.mark.parametrize("share", [0.35, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.4, 0.32))])
+@pytest.mark.parametrize(
+    "share", [0.35, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.4, 0.32))]
+)
 def test_a_budget_is_kept_by_another_order_and_by_gathering_again(share: float) -> None:
     """Eight layers whose gathered weights are most of what the step holds."""
     weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
@@ -156,7 +175,11 @@ def adam(state: Any, x: jax.Array) -> Any:
     value, gradients = jax.value_and_grad(lambda weights: chain(weights, x)[1])(weights)
     moments = [0.9 * moment + 0.1 * one for moment, one in zip(moments, gradients, strict=True)]
     rate = 0.1 / (1 - 0.9**count)
-    return ([weight - rate * one for weight, one in zip(weights, moments, strict=True)], moments, count + 1), value
+    return (
+        [weight - rate * one for weight, one in zip(weights, moments, strict=True)],
+        moments,
+        count + 1,
+    ), value
 
 
 def test_updates_free_their_gradients_before_the_last_sum() -> None:

@@ -33,7 +33,10 @@ def moved(plain: Module, limit_nbytes: int = NO_LIMIT) -> Module:
     """Judged, with its kernels in their order."""
     found = overlapped(plain, limit_nbytes)
     judge(plain, found)
-    kernels = [[name for name in names(one) if one.entry.ops[name].opcode == "fusion"] for one in (plain, found)]
+    kernels = [
+        [name for name in names(one) if one.entry.ops[name].opcode == "fusion"]
+        for one in (plain, found)
+    ]
     assert kernels[0] == kernels[1]
     return found
 
@@ -65,7 +68,9 @@ def test_a_gather_starts_just_in_time() -> None:
     (sent,) = result.transfers
     next_kernel = order[order.index("g") + 1]
     start, end = result.clock[next_kernel]
-    assert result.clock[f"h{LAYERS - 1}"][1] - sent.end_s <= end - start  # one kernel later, somebody would wait
+    assert (
+        result.clock[f"h{LAYERS - 1}"][1] - sent.end_s <= end - start
+    )  # one kernel later, somebody would wait
 
 
 def test_a_sum_starts_as_soon_as_it_can_and_ends_when_the_links_are_done() -> None:
@@ -102,7 +107,13 @@ def test_nothing_moves_without_collectives_or_beside_nothing() -> None:
     assert overlapped(alone, NO_LIMIT) is alone
 
 
-@given(st.lists(st.tuples(st.sampled_from("khsg"), st.integers(0, 9), st.integers(0, 9)), min_size=3, max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("khsg"), st.integers(0, 9), st.integers(0, 9)),
+        min_size=3,
+        max_size=30,
+    )
+)
 @settings(max_examples=60, deadline=None)
 def test_any_module_stays_the_same_step(kinds: list[tuple[str, int, int]]) -> None:
     """Kernels, sums and gathers of any values; those that are read last make the result."""

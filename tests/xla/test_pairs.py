@@ -35,14 +35,25 @@ def test_pairs_with_nothing_beside_them_are_synchronous() -> None:
     assert synchronous_pairs(apart.entry) == {"t": "t.done"}
     ops = apart.entry.ops
     whole = as_synchronous(ops["t"], ops["t.done"])
-    assert (whole.opcode, whole.shape, whole.operands) == ("all-reduce", ops["t.done"].shape, ("y",))
+    assert (whole.opcode, whole.shape, whole.operands) == (
+        "all-reduce",
+        ops["t.done"].shape,
+        ("y",),
+    )
     assert (whole.groups(8), whole.to_apply) == ((tuple(range(8)),), "plus")
     assert ops["t"].aliased_outputs and not whole.aliased_outputs
 
 
 def test_a_sum_beside_a_kernel_is_in_place() -> None:
     start, done = summed("s", "x")
-    found = module(fusion("x", "a", "b"), start, fusion("y", "a", "b"), done, fusion("last", "s.done", "y"), OUT)
+    found = module(
+        fusion("x", "a", "b"),
+        start,
+        fusion("y", "a", "b"),
+        done,
+        fusion("last", "s.done", "y"),
+        OUT,
+    )
     problem = problem_of(found, backend=GPU)
     place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert place["s{1}"] == place["x"] != place["y"]
@@ -50,7 +61,9 @@ def test_a_sum_beside_a_kernel_is_in_place() -> None:
     assert problem.kernels[number["s.done"]].started_by == number["s"]
     assert not problem.kernels[number["s"]].recomputable
     tables = 2 * 256  # of the start's tuple, and of the operands in it
-    assert ScheduledModule(found, A100, EIGHT).packing.nbytes == 2 * MIB + tables  # y is in the result's
+    assert (
+        ScheduledModule(found, A100, EIGHT).packing.nbytes == 2 * MIB + tables
+    )  # y is in the result's
 
 
 def test_a_sum_of_several_is_in_place_in_each() -> None:
@@ -86,7 +99,9 @@ def gathering() -> Module:
     start, done = gathered("g", "w", SHARD)
     shard = f"%w = {SHARD} slice(%a), slice={{[0:64], [0:1024]}}"
     middle = fusion("x", "g.done", "b"), fusion("y", "x", "b"), fusion("last", "y", "g.done")
-    return module(shard, start, fusion("beside", "a", "b"), done, *middle, OUT.replace("%a", "%beside"))
+    return module(
+        shard, start, fusion("beside", "a", "b"), done, *middle, OUT.replace("%a", "%beside")
+    )
 
 
 def test_a_gather_runs_again_as_a_whole_behind_its_end() -> None:
@@ -116,9 +131,15 @@ def test_what_a_pair_reads_stays_until_its_end() -> None:
     problem = problem_of(gathering(), backend=GPU)
     number, tape = kernels(problem), record(problem)
     shard, done = number["w"], number["g.done"]
-    assert [tape.may_recompute(shard, slot) for slot in (number["g"], done, done + 1)] == [True, False, True]
+    assert [tape.may_recompute(shard, slot) for slot in (number["g"], done, done + 1)] == [
+        True,
+        False,
+        True,
+    ]
     order = [*range(done), shard, *range(done, len(number))]
-    assert fault(problem, runs(order)) == "w runs again while an asynchronous pair reads what it made"
+    assert (
+        fault(problem, runs(order)) == "w runs again while an asynchronous pair reads what it made"
+    )
 
 
 def test_a_gather_takes_the_seconds_of_its_collective() -> None:

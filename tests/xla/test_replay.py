@@ -56,7 +56,9 @@ def done(name: str, of_start: str, to_host: bool) -> str:
 
 
 def test_a_copy_hides_under_kernels_and_stalls_for_the_rest() -> None:
-    found = of("\n".join([start("s", "a", True), chain(3, "k"), done("d", "s", True), chain(2, "l")]), ADD)
+    found = of(
+        "\n".join([start("s", "a", True), chain(3, "k"), done("d", "s", True), chain(2, "l")]), ADD
+    )
     assert found.copied_out_nbytes == 2 * MIB
     assert found.compute_s == pytest.approx(5 * ADD_S)
     assert found.copy_s == pytest.approx(COPY_S) and found.hidden_copy_s == pytest.approx(3 * ADD_S)
@@ -66,23 +68,41 @@ def test_a_copy_hides_under_kernels_and_stalls_for_the_rest() -> None:
 def test_a_copy_with_enough_kernels_costs_nothing() -> None:
     enough = int(COPY_S / ADD_S) + 1
     found = of("\n".join([start("s", "a", True), chain(enough, "k"), done("d", "s", True)]), ADD)
-    assert found.hidden_copy_s == pytest.approx(found.copy_s) and found.step_s == pytest.approx(found.compute_s)
+    assert found.hidden_copy_s == pytest.approx(found.copy_s) and found.step_s == pytest.approx(
+        found.compute_s
+    )
 
 
 def test_directions_overlap_each_other_but_a_stream_serves_one_copy_at_a_time() -> None:
     out = [start("s0", "a", True), done("d0", "s0", True)]
-    both = [start("s1", "b", True), start("s2", "d0", False), done("d1", "s1", True), done("d2", "s2", False)]
+    both = [
+        start("s1", "b", True),
+        start("s2", "d0", False),
+        done("d1", "s1", True),
+        done("d2", "s2", False),
+    ]
     found = of("\n".join(out + both))
-    assert found.copied_out_nbytes == 4 * MIB and [one.stream for one in found.transfers] == ["out", "out", "in"]
+    assert found.copied_out_nbytes == 4 * MIB and [one.stream for one in found.transfers] == [
+        "out",
+        "out",
+        "in",
+    ]
     assert found.step_s == pytest.approx(2 * COPY_S) and found.copy_s == pytest.approx(2 * COPY_S)
     starts = [start("s0", "a", True), start("s1", "b", True)]
-    queued = of("\n".join([*starts, done("d0", "s0", True), chain(1, "k"), done("d1", "s1", True)]), ADD)
-    assert queued.step_s == pytest.approx(2 * COPY_S) and queued.hidden_copy_s == pytest.approx(ADD_S)
+    queued = of(
+        "\n".join([*starts, done("d0", "s0", True), chain(1, "k"), done("d1", "s1", True)]), ADD
+    )
+    assert queued.step_s == pytest.approx(2 * COPY_S) and queued.hidden_copy_s == pytest.approx(
+        ADD_S
+    )
 
 
 def test_a_synchronous_copy_blocks_and_a_copy_on_the_device_is_a_kernel() -> None:
     found = of(f"%h = {HOST} copy(%a)\n%c = {BIG} copy(%h)\n%e = {BIG} copy(%c)")
-    assert [(one.stream, one.nbytes) for one in found.transfers] == [("out", 2 * MIB), ("in", 2 * MIB)]
+    assert [(one.stream, one.nbytes) for one in found.transfers] == [
+        ("out", 2 * MIB),
+        ("in", 2 * MIB),
+    ]
     assert set(found.seconds) == {"e"} and found.hidden_copy_s == 0
     assert found.step_s == pytest.approx(2 * COPY_S + 4 * MIB / V100.memory_bandwidth)
     asynchronous = of(f"%s = ({BIG}, {BIG}, u32[]) copy-start(%a)\n%d = {BIG} copy-done(%s)")
@@ -102,7 +122,9 @@ def test_a_wrapped_update_of_a_host_buffer_copies_the_update() -> None:
         %row = f32[1,1024]{{1,0}} constant({{...}})
         {start}, kind=kLoop, calls=%fused_update
         %d = {HOST} fusion-done(%s)""", bodies)  # fmt: skip
-    assert [(one.stream, one.nbytes) for one in found.transfers] == [("out", 4096)] and not found.seconds
+    assert [(one.stream, one.nbytes) for one in found.transfers] == [
+        ("out", 4096)
+    ] and not found.seconds
 
 
 BODY = f"""
@@ -125,7 +147,9 @@ def test_loops_count_their_trips(config: str, trips: int) -> None:
     loop = f"ROOT %w = ({BIG}) while(%t), condition=%cond, body=%body, backend_config={config}"
     found = of(f"%t = ({BIG}) tuple(%a)\n{loop}", ADD + BODY)
     assert found.step_s == found.compute_s == pytest.approx(trips * 4 * MIB / V100.memory_bandwidth)
-    assert found.blocks == {"w": found.step_s} and found.seconds["y"] == pytest.approx(found.step_s / trips)
+    assert found.blocks == {"w": found.step_s} and found.seconds["y"] == pytest.approx(
+        found.step_s / trips
+    )
 
 
 @pytest.mark.parametrize(
@@ -163,12 +187,20 @@ def test_a_block_within_a_block_is_that_of_one_trip() -> None:
 PRODUCT_FLOPS = 2 * 1024 * 128 * 128  # of a layer of the steps below
 
 
-@pytest.mark.parametrize(("name", "products"), [("dense", 14), ("scanned", 15), ("branching", None)])
-def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, products: int | None) -> None:
+@pytest.mark.parametrize(
+    ("name", "products"), [("dense", 14), ("scanned", 15), ("branching", None)]
+)
+def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(
+    name: str, products: int | None
+) -> None:
     step, args = STEPS[name](128, 5)
     module = Module.read(compat.module_of(jax.jit(step).lower(*args).compile()))
     found = replay(module, CPU)
-    outer = [kernel.name for kernel in problem_of(module, backend=CPU.backend).kernels if kernel.block is None]
+    outer = [
+        kernel.name
+        for kernel in problem_of(module, backend=CPU.backend).kernels
+        if kernel.block is None
+    ]
     known = {**found.seconds, **found.blocks}
     assert found.step_s == found.compute_s == pytest.approx(sum(known[name] for name in outer))
     assert min(known[name] for name in outer) > 0
@@ -178,7 +210,9 @@ def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(name: str, product
         assert found.flops == products * PRODUCT_FLOPS
 
 
-def compiled_module(step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any) -> Module:
+def compiled_module(
+    step: Callable[..., Any], *args: Any, device: str = "v100", **flags: Any
+) -> Module:
     pytest.importorskip("jax_cuda12_plugin")
     return Target(catalog.named(device), True).compile(Lowerable(step, args), flags).module
 
@@ -210,9 +244,14 @@ def there_and_back(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 def test_compiled_host_copies_go_both_ways() -> None:
     found = compiled(there_and_back, array(1024, 1024), array(2048, 2048))
     assert found.copied_out_nbytes == 4 * MIB
-    assert {(one.stream, one.nbytes) for one in found.transfers} == {("out", 4 * MIB), ("in", 4 * MIB)}
+    assert {(one.stream, one.nbytes) for one in found.transfers} == {
+        ("out", 4 * MIB),
+        ("in", 4 * MIB),
+    }
     assert found.copy_s == pytest.approx(copy_seconds(4 * MIB, V100))
-    assert found.compute_s + 2 * found.copy_s == pytest.approx(found.step_s + 2 * found.hidden_copy_s)
+    assert found.compute_s + 2 * found.copy_s == pytest.approx(
+        found.step_s + 2 * found.hidden_copy_s
+    )
 
 
 @pytest.mark.gpu_aot
@@ -226,7 +265,10 @@ def test_the_latency_hiding_scheduler_hides_copies() -> None:
 @pytest.mark.gpu_aot
 def test_offload_inside_a_scan_copies_one_slice_each_trip() -> None:
     policy = jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[], names_which_can_be_offloaded=["h"], offload_src="device", offload_dst="pinned_host"
+        names_which_can_be_saved=[],
+        names_which_can_be_offloaded=["h"],
+        offload_src="device",
+        offload_dst="pinned_host",
     )
 
     def layer(x: jax.Array, w: jax.Array) -> tuple[jax.Array, None]:

@@ -32,7 +32,12 @@ MESHED = {  # as jax 0.11 has it
     "replica_groups=mesh['x'=8] {'x':(2)4}": ROWS,
     "replica_groups=mesh['x'=8] {'x':(2)2}": ((0, 2), (1, 3), (4, 6), (5, 7)),
     "replica_groups=mesh['a'=4,'b'=2], device_ids=([2,4]T(1,0)) {'b'}": COLUMNS,
-    "replica_groups=mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'a'}": ((0, 1), (2, 3), (4, 5), (6, 7)),
+    "replica_groups=mesh['a'=2,'b'=4], device_ids=(0,2,4,6,1,3,5,7) {'a'}": (
+        (0, 1),
+        (2, 3),
+        (4, 5),
+        (6, 7),
+    ),
     "replica_groups=mesh['host'=2,'device'=4] {'device':(2)2}": ((0, 1), (2, 3), (4, 5), (6, 7)),
     "replica_groups=mesh['host'=2,'device'=4] {'device':(1)2}": ((0, 2), (1, 3), (4, 6), (5, 7)),
     "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,2,1,0) {'b'}": ((3, 2), (1, 0)),
@@ -45,10 +50,14 @@ def groups_of(attributes: str) -> Groups:
 
 
 def pairs_of(attributes: str) -> tuple[tuple[int, int], ...]:
-    return read_instruction(f"  %s = f32[8] collective-permute(%a), {attributes}").source_target_pairs
+    return read_instruction(
+        f"  %s = f32[8] collective-permute(%a), {attributes}"
+    ).source_target_pairs
 
 
-@pytest.mark.parametrize(("attributes", "groups"), [*LISTED.items(), *COUNTED.items(), *MESHED.items()])
+@pytest.mark.parametrize(
+    ("attributes", "groups"), [*LISTED.items(), *COUNTED.items(), *MESHED.items()]
+)
 def test_all_groups(attributes: str, groups: tuple[tuple[int, ...], ...]) -> None:
     assert groups_of(attributes) == groups
     assert groups_of(f"replica_groups={groups_text(groups)}") == groups

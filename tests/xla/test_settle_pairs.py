@@ -19,12 +19,20 @@ def step() -> Module:
     """Two gathers from the beginning, a scatter and a sum until the end; 2 MiB each."""
     shard = f"%w = {SHARD} slice(%a), slice={{[0:64], [0:1024]}}"
     gathers = [gathered(name, "w", SHARD) for name in ("g", "h")]
-    scatter = f"%r = (({BIG}), {SHARD}) reduce-scatter-start(%z), {ALL}, dimensions={{0}}, to_apply=%plus"
+    scatter = (
+        f"%r = (({BIG}), {SHARD}) reduce-scatter-start(%z), {ALL}, dimensions={{0}}, to_apply=%plus"
+    )
     scattered = f"%r.done = {SHARD} reduce-scatter-done(%r)"
     start, done = summed("s", "v")
     root = f"ROOT %out = ({BIG}, {SHARD}, {BIG}) tuple(%u, %r.done, %s.done)"
     begin = shard, gathers[0][0], gathers[1][0], fusion("x", "a", "b"), gathers[0][1]
-    middle = fusion("y", "x", "g.done"), gathers[1][1], fusion("z", "y", "h.done"), scatter, fusion("v", "z", "b")
+    middle = (
+        fusion("y", "x", "g.done"),
+        gathers[1][1],
+        fusion("z", "y", "h.done"),
+        scatter,
+        fusion("v", "z", "b"),
+    )
     return module(*begin, *middle, start, fusion("u", "y", "b"), done, scattered, root)
 
 
@@ -41,7 +49,8 @@ ALL_BUT_SUMS = ["x", "g", "g.done", "y", "h", "h.done", "z", "r", "r.done", "v",
 
 
 @pytest.mark.parametrize(
-    ("room_nbytes", "order"), [(8 * MIB, PLAIN), (7 * MIB, LONGEST), (3 * MIB, ALL_BUT_SUMS), (0, ALL_BUT_SUMS)]
+    ("room_nbytes", "order"),
+    [(8 * MIB, PLAIN), (7 * MIB, LONGEST), (3 * MIB, ALL_BUT_SUMS), (0, ALL_BUT_SUMS)],
 )
 def test_what_holds_most_and_longest_is_settled_first(room_nbytes: int, order: list[str]) -> None:
     assert settled(room_nbytes) == order

@@ -17,7 +17,11 @@ from memplan.xla.module import Module
 from memplan.xla.sources import Sources, layer_of
 from tests.hlo import read_module
 
-USER, LIBRARY, OWN = "/home/someone/train.py", "/usr/lib/python3.12/site-packages/flax/linen.py", "program/targets.py"
+USER, LIBRARY, OWN = (
+    "/home/someone/train.py",
+    "/usr/lib/python3.12/site-packages/flax/linen.py",
+    "program/targets.py",
+)
 FILES = (USER, LIBRARY, f"{Path(memplan.__file__).parent}/{OWN}")
 Frame = tuple[int, int]  # number of the file, of the frame around it or -1
 
@@ -30,8 +34,16 @@ def head_with(frames: list[Frame]) -> str:
         for i, (file, _) in enumerate(frames)
     ]
     # XLA writes the number after that of the frame around
-    stacks = [f"{i + 1} {{file_location_id={i + 1} parent_frame_id={up + 2}}}" for i, (_, up) in enumerate(frames)]
-    tables = {"FileNames": names, "FunctionNames": ['1 "step"'], "FileLocations": places, "StackFrames": stacks}
+    stacks = [
+        f"{i + 1} {{file_location_id={i + 1} parent_frame_id={up + 2}}}"
+        for i, (_, up) in enumerate(frames)
+    ]
+    tables = {
+        "FileNames": names,
+        "FunctionNames": ['1 "step"'],
+        "FileLocations": places,
+        "StackFrames": stacks,
+    }
     head = "\n\n".join("\n".join([name, *lines]) for name, lines in tables.items())
     return f"HloModule jit_step, is_scheduled=true\n\n{head}\n\n\n"
 
@@ -74,7 +86,9 @@ def test_who_calls_memplan_is_named_only_where_nothing_within_is() -> None:
 
 
 FRAMES = st.lists(st.integers(0, 2), min_size=1, max_size=8).flatmap(
-    lambda files: st.tuples(*(st.tuples(st.just(file), st.integers(-1, i - 1)) for i, file in enumerate(files)))
+    lambda files: st.tuples(
+        *(st.tuples(st.just(file), st.integers(-1, i - 1)) for i, file in enumerate(files))
+    )
 )
 
 
@@ -169,7 +183,8 @@ def test_a_scope_is_the_way_between_step_and_primitive() -> None:
         "wrapped": "reduce_sum",
     }
     lines = [
-        f'  %{name} = f32[] constant(0), metadata={{op_name="{path}" stack_frame_id=3}}' for name, path in paths.items()
+        f'  %{name} = f32[] constant(0), metadata={{op_name="{path}" stack_frame_id=3}}'
+        for name, path in paths.items()
     ]
     body = "\n".join(["ENTRY %main () -> f32[] {", *lines, "  ROOT %end = f32[] constant(0)", "}"])
     assert scopes(read_module(f"HloModule m, is_scheduled=true\n\n{body}\n")) == {
@@ -236,5 +251,7 @@ ENTRY %e (x: f32[4]) -> f32[4] {
         ("of_given", 0, ""),
     ],
 )
-def test_what_is_around_tells_where_an_instruction_does_not(name: str, leaf: int, told: str) -> None:
+def test_what_is_around_tells_where_an_instruction_does_not(
+    name: str, leaf: int, told: str
+) -> None:
     assert Sources(read_module(FUSED)).scope(name, leaf) == told

@@ -103,4 +103,7 @@ def test_options_do_not_say_whether_a_module_is_scheduled() -> None:
     plain = module(DOT).options
     assert module(DOT, head="").options == plain
     assert module(DOT, head=donated).options != plain
-    assert module(DOT, head=f", is_scheduled=true{donated}").options == module(DOT, head=donated).options
+    assert (
+        module(DOT, head=f", is_scheduled=true{donated}").options
+        == module(DOT, head=donated).options
+    )

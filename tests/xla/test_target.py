@@ -23,7 +23,9 @@ from tests.dense import step as train
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
 needs_compiler = pytest.mark.skipif(
-    importlib.util.find_spec("jax_plugins.xla_cuda12") is None if importlib.util.find_spec("jax_plugins") else True,
+    importlib.util.find_spec("jax_plugins.xla_cuda12") is None
+    if importlib.util.find_spec("jax_plugins")
+    else True,
     reason="needs the extra gpu-aot",
 )
 
@@ -38,7 +40,13 @@ SHAPES = (
 @pytest.mark.gpu_aot
 class TestDescribedGpu:
     def test_every_kind_of_leaf_is_placed(self) -> None:
-        args = (jnp.ones((4, 4), jnp.bfloat16), jax.ShapeDtypeStruct((3,), jnp.int32), 2.0, True, jax.random.key(0))
+        args = (
+            jnp.ones((4, 4), jnp.bfloat16),
+            jax.ShapeDtypeStruct((3,), jnp.int32),
+            2.0,
+            True,
+            jax.random.key(0),
+        )
         compiled = Target(catalog.named("h200"), described=True).compile(
             Lowerable(lambda a, b, c, d, key: (a * c, b + 1, d, jax.random.bits(key, (4,))), args)
         )
@@ -59,7 +67,9 @@ class TestDescribedGpu:
     def test_donation_is_seen(self) -> None:
         shape = jax.ShapeDtypeStruct((1024,), jnp.float32)
         target = Target(catalog.named("v100"), described=True)
-        memory = target.compile(Lowerable(lambda x: x + 1, (shape,), {}, {"donate_argnums": 0})).memory
+        memory = target.compile(
+            Lowerable(lambda x: x + 1, (shape,), {}, {"donate_argnums": 0})
+        ).memory
         assert memory.device_bytes == memory.temp_bytes + 4096
 
     @pytest.mark.parametrize(
@@ -106,14 +116,20 @@ class TestDisabledPasses:
     def test_of_the_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         flags = "--xla_gpu_autotune_level=0 --xla_disable_hlo_passes=dot-merger --xla_disable_hlo_passes=a,b"
         monkeypatch.setenv("XLA_FLAGS", flags)
-        assert self.gpu._as_planned({}) == {"xla_disable_hlo_passes": "dot-merger,a,b,rematerialization"}
+        assert self.gpu._as_planned({}) == {
+            "xla_disable_hlo_passes": "dot-merger,a,b,rematerialization"
+        }
 
     def test_of_a_cpu_none(self) -> None:
         assert Target(local_device(), described=False)._as_planned({}) == {}
 
 
 def test_the_local_backend_accounts_for_what_it_allocates() -> None:
-    memory = Target(local_device(), described=False).compile(Lowerable(lambda x: jnp.sin(x), (jnp.ones(1024),))).memory
+    memory = (
+        Target(local_device(), described=False)
+        .compile(Lowerable(lambda x: jnp.sin(x), (jnp.ones(1024),)))
+        .memory
+    )
     assert memory.device_bytes == memory.temp_bytes + 8192
 
 
@@ -122,7 +138,9 @@ def test_whatever_goes_wrong_in_planning_is_told_in_words_of_memplan() -> None:
         return next(module for name in module if name == "no such name")
 
     target = Target(local_device(), described=False)
-    with pytest.raises(MemplanError, match=r"StopIteration in raises \(.*test_target.py:\d+\)") as caught:
+    with pytest.raises(
+        MemplanError, match=r"StopIteration in raises \(.*test_target.py:\d+\)"
+    ) as caught:
         target.compile(Lowerable(lambda x: jnp.sin(x), (jnp.ones(1024),)), rewrite=raises)
     assert isinstance(caught.value.__cause__, StopIteration)
 
@@ -172,7 +190,9 @@ def test_a_place_that_an_inner_loop_looks_up_compiles() -> None:
 
     def step(x: jax.Array) -> jax.Array:
         def body(x: jax.Array, t: jax.Array) -> Any:
-            return x * table[jnp.searchsorted(jnp.arange(9.0), jnp.full(x.shape[:1], t))][:, None], None
+            return x * table[jnp.searchsorted(jnp.arange(9.0), jnp.full(x.shape[:1], t))][
+                :, None
+            ], None
 
         return jax.lax.scan(body, x, steps)[0]
 
@@ -194,11 +214,15 @@ def test_a_place_that_an_inner_loop_looks_up_compiles() -> None:
         "non-empty.",
     ],
 )
-def test_faults_of_xlas_host_offloading_are_told_in_memplans_words(said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_of_xlas_host_offloading_are_told_in_memplans_words(
+    said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError(said)
 
     monkeypatch.setattr(jax.stages.Lowered, "compile", fail)
-    with pytest.raises(UnsupportedProgramError, match="cannot compile this step's values in host memory") as raised:
+    with pytest.raises(
+        UnsupportedProgramError, match="cannot compile this step's values in host memory"
+    ) as raised:
         memplan.jit(jnp.sin).plan(jax.ShapeDtypeStruct((4,), jnp.float32))
     assert said in str(raised.value) and "host_budget=0" in str(raised.value)

@@ -63,7 +63,9 @@ def test_a_compilation(tmp_path: Path):
         return jax.lax.scan(outer, x, length=4)[0]
 
     target = Target(catalog.named("a100"), described=True)
-    target.compile(Lowerable(step, [jax.ShapeDtypeStruct((256, 256), jnp.float32)]), dump_options(tmp_path))
+    target.compile(
+        Lowerable(step, [jax.ShapeDtypeStruct((256, 256), jnp.float32)]), dump_options(tmp_path)
+    )
     found = loops(dumped_thunks(tmp_path))
     assert len(found) == 2
     assert found[1] in found[0].inside

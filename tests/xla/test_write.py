@@ -76,7 +76,9 @@ def test_the_plain_order_is_the_plain_module() -> None:
     module = read_module(SMALL)
     problem = problem_of(module, backend=GPU)
     assert text_of(write(module, problem, runs(range(4)))) == text_of(module)
-    assert lines_of(module) == [line.strip() for line in SMALL.partition("ENTRY")[2].split("\n")[1:-2]]
+    assert lines_of(module) == [
+        line.strip() for line in SMALL.partition("ENTRY")[2].split("\n")[1:-2]
+    ]
 
 
 def test_an_element_goes_to_the_host_and_comes_back_twice() -> None:
@@ -128,7 +130,9 @@ def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
 
 
 def test_what_a_loop_carries_is_not_copied() -> None:
-    text = SMALL.replace("ENTRY", LOOP + "ENTRY").replace("%d = f32[8]{0} fusion(%c, %kept.0)", WHILE)
+    text = SMALL.replace("ENTRY", LOOP + "ENTRY").replace(
+        "%d = f32[8]{0} fusion(%c, %kept.0)", WHILE
+    )
     module = read_module(text)
     problem = problem_of(module, backend=GPU)
     (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name.startswith("body.0:"))
@@ -178,14 +182,20 @@ def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("device", ["v100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a100", "h100"))])
+@pytest.mark.parametrize(
+    "device", ["v100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a100", "h100"))]
+)
 def test_each_direction_copies_on_a_stream_of_its_own(device: str, tmp_path: Path) -> None:
     shapes = [array(4096, 4096)] * 8, array(8192, 4096)
     options = {"donate_argnums": 0, "compiler_options": dump_options(tmp_path)}
     found = memplan.jit(train, device=device, budget="1700MiB", **options).plan(*shapes)._outcome
-    starts = [op for op in found.executable.module.instructions.values() if op.opcode == "copy-start"]
+    starts = [
+        op for op in found.executable.module.instructions.values() if op.opcode == "copy-start"
+    ]
     thunks = [one for one in dumped_thunks(tmp_path) if one.kind == "kAsyncStart"]
-    directions = [(op.result[0].on_host, thunk.stream) for op, thunk in zip(starts, thunks, strict=True)]
+    directions = [
+        (op.result[0].on_host, thunk.stream) for op, thunk in zip(starts, thunks, strict=True)
+    ]
     assert len(set(directions)) == len({stream for _, stream in directions}) == 2
 
 

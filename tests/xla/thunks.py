@@ -92,8 +92,13 @@ def dumped_thunks(folder: Path, module: str = "", after_passes: bool = False) ->
     """
     ends = ["thunk_sequence_after_thunk_passes.txt"] * after_passes + ["thunk_sequence.txt"]
     # by time: XLA numbers modules with four digits, and a whole suite has more of them
-    latest = (sorted(folder.glob(f"*.{end}"), key=lambda one: one.stat().st_mtime_ns, reverse=True) for end in ends)
-    return read_thunks(next(one for files in latest for one in files if module in one.name).read_text())
+    latest = (
+        sorted(folder.glob(f"*.{end}"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        for end in ends
+    )
+    return read_thunks(
+        next(one for files in latest for one in files if module in one.name).read_text()
+    )
 
 
 def loops(thunks: list[Thunk]) -> list[Thunk]:

@@ -11,7 +11,10 @@ from memplan.planning.search.tape import record
 
 def schedule_of(ledger: Ledger) -> tuple[Schedule, list[int]]:
     """The actions, and the slot of each."""
-    copies = [(slot, Action(kind, ledger.tape.values[offload.value].buffer)) for slot, kind, offload in events(ledger)]
+    copies = [
+        (slot, Action(kind, ledger.tape.values[offload.value].buffer))
+        for slot, kind, offload in events(ledger)
+    ]
     entries: list[tuple[Action, int]] = []
     for slot, prelude in enumerate(ledger.preludes):
         slot_copies = [(action, slot) for copy_slot, action in copies if copy_slot == slot]

@@ -21,7 +21,9 @@ def there_and_back(length: int) -> Ledger:
 
 
 @given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.9, 0.7, 0.5]), st.booleans())
-def test_it_says_whether_the_limit_is_kept(layers: int, seed: int, share: float, offloads: bool) -> None:
+def test_it_says_whether_the_limit_is_kept(
+    layers: int, seed: int, share: float, offloads: bool
+) -> None:
     problem = training(layers, seed)
     ledger = Ledger(reconcile(problem, record(problem)))
     limit = int(share * ledger.peak_nbytes)
@@ -59,7 +61,11 @@ def test_what_nothing_is_above_stays_as_it_is() -> None:
 
 
 def test_with_an_offload_go_those_of_the_same_bytes() -> None:
-    ledger = Ledger(tape_of_stages(stages_of_nodes([1] * 8, [1] * 8, [[], [0], [1], [2], [0, 3], [4], [5], [0, 6]], 0)))
+    ledger = Ledger(
+        tape_of_stages(
+            stages_of_nodes([1] * 8, [1] * 8, [[], [0], [1], [2], [0, 3], [4], [5], [0, 6]], 0)
+        )
+    )
     empty = ledger.load.copy()
     first = Offload(0, 0, 0, 2)
     again = Offload(0, None, 4, 5)

@@ -22,7 +22,9 @@ DRAWS = st.randoms(use_true_random=False)
 def test_stages_replayed(count: int, draw: Random) -> None:
     """Any recomputations, in any order of adding and removing: the bytes of the worst step of every stage."""
     inputs = [[source for source in range(node) if draw.random() < 0.4] for node in range(count)]
-    stages = stages_of_nodes([draw.randint(1, 9) for _ in inputs], [draw.randint(1, 9) for _ in inputs], inputs, 0)
+    stages = stages_of_nodes(
+        [draw.randint(1, 9) for _ in inputs], [draw.randint(1, 9) for _ in inputs], inputs, 0
+    )
     ledger = Ledger(tape_of_stages(stages))
     recomputed: set[tuple[int, int]] = set()
     for _ in range(12):
@@ -68,7 +70,9 @@ def test_kept_up_to_date(layers: int, seed: int, draw: Random) -> None:
 
 
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS, st.booleans())
-def test_what_is_needed_cannot_be_undone(layers: int, seed: int, draw: Random, offloads: bool) -> None:
+def test_what_is_needed_cannot_be_undone(
+    layers: int, seed: int, draw: Random, offloads: bool
+) -> None:
     """Of a recomputation that is said to be needed for a limit, undoing it always goes above."""
     ledger = random_plan(training(layers, seed), draw, offloads)
     for op, slot in ledger.recomputations():

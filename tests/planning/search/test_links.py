@@ -52,7 +52,9 @@ def test_what_comes_back_for_nobody_is_not_fetched() -> None:
 def spanned(between: int) -> Ledger:
     """A value that is read once more after so many slots; every slot takes a second."""
     inputs = [[], *([node] for node in range(between)), [0, between]]
-    return Ledger(tape_of_stages(stages_of_nodes([4] + [1] * (between + 1), [1] * len(inputs), inputs, 0)))
+    return Ledger(
+        tape_of_stages(stages_of_nodes([4] + [1] * (between + 1), [1] * len(inputs), inputs, 0))
+    )
 
 
 def test_an_offload_goes_where_nobody_stalls() -> None:

@@ -34,7 +34,9 @@ def test_what_fits_becomes_no_slower_and_fits(layers: int, seed: int, offloads: 
     before = seconds_of(ledger, scheduler)
     if ledger.peak_nbytes > limit:
         return
-    NeighbourhoodSearch(ledger, limit, scheduler).improve(lambda: max(0, ledger.peak_nbytes - limit), 300)
+    NeighbourhoodSearch(ledger, limit, scheduler).improve(
+        lambda: max(0, ledger.peak_nbytes - limit), 300
+    )
     assert ledger.peak_nbytes <= limit
     assert seconds_of(ledger, scheduler) <= before * (1 + 1e-12)  # sums in another order
 
@@ -53,7 +55,9 @@ def test_it_says_whether_it_reached_the_limit(layers: int, seed: int, offloads: 
 def test_the_seed_decides() -> None:
     def found(seed: int) -> list[tuple[int, int]]:
         ledger, limit, _ = evicted(10, 3, offloads=False)
-        NeighbourhoodSearch(ledger, limit, seed=seed).improve(lambda: max(0, ledger.peak_nbytes - limit), 300)
+        NeighbourhoodSearch(ledger, limit, seed=seed).improve(
+            lambda: max(0, ledger.peak_nbytes - limit), 300
+        )
         return ledger.recomputations()
 
     assert found(1) == found(1)

@@ -40,14 +40,23 @@ def check(problem: Problem, share: float, host_nbytes: int) -> None:
 
 
 @settings(max_examples=15)
-@given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.9, 0.75, 0.6]), st.sampled_from([0, 2**40]))
+@given(
+    st.integers(3, 10),
+    st.integers(0, 99),
+    st.sampled_from([0.9, 0.75, 0.6]),
+    st.sampled_from([0, 2**40]),
+)
 def test_plans_are_what_they_say(layers: int, seed: int, share: float, host_nbytes: int) -> None:
     check(training(layers, seed), share, host_nbytes)
 
 
 @settings(max_examples=10)
-@given(st.integers(3, 6), st.integers(0, 99), st.sampled_from([0.9, 0.75]), st.sampled_from([0, 2**40]))
-def test_bodies_of_loops_are_planned_too(layers: int, seed: int, share: float, host_nbytes: int) -> None:
+@given(
+    st.integers(3, 6), st.integers(0, 99), st.sampled_from([0.9, 0.75]), st.sampled_from([0, 2**40])
+)
+def test_bodies_of_loops_are_planned_too(
+    layers: int, seed: int, share: float, host_nbytes: int
+) -> None:
     check(accumulating(layers, 3, seed), share, host_nbytes)
 
 
@@ -100,8 +109,16 @@ def test_copies_that_cost_nothing_leave_no_repetition() -> None:
 
 
 @settings(max_examples=40)
-@given(st.data(), st.integers(3, 9), st.integers(0, 99), st.sampled_from([2.0, 0.9, 0.75]), st.booleans())
-def test_pins_are_kept(data: st.DataObject, layers: int, seed: int, share: float, loops: bool) -> None:
+@given(
+    st.data(),
+    st.integers(3, 9),
+    st.integers(0, 99),
+    st.sampled_from([2.0, 0.9, 0.75]),
+    st.booleans(),
+)
+def test_pins_are_kept(
+    data: st.DataObject, layers: int, seed: int, share: float, loops: bool
+) -> None:
     """On the device: neither copied nor made again; on the host: copied, made once; recomputed: made again."""
     problem = accumulating(layers, 3, seed) if loops else training(layers, seed, sharing=False)
     residuals = sorted(_residuals(problem))

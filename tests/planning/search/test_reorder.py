@@ -43,7 +43,11 @@ def test_what_frees_runs_early_and_what_fills_runs_late() -> None:
     b.kernel((mask, small), 8, output=True)
     problem = b.problem()
     assert peak(problem) == 21 * MIB
-    best = min(peak(problem, order) for order in permutations(range(7)) if fault(problem, runs(order)) is None)
+    best = min(
+        peak(problem, order)
+        for order in permutations(range(7))
+        if fault(problem, runs(order)) is None
+    )
     assert peak(problem, reorder(problem)) == best
 
 

@@ -48,7 +48,9 @@ def test_a_body_recomputes_what_a_straight_line_does(layers: int, seed: int) -> 
     body = record(in_a_loop(problem, 3))
     for operation in range(len(straight.operations)):
         for slot in range(straight.count):
-            assert body.may_recompute(operation + 1, slot + 1) == straight.may_recompute(operation, slot)
+            assert body.may_recompute(operation + 1, slot + 1) == straight.may_recompute(
+                operation, slot
+            )
 
 
 def test_what_a_call_makes_is_read_behind_it() -> None:
@@ -60,7 +62,9 @@ def test_what_a_pair_writes_is_whole_behind_its_end() -> None:
 
 
 @given(st.integers(2, 8), st.integers(0, 99), st.sets(st.integers(0, 20)))
-def test_empty_slots_take_nothing_that_was_not_there(layers: int, seed: int, slots: set[int]) -> None:
+def test_empty_slots_take_nothing_that_was_not_there(
+    layers: int, seed: int, slots: set[int]
+) -> None:
     problem = training(layers, seed)
     tape = reconcile(problem, record(problem))
     longer = tape.with_empty_slots({slot for slot in slots if slot < tape.count})

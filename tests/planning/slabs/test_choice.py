@@ -86,7 +86,12 @@ def test_refined_no_value_written_or_not_makes_it_faster_by_itself(program: Name
 @pytest.mark.parametrize(
     ("device", "stored", "on_host", "seconds"),
     [
-        (104, {"a"}, set(), 42.0),  # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
+        (
+            104,
+            {"a"},
+            set(),
+            42.0,
+        ),  # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
         (103, set(), set(), 82.0),
     ],
 )
@@ -124,7 +129,9 @@ def test_a_value_is_written_for_the_first_that_read_it_where_the_last_has_no_roo
     slabs, price = choice(program, SlabLimits(tight, 0, 0)).refined(program.slabs(2))
     assert (kept.stored, kept.recomputed_in) == ({a}, set())
     assert (slabs.stored, slabs.recomputed_in) == ({a}, {(a, 2)})
-    assert price.device_bytes <= tight and price.seconds == pytest.approx(roomy.seconds + 40, abs=1e-3)
+    assert price.device_bytes <= tight and price.seconds == pytest.approx(
+        roomy.seconds + 40, abs=1e-3
+    )
 
 
 def test_without_room_on_the_device_what_is_written_lies_on_the_host() -> None:

@@ -211,7 +211,9 @@ def check_loop(program: NamedGraph, slabs: Slabs, loop: LoopOverSlabs, whole: se
         assert all(covers(loop.spans[value], rows.of(*span)) for value, rows in along.reads)
         in_slabs.update(() if along.reduces else op.outputs)
     assert in_slabs.issuperset(loop.writes)
-    assert all(covers(loop.spans[value], (0, slab_rows(graph, slabs, value))) for value in loop.writes)
+    assert all(
+        covers(loop.spans[value], (0, slab_rows(graph, slabs, value))) for value in loop.writes
+    )
 
 
 def covers(span: Span, wanted: Span) -> bool:

@@ -109,10 +109,15 @@ def test_what_a_program_says_how_to_divide() -> None:
     mesh = AbstractMesh((2, 4), ("a", "b"), axis_types=(AxisType.Auto, AxisType.Auto))
 
     def step(x: jax.Array) -> jax.Array:
-        y = jax.lax.with_sharding_constraint(2 * x, NamedSharding(mesh, P(P.UNCONSTRAINED, ("a", "b"))))
+        y = jax.lax.with_sharding_constraint(
+            2 * x, NamedSharding(mesh, P(P.UNCONSTRAINED, ("a", "b")))
+        )
         return jax.shard_map(jnp.sin, mesh=mesh, in_specs=P("a"), out_specs=P("a"))(y)
 
     x = jax.ShapeDtypeStruct((10, 16), jnp.float32)
     on_mesh = jax.ShapeDtypeStruct((10, 16), jnp.float32, sharding=NamedSharding(mesh, P()))
     assert compat.constrained_sizes(jax.make_jaxpr(step)(x)) == {10 * 16 // 8, 10 // 2 * 16}
-    assert compat.constrained_sizes(jax.jit(jax.grad(lambda x: (x**2).mean())).trace(on_mesh).jaxpr) == frozenset()
+    assert (
+        compat.constrained_sizes(jax.jit(jax.grad(lambda x: (x**2).mean())).trace(on_mesh).jaxpr)
+        == frozenset()
+    )

@@ -14,7 +14,9 @@ def test_names_are_paths_without_the_static_arguments() -> None:
     def step(mode: str, state: Any, x: Any, *args: Any, k: Any) -> Any:
         return state["w"] * x + k + args[0]
 
-    program = trace(step, ("fast", {"w": 1.0, "b": 2.0}, 3.0, 4.0), {"k": 5.0}, {"static_argnums": 0})
+    program = trace(
+        step, ("fast", {"w": 1.0, "b": 2.0}, 3.0, 4.0), {"k": 5.0}, {"static_argnums": 0}
+    )
     names = "state['b']", "state['w']", "x", "args[0]", "k"
     assert compat.input_names(program.traced.jaxpr) == names
 
@@ -25,7 +27,15 @@ def test_outputs_have_paths_too() -> None:
 
 
 def test_sizes_of_odd_types() -> None:
-    sizes = {"bool": 9, "int4": 5, "int2": 3, "uint8": 9, "bfloat16": 18, "float8_e4m3fn": 9, "complex64": 72}
+    sizes = {
+        "bool": 9,
+        "int4": 5,
+        "int2": 3,
+        "uint8": 9,
+        "bfloat16": 18,
+        "float8_e4m3fn": 9,
+        "complex64": 72,
+    }
     for name, nbytes in sizes.items():
         assert compat.nbytes_of(jax.ShapeDtypeStruct((3, 3), jnp.dtype(name))) == nbytes
     assert compat.nbytes_of(jax.typeof(jax.random.key(0))) == 8
@@ -42,8 +52,14 @@ def test_a_nested_jit_with_shardings_is_not_merely_a_call() -> None:
 
 def test_only_a_differentiated_checkpoint_that_forbids_cse_needs_a_barrier() -> None:
     def remats(function: Any, **options: Any) -> list[compat.JaxprEqn]:
-        closed = jax.make_jaxpr(function(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)), **options)(x)))(1.0)
-        return [eqn for eqn in closed.jaxpr.eqns if eqn.params.keys() >= {"prevent_cse", "differentiated"}]
+        closed = jax.make_jaxpr(
+            function(lambda x: jax.checkpoint(lambda y: jnp.sin(jnp.sin(y)), **options)(x))
+        )(1.0)
+        return [
+            eqn
+            for eqn in closed.jaxpr.eqns
+            if eqn.params.keys() >= {"prevent_cse", "differentiated"}
+        ]
 
     assert list(map(compat.needs_barrier, remats(jax.grad))) == [True]
     assert list(map(compat.needs_barrier, remats(jax.grad, prevent_cse=False))) == [False]
@@ -86,16 +102,25 @@ def test_paths_below_the_working_directory_are_relative(tmp_path: Any, monkeypat
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"batch_group_count": 3}, {"feature_group_count": 2}, {"padding": ((0, 0),)}, {"rhs_dilation": (1, 0)}]
+    "wrong",
+    [
+        {"batch_group_count": 3},
+        {"feature_group_count": 2},
+        {"padding": ((0, 0),)},
+        {"rhs_dilation": (1, 0)},
+    ],
 )
 def test_jax_checks_what_is_bound_before_xla_sees_it(wrong: Any) -> None:
     x, w = jnp.ones((4, 7, 5, 2)), jnp.ones((3, 2, 2, 6))
     numbers = ("NHWC", "HWIO", "NHWC")
-    (eqn,) = jax.make_jaxpr(lambda *xs: jax.lax.conv_general_dilated(*xs, (1, 1), "SAME", (1, 1), (1, 1), numbers))(
-        x, w
-    ).eqns
+    (eqn,) = jax.make_jaxpr(
+        lambda *xs: jax.lax.conv_general_dilated(*xs, (1, 1), "SAME", (1, 1), (1, 1), numbers)
+    )(x, w).eqns
     broken = eqn.replace(params={**eqn.params, **wrong})
-    for bind in (compat.bind, lambda eqn, operands: jax.make_jaxpr(lambda *xs: compat.bind(eqn, xs))(*operands)):
+    for bind in (
+        compat.bind,
+        lambda eqn, operands: jax.make_jaxpr(lambda *xs: compat.bind(eqn, xs))(*operands),
+    ):
         with pytest.raises((TypeError, ValueError)):
             bind(broken, [x, w])
         with pytest.raises((TypeError, ValueError)):

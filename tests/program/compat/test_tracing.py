@@ -43,7 +43,11 @@ def test_only_what_is_committed_elsewhere_than_usual_has_a_placement() -> None:
 def test_gradients_in_the_block_and_only_there_are_checkpointed() -> None:
     def primitives() -> set[str]:
         closed = jax.make_jaxpr(jax.grad(lambda x: jnp.sin(jnp.sin(x))))(1.0)
-        return {name for eqn in closed.jaxpr.eqns if (name := eqn.primitive.name) in ("checkpoint", "remat2", "remat")}
+        return {
+            name
+            for eqn in closed.jaxpr.eqns
+            if (name := eqn.primitive.name) in ("checkpoint", "remat2", "remat")
+        }
 
     assert not primitives()
     with compat.differentiated_as(jax.checkpoint):
@@ -58,7 +62,9 @@ def test_keys_and_their_generators() -> None:
     assert (compat.key_impl_of(key.dtype), compat.key_impl_of(rbg.dtype)) == ("threefry2x32", "rbg")
 
 
-@pytest.mark.parametrize(("impl", "alone"), [("threefry2x32", True), ("rbg", False), ("unsafe_rbg", False)])
+@pytest.mark.parametrize(
+    ("impl", "alone"), [("threefry2x32", True), ("rbg", False), ("unsafe_rbg", False)]
+)
 def test_only_keys_of_threefry_draw_by_themselves(impl: str, alone: bool) -> None:
     closed = jax.make_jaxpr(lambda key, x: x)(jax.random.key(0, impl=impl), 1.0)
     assert [compat.draws_by_itself(var) for var in closed.jaxpr.invars] == [alone, True]

@@ -56,7 +56,14 @@ def test_a_pair_says_which_stack_is_read_as_which() -> None:
         lambda xs: (lambda ys: reads(*ys, *ys))(stacks(xs)),
         lambda xs: reads(jnp.sin(xs)),
     ],
-    ids=["returned", "read elsewhere", "a part of it", "also read whole", "read twice", "not stacked by a loop"],
+    ids=[
+        "returned",
+        "read elsewhere",
+        "a part of it",
+        "also read whole",
+        "read twice",
+        "not stacked by a loop",
+    ],
 )
 def test_what_others_need_too_is_no_residual(step: Callable[..., Any]) -> None:
     assert pairs(step, ROWS)[1] == []
@@ -76,12 +83,16 @@ def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> N
 def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     flat = traced("layers")[0].flat
     (pair,) = loop_pairs(flat)
-    forward, backward = (compat.scan_of(flat.eqns[number]) for number in (pair.forward, pair.backward))
+    forward, backward = (
+        compat.scan_of(flat.eqns[number]) for number in (pair.forward, pair.backward)
+    )
     assert forward is not None and backward is not None
     loop = loop_of(pair, forward, backward, runs=3, pins=())
     assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.available
-    assert {loop.body.values[value].shape for value in loop.available} == {(4, 4)}  # the weights of a layer
+    assert {loop.body.values[value].shape for value in loop.available} == {
+        (4, 4)
+    }  # the weights of a layer
     assert all(np.prod(loop.body.values[value].shape) for value in loop.needed)
     assert [loop.body.values[value].shape for value in loop.carried] == [(3, 4)] and loop.reverses
 

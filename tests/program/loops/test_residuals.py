@@ -34,10 +34,14 @@ def moved(loop: Loop) -> Residuals:
 
 
 def every_value(loop: Loop) -> Residuals:
-    return Residuals(tuple(value for value in range(len(loop.body.values)) if value not in loop.available))
+    return Residuals(
+        tuple(value for value in range(len(loop.body.values)) if value not in loop.available)
+    )
 
 
-def in_segments(loop: Loop, segments: int = 2, trips: int = 2, moves: bool = False) -> Residuals | None:
+def in_segments(
+    loop: Loop, segments: int = 2, trips: int = 2, moves: bool = False
+) -> Residuals | None:
     """The first four trips, of all that may be."""
     flags = tuple(moves and loop.body.nbytes(value) > 8 for value in loop.carried)
     fields = {"segments": segments, "segment_trips": trips, "snapshots_on_host": flags}
@@ -107,7 +111,11 @@ def test_a_loop_of_layers_keeps_nothing_but_what_it_carries() -> None:
     residuals = least(loop)
     assert [loop.body.values[value].shape for value in residuals.kept] == [(3, 4)]
     assert all(loop.body.producer[value] is None for value in residuals.kept)
-    stacks = [var.aval.shape for eqn in with_residuals(program, least).jaxpr.jaxpr.eqns for var in eqn.outvars]
+    stacks = [
+        var.aval.shape
+        for eqn in with_residuals(program, least).jaxpr.jaxpr.eqns
+        for var in eqn.outvars
+    ]
     assert stacks.count((5, 3, 4)) == 1
 
 
@@ -117,9 +125,17 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     """Some jaxlibs copied slice `n - 1 - i` from the other end of the stack (openxla/xla#46231)."""
 
     def loss(ws: Any, x: Any) -> Any:
-        return (jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws, reverse=reverse)[0] ** 2).sum()
+        return (
+            jax.lax.scan(lambda c, w: (jnp.tanh(c @ w), None), x, ws, reverse=reverse)[0] ** 2
+        ).sum()
 
-    trips, args = 8, (jax.ShapeDtypeStruct((8, 512, 512), np.float32), jax.ShapeDtypeStruct((4096, 512), np.float32))
+    trips, args = (
+        8,
+        (
+            jax.ShapeDtypeStruct((8, 512, 512), np.float32),
+            jax.ShapeDtypeStruct((4096, 512), np.float32),
+        ),
+    )
     program = with_residuals(trace(jax.grad(loss), args, {}, {}), moved)
     target = Target(catalog.named("a100"), described=True)
     lowerable = Lowerable(compat.jaxpr_as_fun(program.jaxpr), args)
@@ -129,12 +145,18 @@ def test_stacks_on_the_host_are_copied_at_the_right_places(reverse: bool, tmp_pa
     offsets = re.findall(r'"byte_offset":"(\d+)","byte_stride":"(-?\d+)"', executable.text)
     copies = [(int(offset), int(stride)) for offset, stride in offsets if abs(int(stride)) == layer]
     # A trip writes the layer before its own, at first padding, and fetches the layer after its own.
-    out, back = ((trips * layer, -layer), (layer, layer)) if reverse else ((0, layer), ((trips - 1) * layer, -layer))
+    out, back = (
+        ((trips * layer, -layer), (layer, layer))
+        if reverse
+        else ((0, layer), ((trips - 1) * layer, -layer))
+    )
     assert copies == [out, back]
 
 
 def test_a_step_without_pairs_is_left_alone() -> None:
-    program = trace(lambda xs: jax.lax.scan(lambda c, x: (c + x, c), 0.0, xs), (np.ones(3, np.float32),), {}, {})
+    program = trace(
+        lambda xs: jax.lax.scan(lambda c, x: (c + x, c), 0.0, xs), (np.ones(3, np.float32),), {}, {}
+    )
     assert outer_loops(program) == []
     assert with_residuals(program, least) is program
 
@@ -145,7 +167,14 @@ def test_loops_can_be_left_as_they_are() -> None:
 
 
 @pytest.mark.parametrize(
-    "loops", [(), (Residuals((0,)), Residuals((0,))), (Residuals(()),), (Residuals((99,)),), (Residuals((-1,)),)]
+    "loops",
+    [
+        (),
+        (Residuals((0,)), Residuals((0,))),
+        (Residuals(()),),
+        (Residuals((99,)),),
+        (Residuals((-1,)),),
+    ],
 )
 def test_loops_of_another_step_are_refused(loops: Any) -> None:
     program = trace(*layers(), {}, {})

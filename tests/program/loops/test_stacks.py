@@ -69,13 +69,17 @@ def branch_in_scan_in_scan(state: Any, batches: Any) -> Any:
 
 
 def by_hand(state: Any, batches: Any) -> Any:
-    return jax.lax.fori_loop(0, TRIPS, lambda number, state: update(state, batches[number])[0], state)
+    return jax.lax.fori_loop(
+        0, TRIPS, lambda number, state: update(state, batches[number])[0], state
+    )
 
 
 def in_a_while_loop(state: Any, batches: Any) -> Any:
     def trip(carry: Any) -> Any:
         number, state = carry
-        return number + 1, update(state, jax.lax.dynamic_index_in_dim(batches, number, keepdims=False))[0]
+        return number + 1, update(
+            state, jax.lax.dynamic_index_in_dim(batches, number, keepdims=False)
+        )[0]
 
     return jax.lax.while_loop(lambda carry: carry[0] < TRIPS, trip, (0, state))
 
@@ -105,7 +109,10 @@ def in_a_branch_alone(state: Any, batches: Any) -> Any:
 
 def arguments() -> tuple[Any, Any]:
     draw = np.random.default_rng(0)
-    return tuple(jnp.array(draw.normal(size=shape), jnp.float32) for shape in ((WIDTH, WIDTH), (TRIPS, ROWS, WIDTH)))
+    return tuple(
+        jnp.array(draw.normal(size=shape), jnp.float32)
+        for shape in ((WIDTH, WIDTH), (TRIPS, ROWS, WIDTH))
+    )
 
 
 def of(step: Step) -> Program:
@@ -123,7 +130,11 @@ def equations(closed: Any) -> list[Any]:
 def large_slices(closed: Any) -> int:
     """Stacks above 1 MiB that scans get slices of."""
     scans = [(eqn, scan) for eqn in equations(closed) if (scan := compat.scan_of(eqn))]
-    return sum(compat.nbytes_of(stack.aval) > 1 << 20 for eqn, scan in scans for stack in scan.split(eqn.invars)[2])
+    return sum(
+        compat.nbytes_of(stack.aval) > 1 << 20
+        for eqn, scan in scans
+        for stack in scan.split(eqn.invars)[2]
+    )
 
 
 @pytest.mark.parametrize("step", LOOPS, ids=lambda step: step.__name__)
@@ -145,7 +156,9 @@ def test_an_inner_slice_is_cut_from_the_outer_stack() -> None:
     assert slice_.outvars[0].aval.shape == (1, 1, ROWS, WIDTH)
 
 
-@pytest.mark.parametrize("step", [differentiated, small, in_a_branch_alone, update], ids=lambda step: step.__name__)
+@pytest.mark.parametrize(
+    "step", [differentiated, small, in_a_branch_alone, update], ids=lambda step: step.__name__
+)
 def test_pairs_of_loops_small_stacks_and_what_is_in_no_loop_stay(step: Step) -> None:
     state, batches = arguments()
     args = (state, batches[0]) if step is update else (state, batches)

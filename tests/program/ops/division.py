@@ -22,7 +22,10 @@ def divisible(axes: Axes, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
     sides = zip(atoms, (*axes.operands, *axes.results), strict=True)
     sizes = [shape_of(atom)[side.index(axis)] for atom, side in sides if axis in side]
     rows = [
-        (axes.rows_of(position, axis), shape_of(eqn.invars[position])[axes.operands[position].index(axis)])
+        (
+            axes.rows_of(position, axis),
+            shape_of(eqn.invars[position])[axes.operands[position].index(axis)],
+        )
         for position, rows_axis in axes.rows
         if rows_axis == axis
     ]
@@ -42,7 +45,9 @@ def reads_own_part(rows: Rows, result_rows: int, operand_rows: int, parts: int) 
     return result_rows * rows.scale == operand_rows
 
 
-def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], parts: int) -> list[Any]:
+def divided(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], parts: int
+) -> list[Any]:
     """Results of an equation from its parts."""
     params = local_params(eqn, axes, axis, lambda size: size // parts)
     results_by_part = []
@@ -69,7 +74,9 @@ def divided(eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: list[Any], pa
     return combined
 
 
-def check_parts(function: Callable[..., Any], args: Sequence[Any], parts: int, tolerance: float) -> int:
+def check_parts(
+    function: Callable[..., Any], args: Sequence[Any], parts: int, tolerance: float
+) -> int:
     """Each equation on parts, along its divisible axes, is that on the whole; how many axes."""
     count = 0
 
@@ -83,7 +90,9 @@ def check_parts(function: Callable[..., Any], args: Sequence[Any], parts: int, t
             if divisible(axes, axis, eqn, parts):
                 pairs = zip(divided(eqn, axes, axis, operands, parts), whole, strict=True)
                 for result, wanted in pairs:
-                    np.testing.assert_allclose(result, wanted, tolerance, tolerance, err_msg=str(eqn))
+                    np.testing.assert_allclose(
+                        result, wanted, tolerance, tolerance, err_msg=str(eqn)
+                    )
                 count += 1
         return whole
 

@@ -61,7 +61,12 @@ def partner(dice: Dice, x: Array) -> Array:
         lambda: jnp.flip(x, at) if x.ndim else x,
         lambda: x * 2,
         lambda: x.sum(at, keepdims=True) if x.ndim else x,
-        lambda: jnp.broadcast_to(lax.broadcasted_iota(jnp.float32, x.shape, at) if x.ndim else 1.0, x.shape) - 1,
+        lambda: (
+            jnp.broadcast_to(
+                lax.broadcasted_iota(jnp.float32, x.shape, at) if x.ndim else 1.0, x.shape
+            )
+            - 1
+        ),
         lambda: jnp.float32(2),
         lambda: x.max() if x.size else x,
     ]
@@ -71,7 +76,9 @@ def partner(dice: Dice, x: Array) -> Array:
 def binary(function: Callable[[Array, Array], Array]) -> Op:
     def op(dice: Dice, x: Array) -> Array:
         y = partner(dice, x)
-        return function(*jnp.broadcast_arrays(x, y)) if dice.below(2) else function(*_same_rank(x, y))
+        return (
+            function(*jnp.broadcast_arrays(x, y)) if dice.below(2) else function(*_same_rank(x, y))
+        )
 
     return op
 
@@ -118,7 +125,9 @@ def dot(dice: Dice, x: Array) -> Array:
     at, variant = dim(dice, x), dice.below(4)
     if variant == 0:
         return (
-            lax.dot_general(x, x, (((at,), (at,)), ((), ()))) if x.ndim <= 2 else jnp.tensordot(x, x.sum(0), 0).sum(0)
+            lax.dot_general(x, x, (((at,), (at,)), ((), ())))
+            if x.ndim <= 2
+            else jnp.tensordot(x, x.sum(0), 0).sum(0)
         )
     if variant == 1 and x.ndim >= 2:
         batch_dim = (at + 1) % x.ndim
@@ -215,12 +224,16 @@ def taken(dice: Dice, x: Array) -> Array:
     if variant == 0:
         return jnp.take(x, dice.below(size), axis=at)
     if variant == 1:
-        return jnp.take(x, jnp.arange(size) * 2 % (size + 1), axis=at, mode=dice.of(("clip", "wrap")))
+        return jnp.take(
+            x, jnp.arange(size) * 2 % (size + 1), axis=at, mode=dice.of(("clip", "wrap"))
+        )
     if variant == 2:
         where = jnp.argmax(x, axis=at, keepdims=True)
         return jnp.take_along_axis(x, where, axis=at)
     rows = ints(x).ravel()[: max(1, x.size)] % size
-    return jnp.take(x, rows if x.ndim == 1 else ints(x.sum(tuple(range(1, x.ndim)))) % size, axis=at)
+    return jnp.take(
+        x, rows if x.ndim == 1 else ints(x.sum(tuple(range(1, x.ndim)))) % size, axis=at
+    )
 
 
 def dynamic_slice(dice: Dice, x: Array) -> Array:
@@ -279,7 +292,12 @@ def reshaped(dice: Dice, x: Array) -> Array:
     if x.ndim >= 2 and dice.below(2):
         at = dice.below(x.ndim - 1)
         return x.reshape(*x.shape[:at], x.shape[at] * x.shape[at + 1], *x.shape[at + 2 :])
-    parts = [(at, factor) for at, size in enumerate(x.shape) for factor in (2, 3, size) if size % factor == 0]
+    parts = [
+        (at, factor)
+        for at, size in enumerate(x.shape)
+        for factor in (2, 3, size)
+        if size % factor == 0
+    ]
     if not parts:
         return x.reshape(1)
     at, factor = dice.of(parts)
@@ -302,7 +320,9 @@ def sliced(dice: Dice, x: Array) -> Array:
         return x
     at = dim(dice, x)
     return lax.slice_in_dim(
-        x, *dice.of(((0, -(-x.shape[at] // 2), 1), (x.shape[at] // 3, None, 1), (0, None, 2))), axis=at
+        x,
+        *dice.of(((0, -(-x.shape[at] // 2), 1), (x.shape[at] // 3, None, 1), (0, None, 2))),
+        axis=at,
     )
 
 
@@ -348,7 +368,9 @@ def windowed_pad(dice: Dice, x: Array) -> Array:
         return x
     at, config = dim(dice, x), dice.of(((1, 2, 0), (0, 0, 1), (-1, 1, 0), (0, 0, 0)))
     return lax.pad(
-        x, np.float32(dice.below(2)).astype(x.dtype), [config if i == at else (0, 0, 0) for i in range(x.ndim)]
+        x,
+        np.float32(dice.below(2)).astype(x.dtype),
+        [config if i == at else (0, 0, 0) for i in range(x.ndim)],
     )
 
 
@@ -394,7 +416,12 @@ def whole_draw(key: Array, shape: tuple[int, ...]) -> Array:
 
 def permuted(key: Array, shape: tuple[int, ...]) -> Array:
     size = shape[0] if shape else 1
-    return jax.random.permutation(key, size).reshape(size, *(1,) * (len(shape) - 1)).astype(jnp.float32) % 3
+    return (
+        jax.random.permutation(key, size)
+        .reshape(size, *(1,) * (len(shape) - 1))
+        .astype(jnp.float32)
+        % 3
+    )
 
 
 def coins(key: Array, shape: tuple[int, ...]) -> Array:
@@ -402,7 +429,9 @@ def coins(key: Array, shape: tuple[int, ...]) -> Array:
 
 
 def cloned(key: Array, shape: tuple[int, ...]) -> Array:
-    typed = jax.random.wrap_key_data(key) if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    typed = (
+        jax.random.wrap_key_data(key) if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+    )
     return whole_draw(jax.random.clone(typed), shape)
 
 
@@ -436,10 +465,15 @@ def mapped(dice: Dice, x: Array) -> Array:
     if variant == 1:
         return lax.map(lambda row: row * 2 + row.sum(), x)
     if variant == 2:
-        return lax.scan(lambda c, s: (c + s * s, c.sum()), jnp.zeros_like(x), jnp.arange(1.0, 3.0))[0] + x
+        return (
+            lax.scan(lambda c, s: (c + s * s, c.sum()), jnp.zeros_like(x), jnp.arange(1.0, 3.0))[0]
+            + x
+        )
     if variant == 3 and x.shape[0] % 2 == 0:
         halves = jnp.moveaxis(x.reshape(x.shape[0] // 2, 2, *x.shape[1:]), 1, 0)
-        total, each = lax.scan(lambda c, h: (c + h.sum(0), h * c), jnp.zeros(x.shape[1:], x.dtype), halves)
+        total, each = lax.scan(
+            lambda c, h: (c + h.sum(0), h * c), jnp.zeros(x.shape[1:], x.dtype), halves
+        )
         return each + total
     return lax.fori_loop(0, 2, lambda i, c: jnp.clip(c * 2 - c.sum(), -3, 3), lax.stop_gradient(x))
 
@@ -458,7 +492,9 @@ ELEMENTWISE: dict[str, Op] = {
     "copy": unary(jnp.copy),
     "layout_constraint": unary(compat.in_order),
     "name": unary(lambda x: checkpoint_name(x, "kept")),
-    "sharding_constraint": unary(lambda x: lax.with_sharding_constraint(x, NamedSharding(ONE, PartitionSpec()))),
+    "sharding_constraint": unary(
+        lambda x: lax.with_sharding_constraint(x, NamedSharding(ONE, PartitionSpec()))
+    ),
     "stop_gradient": unary(lambda x: lax.stop_gradient(x) * x),
     "add_any": unary(lambda x: x * x + x),
     "convert_element_type": typed(jnp.float16),
@@ -535,7 +571,9 @@ ELEMENTWISE_SMOOTH: dict[str, Op] = {
     "sqrt": unary(lambda x: lax.sqrt(x * x + 1)),
     "tan": unary(lambda x: lax.tan(x / 4)),
     "tanh": unary(lax.tanh),
-    "zeta": unary(lambda x: (special.zeta(kept(x * x) + 2, 1.0) + special.zeta(kept(x * x) + 3, 1.0)) * x),
+    "zeta": unary(
+        lambda x: (special.zeta(kept(x * x) + 2, 1.0) + special.zeta(kept(x * x) + 3, 1.0)) * x
+    ),
 }
 if hasattr(lax, "one_minus_square"):
     ELEMENTWISE_SMOOTH["one_minus_square"] = unary(lax.one_minus_square)
@@ -543,13 +581,17 @@ SHAPED: dict[str, Op] = {
     "reduce_sum": reduced(jnp.sum),
     "transpose": transposed,
     "broadcast_in_dim": broadcast,
-    "squeeze": lambda dice, x: jnp.squeeze(jnp.expand_dims(x, at := dice.below(x.ndim + 1)) * 2, at),
+    "squeeze": lambda dice, x: jnp.squeeze(
+        jnp.expand_dims(x, at := dice.below(x.ndim + 1)) * 2, at
+    ),
     "reshape": reshaped,
     "dot_general": dot,
     "conv_general_dilated": convolution,
     "concatenate": along(joined),
     "split": split,
-    "cumsum": lambda dice, x: lax.cumsum(x, dim(dice, x), reverse=bool(dice.below(2))) if x.ndim else x,
+    "cumsum": lambda dice, x: (
+        lax.cumsum(x, dim(dice, x), reverse=bool(dice.below(2))) if x.ndim else x
+    ),
     "rev": along(jnp.flip),
     "stack": lambda dice, x: jnp.stack([x, 2 * x], dice.below(x.ndim + 1)),
     "unstack": along(unstacked),
@@ -598,7 +640,9 @@ SHAPED_EXACT: dict[str, Op] = {
 }
 SHAPED_SMOOTH: dict[str, Op] = {
     "cumlogsumexp": unequal(along(lax.cumlogsumexp)),
-    "normalised": along(lambda x, at: (x - x.mean(at, keepdims=True)) * lax.rsqrt(x.var(at, keepdims=True) + 0.1)),
+    "normalised": along(
+        lambda x, at: (x - x.mean(at, keepdims=True)) * lax.rsqrt(x.var(at, keepdims=True) + 0.1)
+    ),
     "softmax": along(jax.nn.softmax),
     "normal": drawn(jax.random.normal),
 }

@@ -36,7 +36,9 @@ def pooled(x: jax.Array) -> jax.Array:
 def convolved(groups: int) -> Callable[..., jax.Array]:
     def apply(x: jax.Array, w: jax.Array) -> jax.Array:
         numbers = ("NHWC", "HWIO", "NHWC")
-        return jax.lax.conv_general_dilated(x, w, (2, 2), "SAME", dimension_numbers=numbers, feature_group_count=groups)
+        return jax.lax.conv_general_dilated(
+            x, w, (2, 2), "SAME", dimension_numbers=numbers, feature_group_count=groups
+        )
 
     return apply
 
@@ -81,11 +83,17 @@ def test_an_inner_dimension_that_is_merged_with_an_outer_one_is_not_divided() ->
     assert axes.operands == ((0, None),) and axes.results == ((0,),)
 
 
-@pytest.mark.parametrize("scan", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp])
-def test_what_is_cumulative_is_carried_forward_and_divided_along_other_dimensions_alone(scan: Any) -> None:
+@pytest.mark.parametrize(
+    "scan", [lax.cumsum, lax.cumprod, lax.cummax, lax.cummin, lax.cumlogsumexp]
+)
+def test_what_is_cumulative_is_carried_forward_and_divided_along_other_dimensions_alone(
+    scan: Any,
+) -> None:
     """Complex numbers, of which none is the least, and what is cumulative from the last row on are not carried."""
     x = jnp.ones((4, 6))
-    eqns = jax.make_jaxpr(lambda x: (scan(x, 1), scan(x, 1, True), scan(lax.complex(x, x), 1)))(x).jaxpr.eqns
+    eqns = jax.make_jaxpr(lambda x: (scan(x, 1), scan(x, 1, True), scan(lax.complex(x, x), 1)))(
+        x
+    ).jaxpr.eqns
     forward, *not_carried = (axes_of(eqn) for eqn in eqns if eqn.primitive.name != "complex")
     assert forward == Axes(((0, 1),), ((0, 1),), carried=(1,))
     assert not_carried == [Axes(((0, None),), ((0, None),))] * 2
@@ -100,6 +108,8 @@ def test_what_has_no_rule_has_no_axes() -> None:
 @pytest.mark.parametrize(
     "activation", [jnp.tanh, jax.nn.gelu, jax.nn.sigmoid, jax.nn.silu, jax.nn.softplus, jax.nn.elu]
 )
-def test_nothing_in_the_gradient_of_an_activation_lacks_a_rule(activation: Callable[..., jax.Array]) -> None:
+def test_nothing_in_the_gradient_of_an_activation_lacks_a_rule(
+    activation: Callable[..., jax.Array],
+) -> None:
     closed = flatten(jax.make_jaxpr(grad_of(activation))(floats(4, 6)))
     assert [str(eqn) for eqn in closed.jaxpr.eqns if axes_of(eqn) is None] == []

@@ -24,8 +24,22 @@ def test_the_rows_of_a_band_are_those_whose_weights_are_not_zero() -> None:
     band = band_of(TWICE)
     assert not band.takes
     assert band.rows == Rows(stride=1, dilation=2, before=2, reach=4)
-    assert taps_of(band.rows) == 2 and [first_of(band.rows, row) for row in range(6)] == [-1, 0, 0, 1, 1, 2]
-    assert band.weights.tolist() == [[0, 1], [0.75, 0.25], [0.25, 0.75], [0.75, 0.25], [0.25, 0.75], [1, 0]]
+    assert taps_of(band.rows) == 2 and [first_of(band.rows, row) for row in range(6)] == [
+        -1,
+        0,
+        0,
+        1,
+        1,
+        2,
+    ]
+    assert band.weights.tolist() == [
+        [0, 1],
+        [0.75, 0.25],
+        [0.25, 0.75],
+        [0.75, 0.25],
+        [0.25, 0.75],
+        [1, 0],
+    ]
 
 
 def test_what_is_not_there_is_not_read() -> None:
@@ -67,5 +81,7 @@ def test_halves_are_added_up_in_float32() -> None:
 def test_it_costs_two_operations_a_tap() -> None:
     band = band_of(TWICE)
     assert band is not None
-    (eqn,) = jax.make_jaxpr(lambda x, w: banded(x, w, 1, band.rows, 6, x.dtype))(jnp.ones((5, 3)), band.weights).eqns
+    (eqn,) = jax.make_jaxpr(lambda x, w: banded(x, w, 1, band.rows, 6, x.dtype))(
+        jnp.ones((5, 3)), band.weights
+    ).eqns
     assert (ops.flops_of(eqn), ops.of(eqn).fusion) == (2 * 2 * 5 * 6, "kernel")

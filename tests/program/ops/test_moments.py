@@ -25,15 +25,23 @@ def squares_of(x: jax.Array, axes: tuple[int, ...]) -> np.ndarray:
 def test_it_is_the_sum_of_squares_about_the_mean_of_what_counts():
     x = normals(0, 6, 4, 3)
     counts = jnp.asarray([1, 1, 1, 1, 0, 0.0]).reshape(6, 1, 1)
-    np.testing.assert_allclose(squares_about_mean(x, counts, (0, 1)), squares_of(x[:4], (0, 1)), rtol=1e-5)
+    np.testing.assert_allclose(
+        squares_about_mean(x, counts, (0, 1)), squares_of(x[:4], (0, 1)), rtol=1e-5
+    )
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=6), st.sampled_from([0.0, 1.0, 1e4]))
 @settings(max_examples=10, deadline=None)
-def test_moments_of_parts_are_those_of_the_whole_however_far_the_mean_lies_from_zero(sizes: list[int], mean: float):
+def test_moments_of_parts_are_those_of_the_whole_however_far_the_mean_lies_from_zero(
+    sizes: list[int], mean: float
+):
     x = normals(mean, sum(sizes) + 1, 4, 3)
     parts = [*np.split(np.asarray(x), np.cumsum(sizes)), np.zeros((0, 4, 3), np.float32)]
-    each = (Moments.of(jnp.asarray(part), jnp.ones((len(part), 1, 1)), (0, 1)) for part in parts if len(part))
+    each = (
+        Moments.of(jnp.asarray(part), jnp.ones((len(part), 1, 1)), (0, 1))
+        for part in parts
+        if len(part)
+    )
     total = functools.reduce(Moments.accumulate, each, Moments.none((3,), jnp.float32))
     assert float(total.count) == 4 * len(x)
     np.testing.assert_allclose(total.squares, squares_of(x, (0, 1)), rtol=1e-5)
@@ -86,6 +94,8 @@ def test_its_equation_is_a_reduction_that_nobody_divides_by_devices():
 
 
 def test_a_single_row_counts_alone_however_many_a_window_has():
-    eqn = jax.make_jaxpr(lambda x: squares_about_mean(x, jnp.ones((1, 1)), (0,)))(normals(0, 1, 2)).jaxpr.eqns[-1]
+    eqn = jax.make_jaxpr(lambda x: squares_about_mean(x, jnp.ones((1, 1)), (0,)))(
+        normals(0, 1, 2)
+    ).jaxpr.eqns[-1]
     axes = axes_of(eqn)
     assert axes.operands == ((0, 1), (0, None))

@@ -68,7 +68,9 @@ def masked(window: np.ndarray, dim: int, span: Span, size: int, fill: Any) -> np
     return np.where(is_valid, window, np.asarray(fill, window.dtype))
 
 
-def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
+def on_rows(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]
+) -> list[Any]:
     own = windows_of(eqn, axes, axis, span, operands)
     if axis in axes.reduced:
         for position in axes.masked:
@@ -76,7 +78,9 @@ def on_rows(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: S
     return run_rows(eqn, axes, axis, span, needed(axes, axis, span), [*map(jnp.asarray, own)])
 
 
-def windows_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]) -> list[Any]:
+def windows_of(
+    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands: Sequence[Any]
+) -> list[Any]:
     """What rows of the results read of the operands, filled where those have none."""
     spans, own = needed(axes, axis, span), list(operands)
     for position, rows in spans.items():
@@ -86,12 +90,19 @@ def windows_of(eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, operands
         fill = padding_value(eqn, axes, axis, position, own)
         if fill is not None:
             dim = axes.operands[position].index(axis)
-            own[position] = masked(own[position], dim, rows, np.shape(operands[position])[dim], fill)
+            own[position] = masked(
+                own[position], dim, rows, np.shape(operands[position])[dim], fill
+            )
     return own
 
 
 def check_windows(
-    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
+    eqn: compat.JaxprEqn,
+    axes: Axes,
+    axis: int,
+    operands: Sequence[Any],
+    whole: Sequence[Any],
+    rng: Any,
 ) -> None:
     count = axes.counted(axis, eqn)
     low = int(rng.integers(-BEYOND, count + BEYOND))
@@ -100,7 +111,12 @@ def check_windows(
 
 
 def compare(
-    eqn: compat.JaxprEqn, axes: Axes, axis: int, span: Span, results: Sequence[Any], whole: Sequence[Any]
+    eqn: compat.JaxprEqn,
+    axes: Axes,
+    axis: int,
+    span: Span,
+    results: Sequence[Any],
+    whole: Sequence[Any],
 ) -> None:
     """Compare the rows that the whole result has."""
     (low, high), count = span, axes.counted(axis, eqn)
@@ -119,14 +135,26 @@ def compare(
 
 
 def check_sum(
-    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
+    eqn: compat.JaxprEqn,
+    axes: Axes,
+    axis: int,
+    operands: Sequence[Any],
+    whole: Sequence[Any],
+    rng: Any,
 ) -> None:
     """Slab by slab, with one slab beyond the last row."""
     count, reduction = axes.counted(axis, eqn), axes.reduced[axis]
     rows = int(rng.integers(1, count + 2))
     if reduction == "moments":
-        each = (on_rows(eqn, axes, axis, (low, low + rows), operands)[0] for low in range(0, count + rows, rows))
-        return close(functools.reduce(Moments.accumulate, each).squares, whole[0], f"{eqn} in slabs of {rows}")
+        each = (
+            on_rows(eqn, axes, axis, (low, low + rows), operands)[0]
+            for low in range(0, count + rows, rows)
+        )
+        return close(
+            functools.reduce(Moments.accumulate, each).squares,
+            whole[0],
+            f"{eqn} in slabs of {rows}",
+        )
     combine, start = {
         "sum": (np.add, 0),
         "max": (np.maximum, extreme(whole[0].dtype, "min")),
@@ -142,7 +170,12 @@ def check_sum(
 
 
 def check_carried(
-    eqn: compat.JaxprEqn, axes: Axes, axis: int, operands: Sequence[Any], whole: Sequence[Any], rng: Any
+    eqn: compat.JaxprEqn,
+    axes: Axes,
+    axis: int,
+    operands: Sequence[Any],
+    whole: Sequence[Any],
+    rng: Any,
 ) -> None:
     """Slab by slab, with rows around each, and with one slab beyond the last row."""
     count = axes.counted(axis, eqn)
@@ -265,7 +298,9 @@ def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str)
     raise AssertionError(f"nothing drew {name}")
 
 
-def drawn_equations(name: str, function: Any, x: Any) -> list[tuple[compat.JaxprEqn, Axes, list[Any]]]:
+def drawn_equations(
+    name: str, function: Any, x: Any
+) -> list[tuple[compat.JaxprEqn, Axes, list[Any]]]:
     """A function's equations of a primitive that have axes, with their operands.
 
     One compiled program computes all operands.
@@ -318,7 +353,9 @@ def test_convolutions_of_the_gradients_of_convolutions(number: int) -> None:
     def function(*leaves: Any) -> Any:
         return step(*jax.tree.unflatten(jax.tree.structure(args), leaves))
 
-    assert "conv_general_dilated" in check(function, jax.tree.leaves(args), number, only="conv_general_dilated")
+    assert "conv_general_dilated" in check(
+        function, jax.tree.leaves(args), number, only="conv_general_dilated"
+    )
 
 
 def test_a_convolution_in_groups_of_batches() -> None:
@@ -327,7 +364,14 @@ def test_a_convolution_in_groups_of_batches() -> None:
 
     def grouped(x: Any, w: Any) -> Any:
         return lax.conv_general_dilated(
-            x, w, (2, 1), ((1, 0), (1, 1)), (1, 2), (2, 1), ("NHWC", "HWIO", "NHWC"), batch_group_count=2
+            x,
+            w,
+            (2, 1),
+            ((1, 0), (1, 1)),
+            (1, 2),
+            (2, 1),
+            ("NHWC", "HWIO", "NHWC"),
+            batch_group_count=2,
         )
 
     assert check(grouped, (x, w), windows=4, every=True) == {"conv_general_dilated"}
@@ -363,7 +407,9 @@ def test_no_window_has_the_form_on_which_xla_ends_the_process(size: int) -> None
 def test_what_is_padded_between_rows_is_not_folded_into_that_form() -> None:
     def step(x: Any, w: Any) -> Any:
         wide = lax.pad(x, np.float32(0), [(0, 0, 0), (0, 0, 1), (0, 0, 0), (0, 0, 0)])
-        return lax.conv_general_dilated(wide, w, (1, 1), [(0, 0), (2, 2)], dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            wide, w, (1, 1), [(0, 0), (2, 2)], dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     def of_rows(x: Any, w: Any) -> Any:
         pad, convolution = flatten(jax.make_jaxpr(step)(x, w)).jaxpr.eqns
@@ -416,7 +462,11 @@ def test_the_gradient_of_an_extreme_of_a_narrow_type(dtype: Any, select: Any) ->
     source = jnp.arange(1, 5).reshape(1, 4).astype(dtype)
 
     def gradient(source: Any, x: Any) -> Any:
-        params = {"window_dimensions": (2, 3), "window_strides": (2, 2), "padding": ((0, 0), (1, 2))}
+        params = {
+            "window_dimensions": (2, 3),
+            "window_strides": (2, 2),
+            "padding": ((0, 0), (1, 2)),
+        }
         return lax.select_and_scatter_add_p.bind(source, x, select_prim=select, **params)
 
     assert check(gradient, (source, x), windows=3) == {"select_and_scatter_add"}
@@ -427,15 +477,22 @@ def test_the_gradient_of_an_extreme_of_a_narrow_type(dtype: Any, select: Any) ->
                 max_size=3), SEEDS)  # fmt: skip
 def test_pad(config: list[tuple[int, int, int, int]], seed: int) -> None:
     rows = [size for size, *_ in config]
-    config = [(low, max(high, -low - (size - 1) * (within + 1)), within) for size, low, high, within in config]
-    assert check(lambda x: lax.pad(x, 2.0, config), (floats(seed, *rows),), seed, windows=3) == {"pad"}
+    config = [
+        (low, max(high, -low - (size - 1) * (within + 1)), within)
+        for size, low, high, within in config
+    ]
+    assert check(lambda x: lax.pad(x, 2.0, config), (floats(seed, *rows),), seed, windows=3) == {
+        "pad"
+    }
 
 
 @few
 @given(st.integers(0, 4), st.integers(1, 6), st.integers(1, 3), st.integers(0, 2), SEEDS)
 def test_slice(start: int, length: int, stride: int, unread: int, seed: int) -> None:
     x = floats(seed, start + length + unread, 3)
-    assert check(lambda x: lax.slice(x, (start, 0), (start + length, 3), (stride, 1)), (x,), seed, 3) == {"slice"}
+    assert check(
+        lambda x: lax.slice(x, (start, 0), (start + length, 3), (stride, 1)), (x,), seed, 3
+    ) == {"slice"}
 
 
 @few
@@ -463,7 +520,9 @@ def test_concatenated_zeros_keep_their_sign() -> None:
 
 @few
 @given(st.integers(2, 9), st.integers(2, 9), st.integers(-2, 2), st.integers(1, 3), SEEDS)
-def test_products_with_banded_matrices(result_rows: int, operand_rows: int, offset: int, width: int, seed: int) -> None:
+def test_products_with_banded_matrices(
+    result_rows: int, operand_rows: int, offset: int, width: int, seed: int
+) -> None:
     x, matrix = floats(seed, 2, operand_rows, 3), floats(seed + 1, result_rows, operand_rows)
     middle = np.arange(result_rows)[:, None] * operand_rows // result_rows
     distance = middle - np.arange(operand_rows) + offset
@@ -475,7 +534,9 @@ def test_products_with_banded_matrices(result_rows: int, operand_rows: int, offs
         def product(x: Any, weights: Any) -> Any:
             return banded(x, weights, 1, band.rows, result_rows, jnp.float32)
 
-        np.testing.assert_allclose(product(*operands), np.einsum("mg,agb->amb", matrix, x), atol=1e-5)
+        np.testing.assert_allclose(
+            product(*operands), np.einsum("mg,agb->amb", matrix, x), atol=1e-5
+        )
         assert check(product, operands, seed, windows=3, every=True) == {"banded"}
 
 
@@ -486,7 +547,9 @@ SHAPES = [
 
 @pytest.mark.parametrize(("before", "after"), SHAPES)
 def test_reshape(before: tuple[int, ...], after: tuple[int, ...]) -> None:
-    assert check(lambda x: lax.reshape(x, after), (floats(0, *before),), windows=3, every=True) == {"reshape"}
+    assert check(lambda x: lax.reshape(x, after), (floats(0, *before),), windows=3, every=True) == {
+        "reshape"
+    }
 
 
 def test_nearest_upsampling_and_its_gradient() -> None:
@@ -530,13 +593,26 @@ def test_only_what_reads_rows_that_do_not_exist_has_a_fill() -> None:
     x, w = floats(0, 2, 8, 8, 4), floats(0, 3, 3, 4, 2)
     numbers = ("NHWC", "HWIO", "NHWC")
     eqn, axes = only(
-        lambda x, w: lax.conv_general_dilated(x, w, (1, 1), ((1, 1), (0, 0)), (1, 1), (1, 1), numbers), x, w
+        lambda x, w: lax.conv_general_dilated(
+            x, w, (1, 1), ((1, 1), (0, 0)), (1, 1), (1, 1), numbers
+        ),
+        x,
+        w,
     )
-    fills = {axis: padding_value(eqn, axes, axis, 0, (x, w)) for axis in axes.operands[0] if axis is not None}
+    fills = {
+        axis: padding_value(eqn, axes, axis, 0, (x, w))
+        for axis in axes.operands[0]
+        if axis is not None
+    }
     batch, high, wide, features = axes.operands[0]
     assert fills == {batch: None, high: 0, wide: None, features: 0}  # features are summed over
     eqn, axes = only(lambda x: lax.pad(x, 3.0, ((0, 0, 2), (-1, 0, 0), (0, 2, 0), (0, 0, 0))), x)
-    assert [padding_value(eqn, axes, axis, 0, (x, 3.0)) for axis in range(4)] == [None, None, 3.0, None]
+    assert [padding_value(eqn, axes, axis, 0, (x, 3.0)) for axis in range(4)] == [
+        None,
+        None,
+        3.0,
+        None,
+    ]
 
 
 def test_a_window_between_two_rows_is_given_the_next_one() -> None:

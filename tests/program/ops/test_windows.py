@@ -44,9 +44,13 @@ def test_parts_of_windows_and_of_their_gradients(windows_: Windows, parts: int) 
 
 @few
 @given(st.integers(1, 6), st.integers(-2, 2), st.integers(-1, 2), st.integers(0, 2), PARTS, SEEDS)
-def test_parts_of_what_is_padded_and_cut(size: int, low: int, high: int, within: int, parts: int, seed: int) -> None:
+def test_parts_of_what_is_padded_and_cut(
+    size: int, low: int, high: int, within: int, parts: int, seed: int
+) -> None:
     high = max(high, -low - (size - 1) * (within + 1))
-    check_parts(lambda x: lax.pad(x, 2.0, [(low, high, within)]), (floats(seed, size),), parts, 3e-5)
+    check_parts(
+        lambda x: lax.pad(x, 2.0, [(low, high, within)]), (floats(seed, size),), parts, 3e-5
+    )
     check_parts(lambda x: x[max(low, 0) :: within + 1], (floats(seed, 3 + size),), parts, 3e-5)
 
 
@@ -75,17 +79,24 @@ IMAGE = jax.ShapeDtypeStruct((2, 8, 8, 4), jnp.float32)
         (lambda x: jnp.broadcast_to(x[:, None], (8, 2, 8)).reshape(16, 8), [True, True]),
     ],
 )
-def test_dimensions_are_divisible_where_parts_read_rows_of_their_own(function: Callable[..., Any], wanted: Any) -> None:
+def test_dimensions_are_divisible_where_parts_read_rows_of_their_own(
+    function: Callable[..., Any], wanted: Any
+) -> None:
     assert divided_in_two(function, X) == wanted
 
 
 @pytest.mark.parametrize(
-    ("size", "stride", "padding", "wanted"), [(3, 1, "SAME", False), (1, 1, "VALID", True), (2, 2, "VALID", True)]
+    ("size", "stride", "padding", "wanted"),
+    [(3, 1, "SAME", False), (1, 1, "VALID", True), (2, 2, "VALID", True)],
 )
-def test_a_convolution_is_divisible_in_space_without_a_halo(size: int, stride: int, padding: str, wanted: bool) -> None:
+def test_a_convolution_is_divisible_in_space_without_a_halo(
+    size: int, stride: int, padding: str, wanted: bool
+) -> None:
     filters = jax.ShapeDtypeStruct((size, size, 4, 6), jnp.float32)
 
     def convolved(x: Any, w: Any) -> Any:
-        return lax.conv_general_dilated(x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        return lax.conv_general_dilated(
+            x, w, (stride, stride), padding, dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
 
     assert divided_in_two(convolved, IMAGE, filters) == [True, wanted, wanted, True]

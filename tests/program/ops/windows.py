@@ -42,7 +42,10 @@ def dims(
         return Dim(size * draw(st.integers(1, 6)), size, size, (0, 0), 1, 1)
     rows, size, stride = (draw(st.integers(1, most)) for most in (max_rows, 3, 3))
     wide, between = draw(st.integers(1, dilation)), draw(st.integers(1, apart))
-    low, high = draw(st.integers(-2 if negative else 0, 3)), draw(st.integers(-2 if negative else 0, 3))
+    low, high = (
+        draw(st.integers(-2 if negative else 0, 3)),
+        draw(st.integers(-2 if negative else 0, 3)),
+    )
     missing = (size - 1) * between + 1 - ((rows - 1) * wide + 1 + low + high)
     return Dim(rows, size, stride, (low, high + max(missing, 0)), wide, between)
 
@@ -68,7 +71,10 @@ class Convolution(NamedTuple):
     @property
     def numbers(self) -> tuple[str, str, str]:
         space = "DHW"[-len(self.space) :]
-        return [(f"N{space}C", f"{space}IO", f"N{space}C"), (f"NC{space}", f"OI{space}", f"C{space}N")][self.layout]
+        return [
+            (f"N{space}C", f"{space}IO", f"N{space}C"),
+            (f"NC{space}", f"OI{space}", f"C{space}N"),
+        ][self.layout]
 
     @property
     def operands(self) -> tuple[np.ndarray, np.ndarray]:

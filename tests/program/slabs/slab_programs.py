@@ -121,7 +121,13 @@ def _convolution(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) ->
     padding = _padding(layer, x, (layer.size - 1) * layer.dilation + 1)
     strides, dilation = (layer.stride,) * len(_space(x)), (layer.dilation,) * len(_space(x))
     result = lax.conv_general_dilated(
-        x, w, strides, padding, rhs_dilation=dilation, dimension_numbers=_names(x), feature_group_count=groups
+        x,
+        w,
+        strides,
+        padding,
+        rhs_dilation=dilation,
+        dimension_numbers=_names(x),
+        feature_group_count=groups,
     )
     return _cut_off(step, result)
 
@@ -131,7 +137,9 @@ def _transposed(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> 
         return _convolution(step, layer, x, kept, weight)
     w = weight(*(layer.size,) * len(_space(x)), x.shape[-1], layer.features)
     strides = (2,) * len(_space(x))
-    return _cut_off(step, lax.conv_transpose(x, w, strides, _padding(layer, x, 1), dimension_numbers=_names(x)))
+    return _cut_off(
+        step, lax.conv_transpose(x, w, strides, _padding(layer, x, 1), dimension_numbers=_names(x))
+    )
 
 
 def _cut_off(step: Step, x: Any) -> Any:
@@ -145,7 +153,11 @@ def _norm(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
     """
     scale, axes = weight(x.shape[-1]), tuple(range(layer.groups % 2, x.ndim - 1))
     if step.exact:
-        of_all = lax.stop_gradient(x.max(axes, keepdims=True)) if layer.valid else x.sum(axes, keepdims=True)
+        of_all = (
+            lax.stop_gradient(x.max(axes, keepdims=True))
+            if layer.valid
+            else x.sum(axes, keepdims=True)
+        )
         return _cut_off(step, x + _cut_off(step, of_all) * scale)
     if math.prod(x.shape[dim] for dim in axes) < 4:
         return x * scale
@@ -179,7 +191,11 @@ def _max_pool(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> An
 
 def _average_pool(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
     total = lax.reduce_window(x, np.zeros((), x.dtype), lax.add, *_windows(layer, x, 2))
-    return total * x.dtype.type(0.5 ** len(_space(x))) if jnp.issubdtype(x.dtype, jnp.floating) else total
+    return (
+        total * x.dtype.type(0.5 ** len(_space(x)))
+        if jnp.issubdtype(x.dtype, jnp.floating)
+        else total
+    )
 
 
 def _upsample(step: Step, layer: Layer, x: Any, kept: Any, weight: Weight) -> Any:
@@ -265,7 +281,11 @@ def _dice(x: Any, step: Step) -> Any:
 def _product(x: Any, step: Step) -> Any:
     """Without a gradient the greatest and the least too, of which that divides by how many there are."""
     total = (x * step.numbers(*x.shape)).sum()
-    return total if step.gradient != "loss" else (total, x.max(tuple(range(x.ndim - 1))), x.min(1), x.argmax(-1))
+    return (
+        total
+        if step.gradient != "loss"
+        else (total, x.max(tuple(range(x.ndim - 1))), x.min(1), x.argmax(-1))
+    )
 
 
 _LOSSES: dict[str, Callable[..., Any]] = {
@@ -289,7 +309,9 @@ _LAYERS = st.builds(
 
 
 @st.composite
-def slab_programs(draw: Any, exact: bool = False, dtypes: Sequence[str] = ("float32",), layers: int = 6) -> Step:
+def slab_programs(
+    draw: Any, exact: bool = False, dtypes: Sequence[str] = ("float32",), layers: int = 6
+) -> Step:
     """`exact`: results of any order of sums are the same to the bit; gradients of floating-point numbers alone."""
     dtype = draw(st.sampled_from(dtypes))
     floating = jnp.issubdtype(jnp.dtype(dtype), jnp.floating)
@@ -303,7 +325,9 @@ def slab_programs(draw: Any, exact: bool = False, dtypes: Sequence[str] = ("floa
         loss=draw(st.sampled_from(["product"] if exact else ["squares", "cross-entropy", "dice"])),
         exact=exact,
         dtype=dtype,
-        gradient=draw(st.sampled_from(["weights", "all", "none", "loss"] if floating else ["none", "loss"])),
+        gradient=draw(
+            st.sampled_from(["weights", "all", "none", "loss"] if floating else ["none", "loss"])
+        ),
         seed=draw(st.integers(0, 1000)),
     )
 
@@ -350,7 +374,9 @@ class Cut(NamedTuple):
             stored = frozenset(value for value, take in zip(values, half, strict=True) if take)
             slabs = replace(bare, stored=stored)
             loops = loops_of(axis, slabs)
-            read = [(value, loop.level) for loop in loops for value in loop.reads if value in stored]
+            read = [
+                (value, loop.level) for loop in loops for value in loop.reads if value in stored
+            ]
             recomputed = frozenset(pair for pair in read if draw.integers(0, 3) == 0)
             return replace(slabs, recomputed_in=recomputed)
         limits = SlabLimits(1 << 40, 1 << 40, 0)

@@ -20,11 +20,17 @@ X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
 def followed(function: Callable[..., Any], *args: Any, dim: int = 0) -> tuple[Any, Any, list[str]]:
     closed = flatten(jax.make_jaxpr(function)(*args))
     axis = slab_axis(Flat(closed), closed.jaxpr.invars[0], dim)
-    return closed, axis, [closed.jaxpr.eqns[number].primitive.name for number in sorted(axis.equations)]
+    return (
+        closed,
+        axis,
+        [closed.jaxpr.eqns[number].primitive.name for number in sorted(axis.equations)],
+    )
 
 
 def test_a_resized_image_is_on_the_axis_with_the_weights_of_its_rows() -> None:
-    closed = with_bands(Flat(flatten(jax.make_jaxpr(lambda x: jax.image.resize(x, (24, 8), "linear").T)(X)))).closed
+    closed = with_bands(
+        Flat(flatten(jax.make_jaxpr(lambda x: jax.image.resize(x, (24, 8), "linear").T)(X)))
+    ).closed
     axis = slab_axis(Flat(closed), closed.jaxpr.invars[0], 0)
     (weights,) = closed.jaxpr.constvars
     (wide,) = closed.jaxpr.outvars
@@ -55,7 +61,10 @@ def dropped(x: Any) -> Any:
 CONFLICTS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "by rows and by columns": (lambda x: x + x.T, {"add"}),
     "drawn by number in the whole": (dropped, {"random_bits"}),
-    "two dimensions": (lambda x: jnp.sin(x) + jnp.cos(x).T, {"transpose"}),  # the sum lies as the sine does
+    "two dimensions": (
+        lambda x: jnp.sin(x) + jnp.cos(x).T,
+        {"transpose"},
+    ),  # the sum lies as the sine does
     "two scales": (lambda x: x[:4] + x[::2], {"add"}),
     "a product of rows with rows": (lambda x: x @ x.T, set()),  # the second operand is read whole
     "rows in a row": (lambda x: x.reshape(64) * 2, set()),
@@ -85,7 +94,10 @@ def test_the_largest_arrays_are_followed_first() -> None:
 
     closed, axis, names = followed(function, X, jax.ShapeDtypeStruct((8, 8, 32), jnp.float32))
     assert axis.dims[closed.jaxpr.invars[1]] == 0 and "reduce_sum" in names
-    assert [closed.jaxpr.eqns[number].primitive.name for number in sorted(axis.blocked)] == ["add", "transpose"]
+    assert [closed.jaxpr.eqns[number].primitive.name for number in sorted(axis.blocked)] == [
+        "add",
+        "transpose",
+    ]
 
 
 def test_what_has_effects_is_on_no_axis() -> None:
@@ -94,9 +106,9 @@ def test_what_has_effects_is_on_no_axis() -> None:
         return x + 1
 
     closed, axis, names = followed(function, X)
-    assert names == ["add"] and {closed.jaxpr.eqns[number].primitive.name for number in axis.blocked} == {
-        "debug_callback"
-    }
+    assert names == ["add"] and {
+        closed.jaxpr.eqns[number].primitive.name for number in axis.blocked
+    } == {"debug_callback"}
 
 
 def test_a_planner_gets_values_and_ops_by_number() -> None:
@@ -105,7 +117,11 @@ def test_a_planner_gets_values_and_ops_by_number() -> None:
     graph = axis.graph
     sine, cut, total = (op.outputs[0] for op in graph.graph.ops)
     assert graph.outputs == {total}
-    assert graph.sizes == {0: 8, sine: 8, cut: 3} and graph.scales == {0: 1, sine: 1, cut: Fraction(1, 2)}
+    assert graph.sizes == {0: 8, sine: 8, cut: 3} and graph.scales == {
+        0: 1,
+        sine: 1,
+        cut: Fraction(1, 2),
+    }
     assert graph.along == {
         0: AlongOp(((0, ALIGNED),), sine, False),
         1: AlongOp(((sine, Rows(2, 1, -1, 1)),), cut, False),

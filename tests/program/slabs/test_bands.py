@@ -23,7 +23,9 @@ def rewritten(function: Callable[..., Any], *args: Any) -> tuple[list[str], floa
     """The primitives that are left, and the greatest difference by the greatest number of its array."""
     closed = flatten(jax.make_jaxpr(function)(*args))
     new = with_bands(Flat(closed)).closed
-    assert new.jaxpr.invars == closed.jaxpr.invars and set(closed.jaxpr.outvars) <= set(Flat(new).values)
+    assert new.jaxpr.invars == closed.jaxpr.invars and set(closed.jaxpr.outvars) <= set(
+        Flat(new).values
+    )
     run = jax.jit(lambda *args: [interpret(jaxpr, args) for jaxpr in (closed, new)])
     plain, results = run(*args)
     differences = [0.0]
@@ -47,11 +49,18 @@ def normals(*shape: int) -> jax.Array:
 
 
 @settings(max_examples=8)
-@given(st.integers(16, 40), st.integers(16, 40), st.sampled_from(["nearest", "linear", "cubic"]), st.booleans())
+@given(
+    st.integers(16, 40),
+    st.integers(16, 40),
+    st.sampled_from(["nearest", "linear", "cubic"]),
+    st.booleans(),
+)
 def test_a_resized_image_and_its_gradient_are_bands_whatever_the_sizes(
     before: int, after: int, method: str, antialias: bool
 ) -> None:
-    names, difference = rewritten(resized(method, (2, after, 24, 3), antialias), normals(2, before, 32, 3))
+    names, difference = rewritten(
+        resized(method, (2, after, 24, 3), antialias), normals(2, before, 32, 3)
+    )
     assert difference < 1e-5
     assert LINEAR.isdisjoint(names) and names.count("banded") == (2 if before == after else 4)
 
@@ -64,10 +73,14 @@ def test_twice_as_many_rows_of_whole_numbers_keep_every_bit(method: str) -> None
 
 
 def test_halves_and_labels() -> None:
-    names, difference = rewritten(resized("linear", (1, 16, 12, 3)), normals(1, 8, 6, 3).astype(jnp.bfloat16))
+    names, difference = rewritten(
+        resized("linear", (1, 16, 12, 3)), normals(1, 8, 6, 3).astype(jnp.bfloat16)
+    )
     assert names.count("banded") == 4 and difference < 0.01
     labels = jnp.arange(48).reshape(1, 8, 6)
-    names, difference = rewritten(lambda x: (jax.image.resize(x, (1, 4, 12), "nearest"), x[:, ::2] > 3), labels)
+    names, difference = rewritten(
+        lambda x: (jax.image.resize(x, (1, 4, 12), "nearest"), x[:, ::2] > 3), labels
+    )
     assert (names.count("banded"), difference) == (2, 0.0)
 
 
@@ -86,7 +99,9 @@ def test_constants_of_the_step() -> None:
     corners = np.float32(15 / 7), np.float32((1 - 15 / 7) / 2)
 
     def function(x: Any) -> Any:
-        apart = jax.image.scale_and_translate(x, (16, 4), (0,), *map(jnp.array, zip(corners, strict=True)), "linear")
+        apart = jax.image.scale_and_translate(
+            x, (16, 4), (0,), *map(jnp.array, zip(corners, strict=True)), "linear"
+        )
         return jnp.asarray(twice) @ x, apart
 
     names, difference = rewritten(function, normals(8, 4))
@@ -114,9 +129,13 @@ def test_what_is_no_band_is_unchanged(name: str) -> None:
 
 def test_a_matrix_is_computed_once_for_its_products(monkeypatch: pytest.MonkeyPatch) -> None:
     computed, value = list[Any](), bands._Constants.value
-    monkeypatch.setattr(bands._Constants, "value", lambda self, var: [computed.append(var), value(self, var)][1])
+    monkeypatch.setattr(
+        bands._Constants, "value", lambda self, var: [computed.append(var), value(self, var)][1]
+    )
     names, _ = rewritten(resized("linear", (1, 58, 58, 1)), normals(1, 29, 29, 1))
-    assert names.count("banded") == 4 and len(computed) == 2  # of rows and of columns; the gradient reads both again
+    assert (
+        names.count("banded") == 4 and len(computed) == 2
+    )  # of rows and of columns; the gradient reads both again
 
 
 def test_while_another_program_is_traced() -> None:

@@ -16,16 +16,26 @@ from memplan.program.slabs.early_sums import Sum, broadcast_of, centred, squared
 X = jnp.asarray(np.random.default_rng(0).normal(size=(2, 8, 4, 3)), jnp.float32)
 
 
-def last_of(function: Callable[..., Any], *args: Any) -> tuple[Any, dict[Any, compat.JaxprEqn], compat.ClosedJaxpr]:
+def last_of(
+    function: Callable[..., Any], *args: Any
+) -> tuple[Any, dict[Any, compat.JaxprEqn], compat.ClosedJaxpr]:
     closed = flatten(jax.make_jaxpr(function)(*args))
-    return closed.jaxpr.outvars[0], {var: eqn for eqn in closed.jaxpr.eqns for var in eqn.outvars}, closed
+    return (
+        closed.jaxpr.outvars[0],
+        {var: eqn for eqn in closed.jaxpr.eqns for var in eqn.outvars},
+        closed,
+    )
 
 
 @pytest.mark.parametrize("axes", [(1, 2), (0,), (0, 1, 2, 3), (1,)])
 @pytest.mark.parametrize("own", [(2, 8, 4, 3), (1, 8, 1, 3), (2, 1, 1, 1), (1, 1, 1, 1)])
-def test_a_sum_is_that_of_what_the_array_is_broadcast_to(axes: tuple[int, ...], own: tuple[int, ...]):
+def test_a_sum_is_that_of_what_the_array_is_broadcast_to(
+    axes: tuple[int, ...], own: tuple[int, ...]
+):
     total, x = Sum(X.shape, axes), X[tuple(slice(size) for size in own)]
-    np.testing.assert_allclose(total.of(x), jnp.broadcast_to(x, X.shape).sum(axes), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(
+        total.of(x), jnp.broadcast_to(x, X.shape).sum(axes), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,7 +48,9 @@ def test_a_sum_is_that_of_what_the_array_is_broadcast_to(axes: tuple[int, ...], 
         (lambda a: -a, ()),
     ],
 )
-def test_the_thin_source_is_what_every_summed_element_is(spread: Callable[..., Any], shape: tuple[int, ...]):
+def test_the_thin_source_is_what_every_summed_element_is(
+    spread: Callable[..., Any], shape: tuple[int, ...]
+):
     source_array = jnp.arange(1.0, 1 + int(np.prod(shape))).reshape(shape)
     total = Sum(X.shape, (1, 2))
     out, equations, closed = last_of(spread, source_array)

@@ -142,7 +142,9 @@ def convolutions(count: int) -> Program:
     return traced(jax.grad(loss), weights, array(1, 512, 512, 1))
 
 
-def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     program, limits = convolutions(4), SlabLimits(100 << 20, 1 << 40, 0)
     ranked = [*frontier(program.flat, DEVICE, limits)]
     check(ranked, limits)
@@ -184,7 +186,9 @@ def test_programs_that_take_too_long_are_left_out() -> None:
 
 
 def test_a_step_without_axes_has_no_slabs() -> None:
-    assert not [*frontier(traced(jnp.linalg.inv, array(64, 64)).flat, DEVICE, SlabLimits(KIB, KIB, 0))]
+    assert not [
+        *frontier(traced(jnp.linalg.inv, array(64, 64)).flat, DEVICE, SlabLimits(KIB, KIB, 0))
+    ]
 
 
 TABLE = np.ones((256, 512), np.float32)
@@ -192,9 +196,15 @@ TABLE = np.ones((256, 512), np.float32)
 
 @pytest.mark.parametrize(
     ("step", "donated", "resident"),
-    [(jnp.sin, {}, 2 * 512), (jnp.sin, {"donate_argnums": 0}, 512), (lambda x: x * TABLE, {}, 3 * 512)],
+    [
+        (jnp.sin, {}, 2 * 512),
+        (jnp.sin, {"donate_argnums": 0}, 512),
+        (lambda x: x * TABLE, {}, 3 * 512),
+    ],
 )
-def test_what_is_donated_is_resident_once(monkeypatch: Any, step: Any, donated: Any, resident: int) -> None:
+def test_what_is_donated_is_resident_once(
+    monkeypatch: Any, step: Any, donated: Any, resident: int
+) -> None:
     """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
     requested: list[SlabLimits] = []
     monkeypatch.setattr(choose, "frontier", lambda *asked: requested.append(asked[2]) or [])

@@ -130,7 +130,9 @@ def test_a_step_of_a_unet_goes_through_its_volumes_half_as_often() -> None:
 
     def loops_of(flat: Flat) -> int:
         axis = slab_axis(flat, largest, DIM)
-        slabs = Slabs(flat.number_of[largest], DIM, 8, frozenset(axis.graph.along), frozenset(), frozenset())
+        slabs = Slabs(
+            flat.number_of[largest], DIM, 8, frozenset(axis.graph.along), frozenset(), frozenset()
+        )
         return len(Walls(axis.graph, slabs.ops).loops(slabs))
 
     assert primitives_of(new.closed).count("squares_about_mean") == 14
@@ -186,13 +188,19 @@ def test_variables_that_stay_are_the_same_and_inputs_keep_their_names() -> None:
 
 def test_a_sum_of_a_constant_stays_as_it_is() -> None:
     closed = flat(lambda x: (x / jnp.sum(np.float32(2))).sum(), normals())
-    assert any(not compat.is_var(eqn.invars[0]) for eqn in closed.jaxpr.eqns if eqn.primitive.name == "reduce_sum")
+    assert any(
+        not compat.is_var(eqn.invars[0])
+        for eqn in closed.jaxpr.eqns
+        if eqn.primitive.name == "reduce_sum"
+    )
     assert primitives_of(early(closed)) == primitives_of(closed)
 
 
 def test_new_equations_name_the_line_of_the_sum_that_they_are_for() -> None:
     closed = flat(lambda x: jnp.var(x, (1, 2)), normals())
-    (squares,) = (eqn for eqn in early(closed).jaxpr.eqns if eqn.primitive.name == "squares_about_mean")
+    (squares,) = (
+        eqn for eqn in early(closed).jaxpr.eqns if eqn.primitive.name == "squares_about_mean"
+    )
     assert "test_early_sums.py" in compat.source_of(squares)
 
 
@@ -215,11 +223,17 @@ Draw = st.DrawFn
 @st.composite
 def programs(draw: Draw) -> list[tuple[str, int, int]]:
     """Instructions: what to do with two of the values that there are."""
-    kinds = st.sampled_from(["add", "sub", "mul", "div", "neg", "scale", "centre", "squares", "sum", "var", "bend"])
-    return draw(st.lists(st.tuples(kinds, st.integers(0, 99), st.integers(0, 99)), min_size=3, max_size=10))
+    kinds = st.sampled_from(
+        ["add", "sub", "mul", "div", "neg", "scale", "centre", "squares", "sum", "var", "bend"]
+    )
+    return draw(
+        st.lists(st.tuples(kinds, st.integers(0, 99), st.integers(0, 99)), min_size=3, max_size=10)
+    )
 
 
-def run(program: list[tuple[str, int, int]], axes: tuple[int, ...], x: jax.Array, w: jax.Array) -> list[jax.Array]:
+def run(
+    program: list[tuple[str, int, int]], axes: tuple[int, ...], x: jax.Array, w: jax.Array
+) -> list[jax.Array]:
     """Arrays and, apart, what is late and whole; all within bounds, so that rounding stays small."""
     arrays, late, sums = [x, w], [jnp.ones((1, 1, 1, 1))], []
     for kind, first, second in program:
@@ -251,9 +265,15 @@ def run(program: list[tuple[str, int, int]], axes: tuple[int, ...], x: jax.Array
     return [*(array.sum(axes) / x.size for array in arrays[2:]), *sums, *arrays[-1:]]
 
 
-@given(programs(), st.sampled_from([(1,), (1, 2), (0, 1, 2), (0, 1, 2, 3)]), st.sampled_from([0.0, 3.0]))
+@given(
+    programs(),
+    st.sampled_from([(1,), (1, 2), (0, 1, 2), (0, 1, 2, 3)]),
+    st.sampled_from([0.0, 3.0]),
+)
 @settings(max_examples=8, deadline=None)
-def test_any_program_computes_the_same_in_no_more_loops(program: Any, axes: tuple[int, ...], mean: float) -> None:
+def test_any_program_computes_the_same_in_no_more_loops(
+    program: Any, axes: tuple[int, ...], mean: float
+) -> None:
     x, w = normals(mean), normals(seed=1)
     closed = flat(functools.partial(run, program, axes), x, w)
     assert loops(early(closed)) <= loops(closed)

@@ -23,7 +23,9 @@ CALLS: dict[str, Call] = {
 
 def arguments() -> tuple[list[jax.Array], jax.Array]:
     key = jax.random.key(0)
-    weights = [jax.random.normal(jax.random.fold_in(key, layer), (32, 32)) / 6 for layer in range(6)]
+    weights = [
+        jax.random.normal(jax.random.fold_in(key, layer), (32, 32)) / 6 for layer in range(6)
+    ]
     return weights, jax.random.normal(key, (4000, 32))
 
 
@@ -61,7 +63,9 @@ def test_every_effect_happens_once_and_in_order(call: str) -> None:
         return heard_calls if "ordered" in call else sorted(heard_calls)
 
     plain = memplan.jit(step).plan(*arguments())
-    planned = memplan.jit(step, budget=int(0.4 * plain.report.baseline_peak_bytes)).plan(*arguments())
+    planned = memplan.jit(step, budget=int(0.4 * plain.report.baseline_peak_bytes)).plan(
+        *arguments()
+    )
     assert planned.report.slab_loops and not calls
     expected, in_slabs = heard(jax.jit(step)), heard(planned.compile())
     assert [name for name, _ in in_slabs] == [name for name, _ in expected]
@@ -82,6 +86,7 @@ def test_an_effect_that_keeps_an_array_whole_is_named() -> None:
 
     nbytes = memplan.jit(step).plan(*arguments()).report.baseline_peak_bytes
     with pytest.raises(
-        memplan.InfeasibleBudgetError, match=r"; debug_callback \(.*test_effects.py:\d+\) cannot run in"
+        memplan.InfeasibleBudgetError,
+        match=r"; debug_callback \(.*test_effects.py:\d+\) cannot run in",
     ):
         memplan.jit(step, budget=int(0.4 * nbytes)).plan(*arguments())

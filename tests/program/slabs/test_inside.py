@@ -44,7 +44,9 @@ def counted(step: Step) -> Step:
 
     def wrapped(weights: Any, x: jax.Array) -> Any:
         bound = jnp.where(x[0, 0] < 9.0, 2, 0)
-        return jax.lax.fori_loop(0, bound, lambda _, state: step(state[0], x), (weights, jnp.float32(0)))
+        return jax.lax.fori_loop(
+            0, bound, lambda _, state: step(state[0], x), (weights, jnp.float32(0))
+        )
 
     return wrapped
 
@@ -125,7 +127,9 @@ def test_a_plan_is_followed(name: str) -> None:
 
 def test_a_computation_whose_kernels_are_small_is_left_alone() -> None:
     def both(weights: Any, x: jax.Array) -> Any:
-        small = jax.lax.scan(lambda carry, _: (jnp.tanh(carry @ weights[0]), None), x[:4], length=3)[0]
+        small = jax.lax.scan(
+            lambda carry, _: (jnp.tanh(carry @ weights[0]), None), x[:4], length=3
+        )[0]
         return step(weights, x + small.sum())
 
     weights, x, _ = vocabulary.shapes(TOKENS)

@@ -23,12 +23,17 @@ from memplan.program.trace import Program, trace
 from tests.arrays import assert_close, assert_equal, assert_near
 from tests.program.slabs.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
 
-_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}  # compiled once, run once
+_QUICK = {
+    "xla_backend_optimization_level": 0,
+    "xla_llvm_disable_expensive_passes": True,
+}  # compiled once, run once
 
 
 def results(programs: Sequence[compat.ClosedJaxpr], args: Sequence[Any]) -> list[list[np.ndarray]]:
     """By program; compiled in one go, which is quicker."""
-    lowered = jax.jit(lambda args: [interpret(closed, args) for closed in programs]).lower(list(args))
+    lowered = jax.jit(lambda args: [interpret(closed, args) for closed in programs]).lower(
+        list(args)
+    )
     return [[*map(np.asarray, each)] for each in lowered.compile(_QUICK)(list(args))]
 
 
@@ -130,7 +135,9 @@ def test_whole_numbers_are_the_same_to_the_bit(examples: int) -> None:
     settings(max_examples=examples)(given(EXACT, CUTS)(check_exact))()
 
 
-@pytest.mark.parametrize(("examples", "layers"), [(6, 4), pytest.param(100, 6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("examples", "layers"), [(6, 4), pytest.param(100, 6, marks=pytest.mark.slow)]
+)
 def test_any_numbers_are_the_same_but_for_rounding(examples: int, layers: int) -> None:
     steps = slab_programs(layers=layers)
     settings(max_examples=examples)(given(steps, CUTS, st.just(2e-4))(check_close))()
@@ -152,7 +159,9 @@ def everything(
 ) -> tuple[compat.ClosedJaxpr, SlabAxis, Slabs]:
     """All that can be in slabs of so many rows of the first array of a shape, nothing stored."""
     closed = flatten(jax.make_jaxpr(function)(*args))
-    value = next(number for number, var in enumerate(Flat(closed).values) if var.aval.shape == shape)
+    value = next(
+        number for number, var in enumerate(Flat(closed).values) if var.aval.shape == shape
+    )
     axis = axis_at(Flat(closed), value, dim)
     ops = frozenset(axis.graph.along)
     assert rows % least_rows(axis.graph, ops) == 0
@@ -165,7 +174,9 @@ def never_whole(axis: SlabAxis, slabs: Slabs, shape: tuple[int, ...]) -> bool:
     loops = loops_of(axis, slabs)
     of_shape = {value for value, array in enumerate(graph.values) if array.shape == shape}
     makers = {number for number, op in enumerate(graph.ops) if of_shape.intersection(op.outputs)}
-    crossing = {graph.values[value].shape for loop in loops for value in (*loop.reads, *loop.writes)}
+    crossing = {
+        graph.values[value].shape for loop in loops for value in (*loop.reads, *loop.writes)
+    }
     return bool(makers) and makers <= slabs.ops and shape not in crossing
 
 
@@ -184,10 +195,14 @@ def token_loss(hidden: Any, table: Any, labels: Any) -> Any:
 def test_logits_never_exist_for_the_loss_of_tokens_and_its_gradient() -> None:
     """In one loop: 13 tokens in slabs of 4."""
     args = normals(13, 3), normals(3, 17, seed=1), jnp.arange(13) % 17
-    closed, axis, slabs = everything(jax.value_and_grad(token_loss, argnums=(0, 1)), args, (13, 17), 0, 4)
+    closed, axis, slabs = everything(
+        jax.value_and_grad(token_loss, argnums=(0, 1)), args, (13, 17), 0, 4
+    )
     (loop,) = loops_of(axis, slabs)
     assert never_whole(axis, slabs, (13, 17))
-    assert [axis.graph.graph.values[value].shape for value in loop.writes] == [(13, 3)]  # the gradient of `hidden`
+    assert [axis.graph.graph.values[value].shape for value in loop.writes] == [
+        (13, 3)
+    ]  # the gradient of `hidden`
     assert len(loop.sums) == 2  # the loss, the gradient of the table
     assert_same_numbers(closed, axis, slabs, args)
 
@@ -197,7 +212,9 @@ def test_a_wide_layer_never_exists() -> None:
         return jnp.square(x + jax.nn.gelu(x @ into) @ out).mean()
 
     args = normals(10, 3), normals(3, 64, seed=1), normals(64, 3, seed=2)
-    closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (10, 64), 0, 3)
+    closed, axis, slabs = everything(
+        jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (10, 64), 0, 3
+    )
     assert len(loops_of(axis, slabs)) == 1 and never_whole(axis, slabs, (10, 64))
     assert_same_numbers(closed, axis, slabs, args)
 
@@ -213,13 +230,23 @@ def test_attention_by_rows_of_queries_has_the_scores_of_a_slab_alone() -> None:
         return jnp.square(attention(q, k, v)).sum()
 
     args = normals(2, 11, 3), normals(2, 9, 3, seed=1), normals(2, 9, 3, seed=2)
-    closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (2, 11, 9), 1, 4)
+    closed, axis, slabs = everything(
+        jax.value_and_grad(loss, argnums=(0, 1, 2)), args, (2, 11, 9), 1, 4
+    )
     (loop,) = loops_of(axis, slabs)
     variables = axis.flat.values
     assert never_whole(axis, slabs, (2, 11, 9))
     assert [variables[value] for value in loop.reads] == [axis.flat.invars[0]]
-    summed = [axis.graph.graph.values[value].shape for op in loop.sums for value in axis.graph.graph.ops[op].outputs]
-    assert sorted(summed) == [(), (2, 3, 9), (2, 9, 3)] or sorted(summed) == [(), (2, 9, 3), (2, 9, 3)]
+    summed = [
+        axis.graph.graph.values[value].shape
+        for op in loop.sums
+        for value in axis.graph.graph.ops[op].outputs
+    ]
+    assert sorted(summed) == [(), (2, 3, 9), (2, 9, 3)] or sorted(summed) == [
+        (),
+        (2, 9, 3),
+        (2, 9, 3),
+    ]
     assert_same_numbers(closed, axis, slabs, args)
 
 
@@ -230,7 +257,9 @@ def test_attention_of_tokens_to_one_another() -> None:
         return jnp.square(attention(x @ w[0], x @ w[1], x @ w[2])).sum()
 
     args = normals(2, 11, 3), normals(3, 3, 3, seed=1)
-    closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1)), args, (2, 11, 11), 1, 4)
+    closed, axis, slabs = everything(
+        jax.value_and_grad(loss, argnums=(0, 1)), args, (2, 11, 11), 1, 4
+    )
     assert never_whole(axis, slabs, (2, 11, 11))
     assert_same_numbers(closed, axis, slabs, args)
 
@@ -244,7 +273,9 @@ def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
         return -jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], -1).mean()
 
     args = normals(3, 5), normals(1, 8, 6, 3, seed=1), jnp.arange(288).reshape(1, 24, 12) % 5
-    closed, axis, slabs = everything(jax.value_and_grad(loss, argnums=(0, 1)), args, (1, 24, 12), 1, 6)
+    closed, axis, slabs = everything(
+        jax.value_and_grad(loss, argnums=(0, 1)), args, (1, 24, 12), 1, 6
+    )
     names = [op.name for op in axis.graph.graph.ops]
     (loop,) = loops_of(axis, slabs)
     assert never_whole(axis, slabs, (1, 24, 12, 5)) and not axis.blocked
@@ -256,9 +287,14 @@ def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
 @pytest.mark.parametrize("rows", [1, 2, 5])
 def test_the_statistics_of_a_batch_norm_are_those_of_the_whole_batch(rows: int) -> None:
     def loss(x: Any, w: Any) -> Any:
-        y = jax.lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+        y = jax.lax.conv_general_dilated(
+            x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
+        )
         mean, variance = y.mean((0, 1, 2)), y.var((0, 1, 2))
-        return jnp.sum(jax.nn.relu((y - mean) * jax.lax.rsqrt(variance + 1e-3)) ** 2), (mean, variance)
+        return jnp.sum(jax.nn.relu((y - mean) * jax.lax.rsqrt(variance + 1e-3)) ** 2), (
+            mean,
+            variance,
+        )
 
     args = normals(5, 4, 4, 2) + 3, normals(3, 3, 2, 3, seed=1)
     closed, axis, slabs = everything(
@@ -285,7 +321,9 @@ def test_rows_of_a_table_by_index_and_their_gradients_added_up() -> None:
 def test_sums_of_halves_are_carried_in_float32(dtype: Any) -> None:
     """Added to 2048 in either type, a one is lost."""
     args = (jnp.ones(2500, dtype),)
-    _, axis, slabs = everything(lambda x: (lax.reduce_sum(x * 2, [0]), lax.cumsum(x * 2)), args, (2500,), 0, 1)
+    _, axis, slabs = everything(
+        lambda x: (lax.reduce_sum(x * 2, [0]), lax.cumsum(x * 2)), args, (2500,), 0, 1
+    )
     ((total, on_the_way),) = results([in_slabs(axis, slabs)], args)
     assert total.dtype == on_the_way.dtype == dtype and total == np.asarray(5000, dtype)
     np.testing.assert_array_equal(on_the_way, np.arange(2, 5001, 2).astype(dtype))
@@ -345,7 +383,9 @@ def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> 
 def test_rows_that_nobody_reads_are_made_for_those_behind_them(read: slice, rows: int) -> None:
     """Of the slab's first ones, which a shift leaves out."""
     args = (jnp.arange(33).reshape(11, 3) % 7,)
-    closed, axis, slabs = everything(lambda x: jnp.cumsum(x, 0)[read] * 2, args, (11, 3), 0, 2 * rows)
+    closed, axis, slabs = everything(
+        lambda x: jnp.cumsum(x, 0)[read] * 2, args, (11, 3), 0, 2 * rows
+    )
     assert_equal(*results([in_slabs(axis, slabs), closed], args))
 
 
@@ -372,7 +412,10 @@ def test_what_is_cumulative_and_behind_a_wall_begins_anew_where_it_is_made_again
 
     args = (normals(11, 3),)
     closed, axis, slabs = everything(function, args, (11, 3), 0, 4)
-    names = [[axis.graph.graph.ops[op].name for op in loop.ops].count("cumsum") for loop in loops_of(axis, slabs)]
+    names = [
+        [axis.graph.graph.ops[op].name for op in loop.ops].count("cumsum")
+        for loop in loops_of(axis, slabs)
+    ]
     assert names == [1, 2]
     assert_same_numbers(closed, axis, slabs, args, 1e-5)
 
@@ -385,7 +428,9 @@ def planned() -> tuple[Program, Slabs]:
     program = trace(step, (normals(12, 3), normals(3, 4)), {}, {})
     axis = axis_at(program.flat, 0, 0)
     ops = frozenset(axis.graph.along)
-    stored = frozenset(next(op.outputs for number, op in enumerate(axis.graph.graph.ops) if number in ops))
+    stored = frozenset(
+        next(op.outputs for number, op in enumerate(axis.graph.graph.ops) if number in ops)
+    )
     return program, Slabs(0, 0, 4, ops, stored, frozenset())
 
 
@@ -420,5 +465,7 @@ def test_a_plan_is_followed_and_recorded() -> None:
 )
 def test_a_plan_with_loops_that_a_step_does_not_have_is_refused(wrong: dict[str, Any]) -> None:
     program, slabs = planned()
-    with pytest.raises(PlanMismatchError, match=r"loops over slabs that this step does not have.*Plan again\."):
+    with pytest.raises(
+        PlanMismatchError, match=r"loops over slabs that this step does not have.*Plan again\."
+    ):
         follow_slabs(program, [replace(slabs, **wrong)])

@@ -146,7 +146,9 @@ def test_state_in_containers_that_jax_cannot_lower() -> None:
     state, x = Picky(jnp.ones((512, 512))), jnp.ones((512, 512))
     jitted = memplan.jit(step, host_state=0, donate_argnums=0)
     planned = jitted.plan(state, x)
-    assert planned._outcome.program.traced.lowers_by_leaves and planned._outcome.program.on_host == {0}
+    assert (
+        planned._outcome.program.traced.lowers_by_leaves and planned._outcome.program.on_host == {0}
+    )
     state = planned.place(state)
     for expected in (3, 7):
         state, total = planned.compile()(state, x)
@@ -154,7 +156,9 @@ def test_state_in_containers_that_jax_cannot_lower() -> None:
         np.testing.assert_array_equal(state.array, np.full((512, 512), expected))
 
 
-def test_state_on_the_host_is_planned_for_without_being_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_on_the_host_is_planned_for_without_being_copied(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     state, x = arguments()
     jitted = memplan.jit(train_step, host_state=0, donate_argnums=0)
     planned = jitted.plan(state, x)
@@ -163,7 +167,9 @@ def test_state_on_the_host_is_planned_for_without_being_copied(monkeypatch: pyte
     monkeypatch.setattr(jax, "device_put", None)
     again = memplan.jit(train_step, donate_argnums=0, plan=planned.plan).plan(state, x)
     assert again._outcome.program.on_host == planned._outcome.program.on_host
-    for leaf in jax.tree.leaves((again._outcome.program.traced.args, again._outcome.program.traced.kwargs)):
+    for leaf in jax.tree.leaves(
+        (again._outcome.program.traced.args, again._outcome.program.traced.kwargs)
+    ):
         assert getattr(leaf.sharding, "memory_kind", None) != "pinned_host"
 
 
@@ -186,7 +192,9 @@ def test_arguments_that_are_not_there_are_refused() -> None:
 @pytest.mark.slow
 def test_training_with_state_on_the_host_is_training() -> None:
     state, x = arguments()
-    planned = memplan.jit(train_step, host_state=0, donate_argnums=0, verify="numbers").plan(state, x)
+    planned = memplan.jit(train_step, host_state=0, donate_argnums=0, verify="numbers").plan(
+        state, x
+    )
     compiled, plain = planned.compile(), jax.jit(train_step, donate_argnums=0)
     device_state, copied = (jax.tree.map(jnp.copy, state) for _ in range(2))
     host_state = planned.place(copied)
@@ -212,7 +220,9 @@ def test_a_saved_plan_knows_what_is_on_the_host(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_it_loses_nothing(tmp_path: Path) -> None:
     state = place_argument(on_host(), arguments()[0], 0)
-    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    like = jax.tree.map(
+        lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
+    )
     with ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(tmp_path / "state", state)
         checkpointer.wait_until_finished()

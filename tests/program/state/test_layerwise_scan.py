@@ -50,7 +50,9 @@ def test_a_layer_is_fetched_and_written() -> None:
 @pytest.mark.parametrize("reverse", [False, True])
 def test_a_streamed_scan_is_the_scan(reverse: bool) -> None:
     def loop(x: jax.Array, w: jax.Array, m: jax.Array) -> Any:
-        return jax.lax.scan(lambda c, s: (jnp.tanh(c @ s[0]), c.sum() + s[1]), x, (w, m), reverse=reverse)
+        return jax.lax.scan(
+            lambda c, s: (jnp.tanh(c @ s[0]), c.sum() + s[1]), x, (w, m), reverse=reverse
+        )
 
     closed = jax.make_jaxpr(loop)(X, W, M)
     eqn = only_scan(closed)
@@ -62,7 +64,9 @@ def test_a_streamed_scan_is_the_scan(reverse: bool) -> None:
 
 def test_a_stack_that_is_read_twice_is_fetched_once() -> None:
     eqn = only_scan(
-        jax.make_jaxpr(lambda x, w: jax.lax.scan(lambda c, s: (c @ s[0] + s[1].sum(), None), x, (w, w)))(X, W)
+        jax.make_jaxpr(
+            lambda x, w: jax.lax.scan(lambda c, s: (c @ s[0] + s[1].sum(), None), x, (w, w))
+        )(X, W)
     )
     scan = StreamedScan(eqn, {1: eqn.invars[1], 2: eqn.invars[2]})
     assert eqn.invars[1] is eqn.invars[2]
@@ -98,7 +102,10 @@ def test_an_update_layer_by_layer_is_the_update() -> None:
 
 @pytest.mark.gpu_aot
 def test_an_update_layer_by_layer_copies_its_layers(tmp_path: Path) -> None:
-    stack, rate = jax.ShapeDtypeStruct((LAYERS, 512, 512), jnp.float32), jax.ShapeDtypeStruct((), jnp.float32)
+    stack, rate = (
+        jax.ShapeDtypeStruct((LAYERS, 512, 512), jnp.float32),
+        jax.ShapeDtypeStruct((), jnp.float32),
+    )
     update, *_ = update_of(stack, stack, stack, rate)
 
     def run(w: jax.Array, m: jax.Array, g: jax.Array, rate: jax.Array) -> Any:
@@ -128,7 +135,9 @@ def test_a_scan_that_updates_what_it_reads_is_the_scan_and_the_update(reverse: b
     update_eqns = tuple(eqns[number] for number in numbers)
     places = {new_w: w, new_m: m}
     stacks, results = (w, m), (new_w, new_m)
-    update = Update(numbers, update_eqns, LAYERS, stacks, (eqn.outvars[1],), (rate,), results, places)
+    update = Update(
+        numbers, update_eqns, LAYERS, stacks, (eqn.outvars[1],), (rate,), results, places
+    )
     scan = UpdatingScan(eqn, {1: w}, update)
     assert scan.outvars == [last, sums, new_w, new_m]
 

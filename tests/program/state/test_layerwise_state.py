@@ -49,7 +49,9 @@ def step_of(optimizer: optax.GradientTransformation = OPTIMIZER, reverse: bool =
             def layer(x: jax.Array, weights: Any) -> tuple[jax.Array, None]:
                 return x + jnp.tanh(x @ weights[0]) @ weights[1], None
 
-            x, _ = jax.lax.scan(layer, params["table"][tokens], (params["up"], params["down"]), reverse=reverse)
+            x, _ = jax.lax.scan(
+                layer, params["table"][tokens], (params["up"], params["down"]), reverse=reverse
+            )
             return jnp.square(x - y).mean()
 
         value, gradients = jax.value_and_grad(loss)(params)
@@ -60,7 +62,9 @@ def step_of(optimizer: optax.GradientTransformation = OPTIMIZER, reverse: bool =
 
 
 def batch() -> tuple[jax.Array, jax.Array]:
-    return jax.random.randint(jax.random.key(1), (64,), 0, 1024), jax.random.normal(jax.random.key(2), (64, WIDTH))
+    return jax.random.randint(jax.random.key(1), (64,), 0, 1024), jax.random.normal(
+        jax.random.key(2), (64, WIDTH)
+    )
 
 
 def program(step: Step, *args: Any) -> Program:
@@ -70,7 +74,10 @@ def program(step: Step, *args: Any) -> Program:
 def layerwise(program: Program) -> LayerwiseState:
     inputs, outputs = program.jaxpr.jaxpr.invars, program.jaxpr.jaxpr.outvars
     on_host = large_leaves(program, (0,))
-    aliases = {outputs[number]: inputs[position] for number, position in donation_pairs(inputs, outputs, on_host)}
+    aliases = {
+        outputs[number]: inputs[position]
+        for number, position in donation_pairs(inputs, outputs, on_host)
+    }
     return layerwise_state(program.flat, frozenset(map(inputs.__getitem__, on_host)), aliases)
 
 
@@ -108,8 +115,14 @@ def test_a_norm_over_all_gradients_leaves_the_rest_layerwise() -> None:
 
 
 def test_outputs_take_donated_inputs_of_their_type_first_come() -> None:
-    closed = jax.make_jaxpr(lambda a, b, c: (b + 1, a + 1, c + 1))(jnp.zeros(3), jnp.zeros(3), jnp.zeros(4))
-    assert list(donation_pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {0, 1, 2})) == [(0, 0), (1, 1), (2, 2)]
+    closed = jax.make_jaxpr(lambda a, b, c: (b + 1, a + 1, c + 1))(
+        jnp.zeros(3), jnp.zeros(3), jnp.zeros(4)
+    )
+    assert list(donation_pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {0, 1, 2})) == [
+        (0, 0),
+        (1, 1),
+        (2, 2),
+    ]
     assert list(donation_pairs(closed.jaxpr.invars, closed.jaxpr.outvars, {1})) == [(0, 1)]
 
 
@@ -124,9 +137,13 @@ def test_outputs_take_donated_inputs_of_their_type_first_come() -> None:
     ids=["adamw", "clipped", "momentum", "lion"],
 )
 @pytest.mark.slow
-def test_training_layer_by_layer_is_training(optimizer: optax.GradientTransformation, reverse: bool) -> None:
+def test_training_layer_by_layer_is_training(
+    optimizer: optax.GradientTransformation, reverse: bool
+) -> None:
     step, state = step_of(optimizer, reverse), start(optimizer)
-    planned = memplan.jit(step, host_state=0, donate_argnums=0, verify="numbers").plan(state, *batch())
+    planned = memplan.jit(step, host_state=0, donate_argnums=0, verify="numbers").plan(
+        state, *batch()
+    )
     compiled, plain = planned.compile(), jax.jit(step)
     device_state, host_state = state, planned.place(jax.tree.map(jnp.copy, state))
     for _ in range(10):

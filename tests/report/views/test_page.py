@@ -27,7 +27,9 @@ class Shown:
         self.requests: list[str] = []
         self.page.on("console", lambda message: self.errors.append(message.text))
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
-        self.page.on("dialog", lambda box: self.errors.append(box.message or "dialog") or box.dismiss())
+        self.page.on(
+            "dialog", lambda box: self.errors.append(box.message or "dialog") or box.dismiss()
+        )
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(file.as_uri())
 
@@ -55,7 +57,9 @@ def open_page(browser: Any, tmp_path: Path) -> Iterator[Any]:
 
     def show(report: Report | Difference, **options: Any) -> Shown:
         report.save_html(tmp_path / "report.html")
-        contexts.append(browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options}))
+        contexts.append(
+            browser.new_context(**{"viewport": {"width": 1300, "height": 900}, **options})
+        )
         return Shown(contexts[-1], tmp_path / "report.html")
 
     yield show
@@ -76,7 +80,9 @@ def test_it_draws_and_shows_a_script_as_text(shown: Shown) -> None:
     assert shown.page.locator(".tile").count() == 5
     assert HOSTILE in shown.texts("#decisions tbody td")
     assert shown.texts("#decisions .told") == ["31 of 31, 1.40 GiB"]
-    painted = "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((value) => value)"
+    painted = (
+        "c => c.getContext('2d').getImageData(0, 0, c.width, c.height).data.some((value) => value)"
+    )
     assert shown.page.locator("canvas.base").evaluate(painted)
     assert not shown.page.locator(".undrawn").is_visible()
 
@@ -140,18 +146,25 @@ def test_a_decision_shows_the_costs_of_its_alternatives(shown: Shown) -> None:
     table.focus()
     table.press("ArrowDown")
     said = shown.page.locator("#decisions .note").inner_text()
-    assert "keep: the peak rises by 1.0 MiB; recompute: kernels take 1 ms; host: not possible: no link" in said
+    assert (
+        "keep: the peak rises by 1.0 MiB; recompute: kernels take 1 ms; host: not possible: no link"
+        in said
+    )
     assert shown.page.locator("#decisions tr[aria-selected=true]").count() == 1
     shown.page.get_by_role("button", name="offload 10").click()
     assert set(shown.column("host")) == {"hidden"}
     shown.page.get_by_role("button", name="keep 11").click()
-    assert set(shown.column("recompute")) == {NOT_POSSIBLE} and set(shown.column("host")) == {"+500 µs"}
+    assert set(shown.column("recompute")) == {NOT_POSSIBLE} and set(shown.column("host")) == {
+        "+500 µs"
+    }
 
 
 def test_every_control_is_reached_by_keys_and_shows_it(shown: Shown) -> None:
     """Tab visits all controls, and the focused one has an outline."""
     controls = "[...document.querySelectorAll('button, select, input, [tabindex]')]"
-    wanted = shown.page.evaluate(f"() => {controls}.filter((element) => element.checkVisibility()).length")
+    wanted = shown.page.evaluate(
+        f"() => {controls}.filter((element) => element.checkVisibility()).length"
+    )
     reached = []
     for _ in range(wanted):
         shown.page.keyboard.press("Tab")
@@ -175,7 +188,9 @@ def test_bands_group_by_layer_or_decision(shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_colors_follow_the_system_and_the_switch(open_page: Any, drawn_report: Report, scheme: str) -> None:
+def test_colors_follow_the_system_and_the_switch(
+    open_page: Any, drawn_report: Report, scheme: str
+) -> None:
     shown = open_page(drawn_report, color_scheme=scheme)
     paper = "() => getComputedStyle(document.body).backgroundColor"
     light, dark = "rgb(246, 247, 249)", "rgb(15, 20, 26)"
@@ -216,10 +231,16 @@ def test_it_lets_no_other_script_run(shown: Shown) -> None:
     assert len(shown.errors) == 1 and "Content Security Policy" in shown.errors.pop()
 
 
-def test_several_live_in_one_notebook(browser: Any, drawn_report: Report, report: Report, tmp_path: Path) -> None:
+def test_several_live_in_one_notebook(
+    browser: Any, drawn_report: Report, report: Report, tmp_path: Path
+) -> None:
     difference = Difference.of(report, drawn_report)._repr_html_()
-    frames = drawn_report._repr_html_() + "<p class='tile'>mine</p>" + report._repr_html_() + difference
-    (tmp_path / "notebook.html").write_text(f"<!doctype html><meta charset=utf-8><body>{frames}", encoding="utf-8")
+    frames = (
+        drawn_report._repr_html_() + "<p class='tile'>mine</p>" + report._repr_html_() + difference
+    )
+    (tmp_path / "notebook.html").write_text(
+        f"<!doctype html><meta charset=utf-8><body>{frames}", encoding="utf-8"
+    )
     context = browser.new_context()
     shown = Shown(context, tmp_path / "notebook.html")
     tiles = [frame.locator(".tile") for frame in shown.page.frames]
@@ -244,20 +265,30 @@ def test_known_work_is_drawn(open_page: Any, drawn_report: Report) -> None:
     mesh = Mesh((("data", 8),), "2x4", (), gathers, 0.1, 0.05)
     shown = open_page(replace(drawn_report, timeline=timeline, mesh=mesh, **regions))
     tiles = " ".join(shown.texts(".tile"))
-    assert "in 2 regions: 2.00 GiB, 1.00 GiB" in tiles and "and 7 kernels and copies outside of them" in tiles
+    assert (
+        "in 2 regions: 2.00 GiB, 1.00 GiB" in tiles
+        and "and 7 kernels and copies outside of them" in tiles
+    )
     assert "mesh data 8" in tiles and "50.0 % under computation" in tiles
     assert "all-gather" in shown.texts(".legend span")
     assert not shown.errors
 
 
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])
-def test_a_long_table_has_only_its_visible_rows(open_page: Any, drawn_report: Report, count: int) -> None:
+def test_a_long_table_has_only_its_visible_rows(
+    open_page: Any, drawn_report: Report, count: int
+) -> None:
     timeline = random_timeline(random.Random(3), count, count)
-    decisions = tuple(replace(drawn_report.decisions[1], name=value.name) for value in timeline.values)
+    decisions = tuple(
+        replace(drawn_report.decisions[1], name=value.name) for value in timeline.values
+    )
     shown = open_page(replace(drawn_report, timeline=timeline, decisions=decisions))
     max_frames = 40  # some 15 are seen
     shown.over_chart(0.5, 0.2)
-    assert 10 < len(shown.rows("#decisions")) < max_frames and len(shown.rows("#live-table")) < max_frames
+    assert (
+        10 < len(shown.rows("#decisions")) < max_frames
+        and len(shown.rows("#live-table")) < max_frames
+    )
     table = shown.page.get_by_role("region", name="Decisions")
     assert table.locator("table").get_attribute("aria-rowcount") == str(count + 1)
     before = shown.rows("#decisions")
@@ -276,7 +307,9 @@ def test_a_long_table_has_only_its_visible_rows(open_page: Any, drawn_report: Re
 
 def test_a_chart_of_many_instants_draws_the_highest_of_each_pixel(browser: Any) -> None:
     """Independently: the rows that a column covers, one by one."""
-    source = (resources.files("memplan.report") / "assets" / "levels.js").read_text(encoding="utf-8")
+    source = (resources.files("memplan.report") / "assets" / "levels.js").read_text(
+        encoding="utf-8"
+    )
     context = browser.new_context()
     fetched = context.new_page().evaluate(
         "() => {"
@@ -310,10 +343,14 @@ def test_a_chart_of_many_instants_draws_the_highest_of_each_pixel(browser: Any) 
 @pytest.fixture
 def grown(drawn_report: Report) -> Difference:
     """Two reports; of the buffers, one is larger, one gone and one new."""
-    values = tuple(LiveValue(f"Net/{n}", n << 20, f"float32[{n}]", f"net.py:{n}", "") for n in range(1, 9))
+    values = tuple(
+        LiveValue(f"Net/{n}", n << 20, f"float32[{n}]", f"net.py:{n}", "") for n in range(1, 9)
+    )
     larger = replace(values[0], nbytes=5 << 20, shape="float32[5]")
     new = larger, *values[2:], LiveValue(HOSTILE, 99 << 20, "", "", "")
-    later = replace(drawn_report, timeline=random_timeline(random.Random(8), 30, 40), live_at_peak=new)
+    later = replace(
+        drawn_report, timeline=random_timeline(random.Random(8), 30, 40), live_at_peak=new
+    )
     return Difference.of(replace(drawn_report, live_at_peak=values), later)
 
 
@@ -332,13 +369,19 @@ def test_a_difference_shows_both_steps_and_the_changes(open_page: Any, grown: Di
     assert len(shown.rows("#buffers")) == 1
     first, second = shown.page.get_by_role("slider").all()
     top, below = first.bounding_box(), second.bounding_box()
-    assert top["y"] + top["height"] <= below["y"] and top["x"] == below["x"] and top["width"] == below["width"]
+    assert (
+        top["y"] + top["height"] <= below["y"]
+        and top["x"] == below["x"]
+        and top["width"] == below["width"]
+    )
     assert len(shown.requests) == 1 and not shown.errors
 
 
 def test_both_steps_are_moved_together(open_page: Any, grown: Difference) -> None:
     shown = open_page(grown)
-    pixels = "() => [...document.querySelectorAll('canvas.base')].map((canvas) => canvas.toDataURL())"
+    pixels = (
+        "() => [...document.querySelectorAll('canvas.base')].map((canvas) => canvas.toDataURL())"
+    )
     whole = shown.page.evaluate(pixels)
     chart = shown.page.get_by_role("slider").nth(1)
     chart.focus()
@@ -359,10 +402,14 @@ def test_a_page_without_differences_says_so(open_page: Any, drawn_report: Report
     assert shown.texts(".status") == ["as before"] and not shown.errors
 
 
-def test_a_difference_without_memory_over_time_has_its_buffers(open_page: Any, grown: Difference) -> None:
+def test_a_difference_without_memory_over_time_has_its_buffers(
+    open_page: Any, grown: Difference
+) -> None:
     shown = open_page(replace(grown, old=replace(grown.old, timeline=None)))
     assert shown.page.get_by_role("slider").count() == 1
     assert "as it was before has no memory over time" in shown.page.locator("#memory").inner_text()
-    bare = open_page(replace(grown, old=replace(grown.old, timeline=None), new=replace(grown.new, timeline=None)))
+    bare = open_page(
+        replace(grown, old=replace(grown.old, timeline=None), new=replace(grown.new, timeline=None))
+    )
     assert "Neither report has memory over time" in bare.page.locator("#memory").inner_text()
     assert len(bare.rows("#buffers")) == 3 and not (shown.errors or bare.errors)

@@ -14,7 +14,9 @@ from memplan.report.views import perfetto
 from tests.report.timelines import HOSTILE, TIMELINES, lines_of
 from tests.report.views.trace_processor import TraceProcessor
 
-MAXIMUM = "select max(value) from counter join counter_track t on track_id = t.id where t.name = '{}'"
+MAXIMUM = (
+    "select max(value) from counter join counter_track t on track_id = t.id where t.name = '{}'"
+)
 
 
 @pytest.fixture
@@ -40,14 +42,20 @@ def _counted(trace: bytes, name: str) -> list[int]:
     packets = _packets(trace)
     tracks = [p.track_descriptor.uuid for p in packets if p.track_descriptor.name == name]
     events = (p.track_event for p in packets if p.HasField("track_event"))
-    return [event.counter_value for event in events if event.track_uuid in tracks and event.HasField("counter_value")]
+    return [
+        event.counter_value
+        for event in events
+        if event.track_uuid in tracks and event.HasField("counter_value")
+    ]
 
 
 @given(timeline=TIMELINES)
 @settings(deadline=None)
 def test_counters_are_the_curves(timeline: Timeline) -> None:
     trace = perfetto.trace("title", timeline, lines_of(timeline), 2**30)
-    assert _counted(trace, "device bytes") == [instant.device_bytes for instant in timeline.instants]
+    assert _counted(trace, "device bytes") == [
+        instant.device_bytes for instant in timeline.instants
+    ]
     assert _counted(trace, "host bytes") == [instant.host_bytes for instant in timeline.instants]
     assert _counted(trace, "budget") == [2**30] * 2
     assert _counted(trace, "device bytes, unmodified step") == [2**28, 2**29]
@@ -56,7 +64,9 @@ def test_counters_are_the_curves(timeline: Timeline) -> None:
 @given(timeline=TIMELINES)
 @settings(deadline=None)
 def test_slices_are_paired_and_in_order(timeline: Timeline) -> None:
-    events = [p for p in _packets(perfetto.trace("title", timeline, (), 1)) if p.HasField("track_event")]
+    events = [
+        p for p in _packets(perfetto.trace("title", timeline, (), 1)) if p.HasField("track_event")
+    ]
     kinds = [p.track_event.type for p in events]
     lasting = [event for event in timeline.instants if event.end_s > event.start_s]
     lasting += [event for event in timeline.copies if event.end_s > event.start_s]
@@ -65,13 +75,17 @@ def test_slices_are_paired_and_in_order(timeline: Timeline) -> None:
     assert all(names)
 
 
-def test_perfetto_reads_the_figures_of_the_report(load: Any, drawn_report: Report, tmp_path: Path) -> None:
+def test_perfetto_reads_the_figures_of_the_report(
+    load: Any, drawn_report: Report, tmp_path: Path
+) -> None:
     drawn_report.save_trace(tmp_path / "report.pftrace")
     processor = load((tmp_path / "report.pftrace").read_bytes())
     timeline = drawn_report.timeline
     peak = max(instant.device_bytes for instant in timeline.instants)
     assert processor.query(MAXIMUM.format("device bytes")) == [(float(peak),)]
-    assert processor.query(MAXIMUM.format("host bytes")) == [(float(max(i.host_bytes for i in timeline.instants)),)]
+    assert processor.query(MAXIMUM.format("host bytes")) == [
+        (float(max(i.host_bytes for i in timeline.instants)),)
+    ]
     assert processor.query(MAXIMUM.format("budget")) == [(float(drawn_report.budget_bytes),)]
     lasting = [event for event in timeline.instants if event.end_s > event.start_s]
     slices = "select s.name, s.dur from slice s join track t on s.track_id = t.id where t.name = '{}' order by s.ts"

@@ -18,7 +18,9 @@ from tests.report.timelines import TIMELINES
 def test_bands_add_up_to_the_curve(timeline: Timeline) -> None:
     bands = pictures.bands(timeline)
     total = [sum(counts) for counts in zip(*(counts for _, _, counts in bands), strict=True)]
-    assert (total or [0] * len(timeline.instants)) == [instant.device_bytes for instant in timeline.instants]
+    assert (total or [0] * len(timeline.instants)) == [
+        instant.device_bytes for instant in timeline.instants
+    ]
     assert len({name for name, _, _ in bands}) == len(bands) <= 10
 
 
@@ -35,7 +37,10 @@ def test_without_memory_over_time_there_is_no_picture(report: Report, tmp_path: 
 def test_a_series_is_joined_or_not_and_all_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[Any] = []
     monkeypatch.setattr(pictures, "encode", lambda figure: drawn.append(figure) or b"")
-    joined, apart = pictures.Series("one", [(1, 2), (3, 4)], True), pictures.Series("two", [(5, 6)], False)
+    joined, apart = (
+        pictures.Series("one", [(1, 2), (3, 4)], True),
+        pictures.Series("two", [(5, 6)], False),
+    )
     pictures.png_of_series("title", ("x", "y"), [joined, apart], ("limit", 2.5))
     (axes,) = drawn[0].axes
     limit, first_line, two = axes.get_lines()

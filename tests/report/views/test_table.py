@@ -46,7 +46,9 @@ def test_rich_draws_the_report(report: Report) -> None:
 
 
 def test_numbers_are_flush_right_and_headings_lose_their_mark() -> None:
-    drawn = views.plain([Table("title", (">bytes", "name"), (("1", "a"), ("1,000", "b")))]).splitlines()
+    drawn = views.plain(
+        [Table("title", (">bytes", "name"), (("1", "a"), ("1,000", "b")))]
+    ).splitlines()
     assert drawn[0] == "title" and ">" not in "".join(drawn)
     assert [line.split() for line in drawn[-2:]] == [["1", "a"], ["1,000", "b"]]
     assert len({line.index(name) for line, name in zip(drawn[-2:], "ab", strict=True)}) == 1
@@ -72,20 +74,36 @@ def test_long_cells_are_folded() -> None:
 def test_rows_have_the_colour_of_their_emphasis() -> None:
     out = io.StringIO()
     table = Table("", ("a",), (("well",), ("ill",), ("plain",)), ("good", "bad", ""))
-    Console(file=out, force_terminal=True, color_system="standard", width=80).print(views.rich(table))
-    lines = {word: line for line in out.getvalue().splitlines() for word in ("well", "ill", "plain") if word in line}
-    assert "\x1b[32m" in lines["well"] and "\x1b[31m" in lines["ill"] and "\x1b[3" not in lines["plain"]
+    Console(file=out, force_terminal=True, color_system="standard", width=80).print(
+        views.rich(table)
+    )
+    lines = {
+        word: line
+        for line in out.getvalue().splitlines()
+        for word in ("well", "ill", "plain")
+        if word in line
+    }
+    assert (
+        "\x1b[32m" in lines["well"]
+        and "\x1b[31m" in lines["ill"]
+        and "\x1b[3" not in lines["plain"]
+    )
 
 
 def test_everything_is_escaped() -> None:
     table = Table(HOSTILE, (HOSTILE, ">" + HOSTILE), ((HOSTILE, HOSTILE),), ("good",))
     page = views.page(HOSTILE, [table])
-    assert "<script" not in page and page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2 + 1 + 2 + 2
+    assert (
+        "<script" not in page
+        and page.count("&lt;script&gt;alert(1)&lt;/script&gt;") == 2 + 1 + 2 + 2
+    )
     assert not re.search(r"https?://|@import|url\(|src=|href=", page)
 
 
 def test_sides_and_tones() -> None:
-    body = views.html([Table("t", (">n", "name"), (("1", "a"), ("2", "b"), ("3", "c")), ("good", "bad", ""))])
+    body = views.html(
+        [Table("t", (">n", "name"), (("1", "a"), ("2", "b"), ("3", "c")), ("good", "bad", ""))]
+    )
     assert '<tr><th class="right">n</th><th>name</th></tr>' in body
     rows = [
         '<tr class="good"><td class="right">1</td><td>a</td></tr>',

@@ -36,7 +36,9 @@ def _register(platform: str) -> None:
     if platform == "cpu":
         xla.register_hlo_module_transformation(_called, name="tests", stage=stage, platforms="cpu")
     else:
-        _xla.register_xla_transform_c_api(_jax.get_pjrt_plugin(platform), "tests", stage.value, _called)
+        _xla.register_xla_transform_c_api(
+            _jax.get_pjrt_plugin(platform), "tests", stage.value, _called
+        )
 
 
 def _called(proto: bytes) -> bytes | None:

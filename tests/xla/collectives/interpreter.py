@@ -12,7 +12,12 @@ from memplan.xla.shapes import Array
 
 Values = NDArray[Any]  # [partitions, *dims]
 
-_ELEMENTWISE = {"add": np.add, "multiply": np.multiply, "divide": np.floor_divide, "remainder": np.remainder}
+_ELEMENTWISE = {
+    "add": np.add,
+    "multiply": np.multiply,
+    "divide": np.floor_divide,
+    "remainder": np.remainder,
+}
 
 
 def run(module: Module, *arguments: Values) -> list[Values]:
@@ -21,7 +26,9 @@ def run(module: Module, *arguments: Values) -> list[Values]:
     for op in ops.values():
         if op.opcode != "tuple":
             sources = [ops[name].result[0] for name in op.operands]
-            known[op.name] = _Call(op, sources, [known[name] for name in op.operands], arguments).value()
+            known[op.name] = _Call(
+                op, sources, [known[name] for name in op.operands], arguments
+            ).value()
             assert known[op.name].shape[1:] == op.result[0].dims, op.name
     return [known[op.name] for op in module.entry.results]
 
@@ -43,7 +50,11 @@ class _Call:
 
     def value(self) -> Values:
         kind = self.op.opcode
-        return _ELEMENTWISE[kind](*self.given) if kind in _ELEMENTWISE else getattr(self, kind.replace("-", "_"))()
+        return (
+            _ELEMENTWISE[kind](*self.given)
+            if kind in _ELEMENTWISE
+            else getattr(self, kind.replace("-", "_"))()
+        )
 
     def parameter(self) -> Values:
         return self.arguments[self.op.parameter_number]
@@ -52,8 +63,12 @@ class _Call:
         return np.arange(self.partitions)
 
     def constant(self) -> Values:
-        elements = self.op.integers or (0,) * self.array.size  # of floats only zeros are padded with
-        return np.broadcast_to(np.array(elements).reshape(self.array.dims), (self.partitions, *self.array.dims))
+        elements = (
+            self.op.integers or (0,) * self.array.size
+        )  # of floats only zeros are padded with
+        return np.broadcast_to(
+            np.array(elements).reshape(self.array.dims), (self.partitions, *self.array.dims)
+        )
 
     def convert(self) -> Values:
         return self.given[0]
@@ -94,7 +109,9 @@ class _Call:
     def in_groups(self, communicate: Callable[[list[Values]], list[Values]]) -> Values:
         found: dict[int, Values] = {}
         for group in self.op.groups(self.partitions):
-            found |= dict(zip(group, communicate([self.given[0][one] for one in group]), strict=True))
+            found |= dict(
+                zip(group, communicate([self.given[0][one] for one in group]), strict=True)
+            )
         return np.stack([found[one] for one in range(self.partitions)])
 
 

@@ -9,5 +9,8 @@ from tests.hardware.machines import on
 
 def steep(*sizes: int) -> Machine:
     """Levels of these sizes, each with links a thousand times as fast as those of the level around it."""
-    axes = [Axis(f"level{at}", size, 0.0, 1000.0**at, shared=at < len(sizes) - 1) for at, size in enumerate(sizes)]
+    axes = [
+        Axis(f"level{at}", size, 0.0, 1000.0**at, shared=at < len(sizes) - 1)
+        for at, size in enumerate(sizes)
+    ]
     return on(Topology("steep", "for tests", tuple(axes), ()), math.prod(sizes))

@@ -19,7 +19,9 @@ def slow_outside(*sizes: int, devices: Sequence[int] = (), bandwidth: float = 1.
         for at, size in enumerate(sizes)
     ]
     count = int(np.prod(sizes))
-    return Machine(Topology("slow", "for tests", tuple(axes), ()), tuple(devices) or tuple(range(count)))
+    return Machine(
+        Topology("slow", "for tests", tuple(axes), ()), tuple(devices) or tuple(range(count))
+    )
 
 
 def groups_along(machine: Machine, levels: Sequence[int]) -> Groups:

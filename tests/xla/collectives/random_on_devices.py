@@ -53,7 +53,9 @@ class _Made:
     def __init__(self, mesh: Mesh, rng: np.random.Generator, known: list[jax.Array]) -> None:
         names = list(mesh.axis_names)
         self._rng, self._known = rng, known
-        self._axes = tuple(str(name) for name in rng.permutation(names)[: rng.integers(1, len(names) + 1)])
+        self._axes = tuple(
+            str(name) for name in rng.permutation(names)[: rng.integers(1, len(names) + 1)]
+        )
         self._count = int(np.prod([mesh.shape[name] for name in self._axes]))
 
     def by(self, kind: str) -> list[jax.Array]:
@@ -106,7 +108,9 @@ def differences(number: int) -> tuple[dict[str, float], Counter[str]]:
     rng = np.random.default_rng((_SEED, number))
     sizes = _SIZES[rng.integers(len(_SIZES))]
     mesh = mesh_of(*sizes)
-    machine = replace(steep(*sizes), devices=tuple(map(int, rng.permutation(8) if rng.integers(2) else range(8))))
+    machine = replace(
+        steep(*sizes), devices=tuple(map(int, rng.permutation(8) if rng.integers(2) else range(8)))
+    )
     x = spread(mesh, jnp.asarray(rng.integers(-7, 8, (8, *rng.integers(3, 6, 2))), jnp.float32))
     step = program(mesh, rng)
     expected, found, written = jax.jit(step)(x), dict[str, float](), Counter[str]()

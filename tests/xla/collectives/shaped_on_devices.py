@@ -59,7 +59,9 @@ def run_shaped(
         compiled = (
             jax.jit(shaped)
             .lower(*args)
-            .compile(compiler_options={"xla_disable_hlo_passes": _UNFUSED if unfused else _SEPARATE})
+            .compile(
+                compiler_options={"xla_disable_hlo_passes": _UNFUSED if unfused else _SEPARATE}
+            )
         )
     interception.check()
     (module,) = written
@@ -75,7 +77,11 @@ def off(a: Any, b: Any) -> float:
         found = 0.0
         for one, other in zip(x.addressable_shards, y.addressable_shards, strict=True):
             p, q = np.asarray(one.data, np.float64), np.asarray(other.data, np.float64)
-            found = max(found, float(np.abs(p - q).max() / max(np.abs(p).max(), 1e-3))) if p.size else found
+            found = (
+                max(found, float(np.abs(p - q).max() / max(np.abs(p).max(), 1e-3)))
+                if p.size
+                else found
+            )
         return found
 
     return max(jax.tree.leaves(jax.tree.map(leaf, a, b)), default=0.0)

@@ -35,12 +35,18 @@ class Case:
 
     def run(self) -> dict[str, Any]:
         """How far the results are off, how many collectives were written, and how many all-reduces stay in loops."""
-        shaped, module = run_shaped(self.step, self.args, self.machine, wire=self.wire, unfused=self.unfused)
+        shaped, module = run_shaped(
+            self.step, self.args, self.machine, wire=self.wire, unfused=self.unfused
+        )
         kinds = [op.opcode for body in module.values() for op in body.ops.values()]
         counts = {kind: kinds.count(kind) for kind in ("all-reduce", "all-to-all", "all-gather")}
         loops = [body for body in module.values() if body is not module.entry]
         in_loops = sum(op.opcode == "all-reduce" for body in loops for op in body.ops.values())
-        return {"off": off(jax.jit(self.step)(*self.args), shaped), "counts": counts, "in loops": in_loops}
+        return {
+            "off": off(jax.jit(self.step)(*self.args), shaped),
+            "counts": counts,
+            "in loops": in_loops,
+        }
 
 
 def summed(mesh: Mesh, axes: tuple[str, ...], scale: float = 1.0) -> Step:
@@ -82,7 +88,9 @@ def accumulate(ws: Any, x: jax.Array) -> Any:
         return (h**2).sum()
 
     def outer(total: Any, parts: jax.Array) -> Any:
-        inner = jax.lax.scan(lambda so_far, part: (added(so_far, jax.grad(loss)(ws, part)), None), zeros, parts)[0]
+        inner = jax.lax.scan(
+            lambda so_far, part: (added(so_far, jax.grad(loss)(ws, part)), None), zeros, parts
+        )[0]
         return added(total, inner), None
 
     added, zeros = lambda a, b: jax.tree.map(jnp.add, a, b), jax.tree.map(jnp.zeros_like, ws)
@@ -101,10 +109,18 @@ def cases(shapes: Sequence[str]) -> Iterator[tuple[str, Case]]:
         mesh, machine = mesh_of(*sizes), steep(*sizes)
         x, n = spread(mesh, integers(8 * 3, 5)), spread(mesh, jnp.arange(8))
         names = mesh.axis_names
-        for axes in (names, names[:1], names[1:], names[::-1], *((names[::2],) if len(names) > 2 else ())):
+        for axes in (
+            names,
+            names[:1],
+            names[1:],
+            names[::-1],
+            *((names[::2],) if len(names) > 2 else ()),
+        ):
             yield f"{shape} over {' '.join(axes)}", Case(machine, summed(mesh, axes), (x, n))
         whole = NamedSharding(mesh, PartitionSpec())
-        ws = jax.device_put([jax.random.normal(jax.random.key(at), (24, 24)) / 5 for at in range(3)], whole)
+        ws = jax.device_put(
+            [jax.random.normal(jax.random.key(at), (24, 24)) / 5 for at in range(3)], whole
+        )
         batch = spread(mesh, jax.random.normal(jax.random.key(9), (64, 24)))
         yield f"{shape} train", Case(machine, train, (ws, batch))
         yield f"{shape} accumulate", Case(machine, accumulate, (ws, batch), unfused=True)

@@ -36,7 +36,9 @@ AXES = {
 }
 
 
-def of(opcode: str, attributes: str, nbytes: int = NBYTES, machine: Machine = MACHINE) -> Collective:
+def of(
+    opcode: str, attributes: str, nbytes: int = NBYTES, machine: Machine = MACHINE
+) -> Collective:
     line = f"  %c = u8[{nbytes}] {opcode}(%a), {attributes}"
     return collective(machine, read_instruction(f"{line}, {REQUIRED[opcode]}"), nbytes)
 
@@ -50,9 +52,13 @@ def test_the_axes_of_a_collective_are_those_along_which_its_devices_differ(
 
 def test_partitions_stand_where_the_machine_says() -> None:
     turned = Machine(DDL, (0, 4, 1, 5, 2, 6, 3, 7))  # partitions 0, 2, 4, 6 on the first host
-    assert of("all-reduce", "replica_groups={{0,2,4,6},{1,3,5,7}}", machine=turned).axes == ("device",)
+    assert of("all-reduce", "replica_groups={{0,2,4,6},{1,3,5,7}}", machine=turned).axes == (
+        "device",
+    )
     assert of("all-reduce", HOSTS, machine=turned).axes == ("device",)
-    assert of("all-reduce", "replica_groups={{0,1},{2,3},{4,5},{6,7}}", machine=turned).axes == ("host",)
+    assert of("all-reduce", "replica_groups={{0,1},{2,3},{4,5},{6,7}}", machine=turned).axes == (
+        "host",
+    )
 
 
 @pytest.mark.parametrize("attributes", [ALL, HOSTS, DEVICES])
@@ -91,8 +97,13 @@ def test_bytes_that_a_host_and_a_device_send() -> None:
         found = of(opcode, ALL)
         assert (found.outside_nbytes, found.inside_nbytes) == (NBYTES * 7 / 8, NBYTES * 7 / 8)
     assert of("all-reduce", DEVICES).outside_nbytes == of("all-reduce", HOSTS).inside_nbytes == 0
-    exchanged = of("all-to-all", ALL)  # 4 devices of a host send 4 of 8 parts out, and 3 to each other
-    assert (exchanged.outside_nbytes, exchanged.inside_nbytes) == (4 * NBYTES * 4 / 8, NBYTES * 3 / 8)
+    exchanged = of(
+        "all-to-all", ALL
+    )  # 4 devices of a host send 4 of 8 parts out, and 3 to each other
+    assert (exchanged.outside_nbytes, exchanged.inside_nbytes) == (
+        4 * NBYTES * 4 / 8,
+        NBYTES * 3 / 8,
+    )
 
 
 def test_a_permute_takes_what_its_busiest_link_takes() -> None:
@@ -101,7 +112,9 @@ def test_a_permute_takes_what_its_busiest_link_takes() -> None:
     host, device = DDL.axes
     assert ring.axes == ("host", "device")
     assert (ring.outside_nbytes, ring.inside_nbytes) == (NBYTES, NBYTES)
-    assert ring.seconds == LAUNCH_S + max(axis.latency_s + NBYTES / axis.bandwidth for axis in (host, device))
+    assert ring.seconds == LAUNCH_S + max(
+        axis.latency_s + NBYTES / axis.bandwidth for axis in (host, device)
+    )
     across = of("collective-permute", "source_target_pairs={{0,4},{1,5},{2,6},{3,7}}")
     assert across.axes == ("host",) and across.outside_nbytes == 4 * NBYTES
     assert across.seconds == pytest.approx(LAUNCH_S + host.latency_s + 4 * NBYTES / host.bandwidth)
@@ -123,7 +136,9 @@ def test_a_group_of_one_takes_nothing(opcode: str) -> None:
 @pytest.mark.parametrize("devices", [2, 4])
 @pytest.mark.parametrize("opcode", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
 def test_within_one_host_nothing_goes_over_the_network(devices: int, opcode: str) -> None:
-    inside, across = (on(topology_named(f"ddl@{shape}"), devices) for shape in (f"1x{devices}", f"{devices}x1"))
+    inside, across = (
+        on(topology_named(f"ddl@{shape}"), devices) for shape in (f"1x{devices}", f"{devices}x1")
+    )
     one, other = (of(opcode, "replica_groups={}", 1 << 28, machine) for machine in (inside, across))
     assert (one.axes, other.axes) == (("device",), ("host",))
     least_s = (devices - 1) / devices * one.nbytes / DDL.axis("device").bandwidth
@@ -132,5 +147,10 @@ def test_within_one_host_nothing_goes_over_the_network(devices: int, opcode: str
 
 
 def test_which_operations_are_collectives() -> None:
-    assert all(map(is_collective, ("all-reduce", "all-gather-start", "ragged-all-to-all", "collective-permute")))
+    assert all(
+        map(
+            is_collective,
+            ("all-reduce", "all-gather-start", "ragged-all-to-all", "collective-permute"),
+        )
+    )
     assert not any(map(is_collective, ("all-gather-done", "fusion", "reduce", "async-start")))

@@ -24,7 +24,9 @@ WITHOUT_LATENCY = slow_outside(2, 4, bandwidth=1e9)
 HOST_MAJOR, DEVICE_MAJOR = groups_along(TWO_BY_FOUR, (0, 1)), groups_along(TWO_BY_FOUR, (1, 0))
 
 
-def gather(piece: Sequence[int], whole: Sequence[int], dim: int, groups: Groups, layout: str = "") -> Module:
+def gather(
+    piece: Sequence[int], whole: Sequence[int], dim: int, groups: Groups, layout: str = ""
+) -> Module:
     """A module of one all-gather."""
     sides = [f"f32[{','.join(map(str, dims))}]" for dims in (piece, whole)]
     layout = layout or "{" + ",".join(map(str, reversed(range(len(piece))))) + "}"
@@ -80,7 +82,9 @@ def test_on_a_gpu_the_same_to_the_bit(case: Case) -> None:
 @given(cases())
 def test_on_a_cpu_the_same_row_by_row(case: Case) -> None:
     minor_first = reversed(range(len(case.piece)))
-    plain = gather(case.piece, case.whole, case.dim, case.groups, "{" + ",".join(map(str, minor_first)) + "}")
+    plain = gather(
+        case.piece, case.whole, case.dim, case.groups, "{" + ",".join(map(str, minor_first)) + "}"
+    )
     shaped = gathers_in_phases(plain, case.machine)
     check_same(plain, shaped, case)
 
@@ -98,7 +102,10 @@ def check_same(plain: Module, shaped: Module, case: Case) -> None:
 
 STAY = {
     "within a host": (gather((4, 8), (16, 8), 0, groups_along(TWO_BY_FOUR, (1,))), TWO_BY_FOUR),
-    "one device of each host": (gather((4, 8), (8, 8), 0, groups_along(TWO_BY_FOUR, (0,))), TWO_BY_FOUR),
+    "one device of each host": (
+        gather((4, 8), (8, 8), 0, groups_along(TWO_BY_FOUR, (0,))),
+        TWO_BY_FOUR,
+    ),
     "unevenly over hosts": (gather((4, 8), (16, 8), 0, ((0, 1, 2, 4), (3, 5, 6, 7))), TWO_BY_FOUR),
     "in no order of places": (gather((4,), (32,), 0, ((0, 1, 2, 4, 3, 5, 6, 7),)), TWO_BY_FOUR),
     "nothing": (gather((4, 0), (32, 0), 0, HOST_MAJOR), TWO_BY_FOUR),
@@ -116,9 +123,14 @@ def test_what_stays(plain: Module, machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("part", "instead"),
-    [("use_global_device_ids=true", "constrain_layout=false"), (ORIGIN, "control-predecessors={%p}")],
+    [
+        ("use_global_device_ids=true", "constrain_layout=false"),
+        (ORIGIN, "control-predecessors={%p}"),
+    ],
 )
-def test_groups_that_are_not_of_partitions_and_what_has_to_wait_stay(part: str, instead: str) -> None:
+def test_groups_that_are_not_of_partitions_and_what_has_to_wait_stay(
+    part: str, instead: str
+) -> None:
     plain = gather((4, 8), (32, 8), 0, HOST_MAJOR)
     other = replaced(plain, part, instead)
     assert gathers_in_phases(plain, TWO_BY_FOUR) is not plain
@@ -151,7 +163,10 @@ def on_devices(request: pytest.FixtureRequest) -> Any:
     """What `gathers_on_devices.py` found."""
     script = Path(__file__).with_name("gathers_on_devices.py")
     done = subprocess.run(
-        [sys.executable, str(script), str(request.param)], capture_output=True, text=True, check=False
+        [sys.executable, str(script), str(request.param)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])

@@ -8,7 +8,9 @@ from memplan.xla.collectives.hoist import hoist_sums
 from memplan.xla.module import Module
 from tests.hlo import read_module, short_lines_of, text_of, texts_of
 
-SUMMED = "channel_id=3, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add"
+SUMMED = (
+    "channel_id=3, replica_groups={{0,1,2,3,4,5,6,7}}, use_global_device_ids=true, to_apply=%add"
+)
 STATE = "(s32[], f32[4,2], f32[4,2])"
 ORIGIN = "jit(step)/while/body/transpose"
 TOLD = f'metadata={{op_name="{ORIGIN}"}}'

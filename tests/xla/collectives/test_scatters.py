@@ -27,18 +27,24 @@ ADD = """%add (x: f32[], y: f32[]) -> f32[] {
 
 def module(*lines: str) -> Module:
     body = "\n".join(f"  {line}" for line in lines)
-    return read_module(f"HloModule step\n\n{ADD}\n\nENTRY %main () -> f32[] {{\n{body}\n}}\n", scheduled=False)
+    return read_module(
+        f"HloModule step\n\n{ADD}\n\nENTRY %main () -> f32[] {{\n{body}\n}}\n", scheduled=False
+    )
 
 
 def shape(dims: Sequence[int], dtype: str = "f32") -> str:
-    return f"{dtype}[{','.join(map(str, dims))}]{{{','.join(map(str, reversed(range(len(dims)))))}}}"
+    return (
+        f"{dtype}[{','.join(map(str, dims))}]{{{','.join(map(str, reversed(range(len(dims)))))}}}"
+    )
 
 
 def attributes(groups: Groups) -> str:
     return f"channel_id=1, replica_groups={groups_text(groups)}, use_global_device_ids=true, to_apply=%add"
 
 
-def cut_sum(whole: Sequence[int], piece: Sequence[int], dim: int, groups: Groups, offset: Sequence[str]) -> Module:
+def cut_sum(
+    whole: Sequence[int], piece: Sequence[int], dim: int, groups: Groups, offset: Sequence[str]
+) -> Module:
     """An all-reduce, and each partition's piece of it, at an offset that these lines make."""
     starts = ", ".join("%start" if at == dim else "%zero" for at in range(len(whole)))
     return module(
@@ -113,7 +119,9 @@ def test_the_same_sums(case: Case, own: bool) -> None:
         )
     shaped = in_phases(plain, case.machine)
     assert (shaped is not plain) == case.reaches_levels
-    whole = np.random.default_rng(0).integers(-99, 99, (len(starts), *case.whole)).astype(np.float32)
+    whole = (
+        np.random.default_rng(0).integers(-99, 99, (len(starts), *case.whole)).astype(np.float32)
+    )
     ((expected,), (found,)) = run(plain, whole), run(shaped, whole)
     assert found.tobytes() == expected.tobytes()
 
@@ -128,8 +136,12 @@ def test_pieces_in_any_order_of_partitions_are_right_where_they_are_taken(order:
 
 PIECES = (64, 8), (8, 8), 0, HOST_MAJOR
 STAY = {
-    "within a host": cut_sum((64, 8), (16, 8), 0, groups_along(TWO_BY_FOUR, (1,)), looked_up([0, 16, 32, 48] * 2)),
-    "one device of each host": cut_sum((64, 8), (32, 8), 0, groups_along(TWO_BY_FOUR, (0,)), looked_up([0, 32] * 4)),
+    "within a host": cut_sum(
+        (64, 8), (16, 8), 0, groups_along(TWO_BY_FOUR, (1,)), looked_up([0, 16, 32, 48] * 2)
+    ),
+    "one device of each host": cut_sum(
+        (64, 8), (32, 8), 0, groups_along(TWO_BY_FOUR, (0,)), looked_up([0, 32] * 4)
+    ),
     "all the same piece": cut_sum(*PIECES, looked_up([8] * 8)),
     "one piece twice": cut_sum(*PIECES, looked_up([0, 0, 16, 24, 32, 40, 48, 56])),
     "not at the pieces' borders": cut_sum(*PIECES, looked_up([0, 7, 16, 24, 32, 40, 48, 56])),

@@ -27,7 +27,11 @@ REDUCERS = "".join(
   ROOT %z.{name} = {dtype}[] {opcode}(%x.{name}, %y.{name})
 }}
 """
-    for name, dtype, opcode in (("add", "f32", "add"), ("most", "f32", "maximum"), ("count", "s32", "add"))
+    for name, dtype, opcode in (
+        ("add", "f32", "add"),
+        ("most", "f32", "maximum"),
+        ("count", "s32", "add"),
+    )
 )
 
 
@@ -38,7 +42,9 @@ def module(lines: str, parameters: str = "a: f32[512,512]", result: str = "f32[5
     return read_module(text, scheduled=False)
 
 
-def all_reduce(operand: str, channel: int = 1, groups: str = ALL, add: str = "add", more: str = "") -> str:
+def all_reduce(
+    operand: str, channel: int = 1, groups: str = ALL, add: str = "add", more: str = ""
+) -> str:
     where = f"channel_id={channel}, replica_groups={groups}, use_global_device_ids=true"
     return f"all-reduce({operand}), {where}, to_apply=%{add}{more}"
 
@@ -64,7 +70,9 @@ def collectives(found: Module) -> Iterator[Instruction]:
 
 def told(found: Module) -> list[tuple[str, str, str]]:
     """Opcode, shape and groups of the collectives."""
-    return [(op.opcode, short(op.result[0]), groups_text(op.groups(8))) for op in collectives(found)]
+    return [
+        (op.opcode, short(op.result[0]), groups_text(op.groups(8))) for op in collectives(found)
+    ]
 
 
 def short(shape: Shape) -> str:
@@ -77,7 +85,9 @@ def buckets(found: Module) -> list[list[str]]:
     """What travels together, in the order of the text: operands of the first sums over hosts."""
     ops = found.entry.ops
     wholes = [
-        op for op in collectives(found) if op.opcode in ("reduce-scatter", "all-reduce") and ".sum" not in op.name
+        op
+        for op in collectives(found)
+        if op.opcode in ("reduce-scatter", "all-reduce") and ".sum" not in op.name
     ]
     return [_members(found, ops[op.operands[0]]) for op in wholes]
 
@@ -90,7 +100,12 @@ def _members(found: Module, op: Instruction) -> list[str]:
 
 
 def lone_sum(
-    dtype: str = "f32", dims: str = "512,512", groups: str = ALL, add: str = "add", layout: str = "", ids: bool = True
+    dtype: str = "f32",
+    dims: str = "512,512",
+    groups: str = ALL,
+    add: str = "add",
+    layout: str = "",
+    ids: bool = True,
 ) -> Module:
     """A module of one all-reduce; without `ids` its groups are replicas."""
     array, summed = f"{dtype}[{dims}]", all_reduce("%a", groups=groups, add=add)
@@ -230,7 +245,9 @@ def test_sums_that_nothing_waits_for_travel_together_as_they_become_ready() -> N
 def test_a_bucket_ends_at_32_mib() -> None:
     found = shaped(gradients([6, 5, 4, 3, 2, 1], 1664), STEEP)  # 10.6 MiB each
     assert sorted(buckets(found)) == [["p1", "p2", "p3"], ["p4", "p5", "p6"]]
-    assert [short(op.shape) for op in collectives(found) if op.opcode == "reduce-scatter"] == ["f32[2076672]"] * 2
+    assert [short(op.shape) for op in collectives(found) if op.opcode == "reduce-scatter"] == [
+        "f32[2076672]"
+    ] * 2
 
 
 def test_every_sum_of_a_bucket_keeps_its_name_and_gets_its_part() -> None:
@@ -431,7 +448,9 @@ def test_a_narrower_type_where_groups_reach_other_hosts_alone() -> None:
 
 
 def test_what_is_not_cut_in_the_host_is_narrowed_between_hosts_too() -> None:
-    assert [(kind, groups) for kind, _, groups in told(shaped(lone_sum(dims="8192"), wire="bfloat16"))] == [
+    assert [
+        (kind, groups) for kind, _, groups in told(shaped(lone_sum(dims="8192"), wire="bfloat16"))
+    ] == [
         ("all-reduce", INSIDE),
         ("all-to-all", ACROSS),
         ("all-gather", ACROSS),
@@ -447,9 +466,12 @@ def test_pieces_below_16_kib_travel_as_they_are(side: int, narrow: bool) -> None
 
 def test_integers_are_never_narrowed() -> None:
     assert "16" not in {
-        str(op.shape)[:3] for op in shaped(lone_sum("s32", add="count"), wire="bfloat16").entry.ops.values()
+        str(op.shape)[:3]
+        for op in shaped(lone_sum("s32", add="count"), wire="bfloat16").entry.ops.values()
     }
-    assert told(shaped(lone_sum("s32", add="count"), wire="bfloat16")) == told(shaped(lone_sum("s32", add="count")))
+    assert told(shaped(lone_sum("s32", add="count"), wire="bfloat16")) == told(
+        shaped(lone_sum("s32", add="count"))
+    )
 
 
 def test_on_a_cpu_parts_are_exchanged_and_added_in_the_order_of_the_group() -> None:

@@ -49,7 +49,9 @@ def accumulating(ws: Any, x: jax.Array) -> Any:
     return [w - 0.1 * d for w, d in zip(ws, gradient, strict=True)]
 
 
-def compiled(of: Callable[..., Any], wire: str | None = None, divided: Any = (("host", "device"),)) -> Module:
+def compiled(
+    of: Callable[..., Any], wire: str | None = None, divided: Any = (("host", "device"),)
+) -> Module:
     devices = described_devices(catalog.named("a100"), 2, 4)
     mesh = Mesh(np.array(devices).reshape(2, 4), ("host", "device"))
     whole, rows = (NamedSharding(mesh, PartitionSpec(*axes)) for axes in ((), divided))
@@ -84,7 +86,11 @@ def facts(module: Module) -> tuple[dict[tuple[str, tuple[str, ...]], int], float
 def test_gradients_pass_the_network_once() -> None:
     """With the loss behind them, and zeros so that four devices have as much."""
     counts, nbytes = facts(compiled(step))
-    assert counts == {("reduce-scatter", DEVICE): 1, ("all-reduce", HOST): 1, ("all-gather", DEVICE): 1}
+    assert counts == {
+        ("reduce-scatter", DEVICE): 1,
+        ("all-reduce", HOST): 1,
+        ("all-gather", DEVICE): 1,
+    }
     assert nbytes == GRADIENTS_NBYTES + 4 * 4
 
 
@@ -99,7 +105,9 @@ def test_half_as_many_bytes_in_bfloat16() -> None:
     assert nbytes == GRADIENTS_NBYTES / 2 + 8 * 2
 
 
-@pytest.mark.parametrize("divided", [(("host", "device"),), ("host", "device")], ids=["written", "by the partitioner"])
+@pytest.mark.parametrize(
+    "divided", [(("host", "device"),), ("host", "device")], ids=["written", "by the partitioner"]
+)
 def test_small_sums_in_two_phases_stay_in_them(divided: Any) -> None:
     """XLA divides two dimensions, and sums over one after the other."""
     counts, _ = facts(compiled(lambda ws, x: (ws, (x**2).sum()), divided=divided))
@@ -109,7 +117,11 @@ def test_small_sums_in_two_phases_stay_in_them(divided: Any) -> None:
 def test_a_loop_that_accumulates_has_no_sums() -> None:
     module = compiled(accumulating)
     counts, nbytes = facts(module)
-    assert counts == {("reduce-scatter", DEVICE): 1, ("all-reduce", HOST): 1, ("all-gather", DEVICE): 1}
+    assert counts == {
+        ("reduce-scatter", DEVICE): 1,
+        ("all-reduce", HOST): 1,
+        ("all-gather", DEVICE): 1,
+    }
     assert nbytes == GRADIENTS_NBYTES
     loops = [op for op in module.entry.ops.values() if op.opcode == "while"]
     bodies = [module[name] for loop in loops for name in loop.called]

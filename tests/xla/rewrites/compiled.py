@@ -24,7 +24,11 @@ from memplan.xla.write import write
 
 
 def compile_rewritten(
-    step: Any, args: Any, name: str, device: str | None, rewrite: Callable[[Module, Problem], Module]
+    step: Any,
+    args: Any,
+    name: str,
+    device: str | None,
+    rewrite: Callable[[Module, Problem], Module],
 ) -> tuple[Any, Module, Module]:
     """By the hook, judged; the plain module and that one; on a GPU as predicted."""
     modules: list[Module] = []
@@ -54,7 +58,11 @@ def compile_rewritten(
     if device is not None:
         problem = problem_of(rewritten, backend=GPU)
         result = problem_of(Module.read(compat.module_of(done)), backend=GPU)
-        assert [kernel.name for kernel in result.kernels] == [kernel.name for kernel in problem.kernels]
+        assert [kernel.name for kernel in result.kernels] == [
+            kernel.name for kernel in problem.kernels
+        ]
         predicted_nbytes = pack(problem).nbytes
-        assert done.memory_analysis().temp_size_in_bytes == pytest.approx(predicted_nbytes, abs=2048)
+        assert done.memory_analysis().temp_size_in_bytes == pytest.approx(
+            predicted_nbytes, abs=2048
+        )
     return done, plain, rewritten

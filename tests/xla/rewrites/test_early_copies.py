@@ -41,8 +41,32 @@ ENTRY %main () -> f32[1,4] {{
   ROOT %out = f32[1,4]{{1,0}} get-tuple-element(%loop), index=1
 }}
 """
-LATE = ["carry", "window", "first", "second", "trip", "stack", "fetch-start", "fetch-done", "third", "next", "result"]
-EARLY = ["carry", "trip", "stack", "window", "first", "fetch-start", "second", "third", "fetch-done", "next", "result"]
+LATE = [
+    "carry",
+    "window",
+    "first",
+    "second",
+    "trip",
+    "stack",
+    "fetch-start",
+    "fetch-done",
+    "third",
+    "next",
+    "result",
+]
+EARLY = [
+    "carry",
+    "trip",
+    "stack",
+    "window",
+    "first",
+    "fetch-start",
+    "second",
+    "third",
+    "fetch-done",
+    "next",
+    "result",
+]
 
 
 def test_a_copy_begins_when_it_may_and_is_awaited_when_it_has_to_be() -> None:
@@ -84,7 +108,12 @@ def test_what_a_copy_still_reads_is_not_written_over() -> None:
     moved = copy_early(module)
     judge(module, moved)
     order = list(moved["body"].ops)
-    assert order.index("out-start") < order.index("first") < order.index("out-done") < order.index("next")
+    assert (
+        order.index("out-start")
+        < order.index("first")
+        < order.index("out-done")
+        < order.index("next")
+    )
 
 
 NUMBERS = """%numbers (q0: s32[]) -> (s32[], s32[]) {
@@ -110,7 +139,9 @@ def with_a_late_place() -> Module:
     """The next trip's number is made with the place of what is fetched for it, and written over this trip's."""
     before, _, rest = TEXT.partition("  %fetch-start")
     text = before + SHIFTED + LATE_PLACE + rest.partition("\n")[2]
-    text = text.replace("%body (", NUMBERS + "%body (").replace("(%trip, %next, %stack)", "(%later, %next, %stack)")
+    text = text.replace("%body (", NUMBERS + "%body (").replace(
+        "(%trip, %next, %stack)", "(%later, %next, %stack)"
+    )
     return read_module(text)
 
 
@@ -119,7 +150,12 @@ def test_a_copy_does_not_wait_until_this_trip_s_number_is_written_over() -> None
     judge(module, moved)
     order = list(moved["body"].ops)
     # Of what makes the place alone, `trip` is read before it is written over.
-    assert order.index("made.alone1") < order.index("fetch-start") < order.index("wide") < order.index("made")
+    assert (
+        order.index("made.alone1")
+        < order.index("fetch-start")
+        < order.index("wide")
+        < order.index("made")
+    )
     place = moved["body"].ops[moved["body"].ops["fetch-start"].operands[1]]
     assert place.operands == ("trip",)
     assert [op.opcode for op in moved[place.called[0]].ops.values()].count("add") == 2

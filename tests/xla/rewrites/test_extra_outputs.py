@@ -30,7 +30,10 @@ from tests.xla.rewrites.test_merge import (
     returned,
 )
 
-MID, GRAD = library("mid", "early"), f"  %grad = {ARRAY} fusion(%x, %mid), kind=kLoop, calls=%bent.0\n"
+MID, GRAD = (
+    library("mid", "early"),
+    f"  %grad = {ARRAY} fusion(%x, %mid), kind=kLoop, calls=%bent.0\n",
+)
 LATE = f'  %late = {ARRAY} custom-call(%masked, %grad), custom_call_target="late"\n'
 TEXT = FUSED + ENTRY + MASKED + library("early", "masked") + MID + GRAD + LATE + returned("late")
 
@@ -40,7 +43,9 @@ def priced(text: str, *crowded: int) -> dict[str, float]:
     module = read_module(text)
     problem = problem_of(module, backend=GPU)
     many = range(len(problem.kernels))
-    return dict(output_costs(module, problem, ROOMY, [ROOMY + (n in (crowded or many)) for n in many]))
+    return dict(
+        output_costs(module, problem, ROOMY, [ROOMY + (n in (crowded or many)) for n in many])
+    )
 
 
 def made(text: str, *names: str, room_nbytes: int = ROOMY) -> Module:
@@ -84,11 +89,17 @@ def test_views_of_it_are_views_of_what_is_add_outputs() -> None:
 
 
 def test_the_price_is_what_it_writes_and_reads_alone() -> None:
-    assert priced(TEXT) == {"masked": pytest.approx(2 / 3)}  # writes one array, reads one of two alone
-    assert priced(changed(TEXT, ("fusion(%x, %mid)", "fusion(%y, %x)"))) == {"masked": pytest.approx(1 / 3)}
+    assert priced(TEXT) == {
+        "masked": pytest.approx(2 / 3)
+    }  # writes one array, reads one of two alone
+    assert priced(changed(TEXT, ("fusion(%x, %mid)", "fusion(%y, %x)"))) == {
+        "masked": pytest.approx(1 / 3)
+    }
 
 
-@pytest.mark.parametrize(("crowded", "has"), [(0, False), (1, True), (2, True), (3, True), (4, False)])
+@pytest.mark.parametrize(
+    ("crowded", "has"), [(0, False), (1, True), (2, True), (3, True), (4, False)]
+)
 def test_only_what_is_there_while_the_room_is_crowded_has_a_price(crowded: int, has: bool) -> None:
     assert (set(priced(TEXT, crowded)) == {"masked"}) == has
 
@@ -121,7 +132,11 @@ def test_little_values_and_little_rooms_have_no_price() -> None:
 
 def test_names_of_nothing_change_nothing() -> None:
     module = read_module(TEXT)
-    assert add_outputs(module, [], ROOMY) is add_outputs(module, ["what", "masked{0}"], ROOMY) is module
+    assert (
+        add_outputs(module, [], ROOMY)
+        is add_outputs(module, ["what", "masked{0}"], ROOMY)
+        is module
+    )
 
 
 TWO = f"({ARRAY}, {ARRAY})"
@@ -142,11 +157,23 @@ def test_one_fusion_makes_two_values() -> None:
     found = made(text, "both{0}", "both{1}")
     assert list(fusions(found).values()) == [("x", "y"), ("x", "mid", "y")]
     assert found.entry.ops["late"].operands == ("grad.all1", "both.again1.all1", "both.again2.all2")
-    assert priced(text) == {"both{0}": pytest.approx(2 / 3), "both{1}": pytest.approx(2 / 3)}  # each by itself
+    assert priced(text) == {
+        "both{0}": pytest.approx(2 / 3),
+        "both{1}": pytest.approx(2 / 3),
+    }  # each by itself
 
 
 NEAR = f"  %near = {ARRAY} fusion(%y, %z), kind=kLoop, calls=%bent.1\n"
-ALONE = FUSED + BENT_AGAIN + ENTRY + MASKED + library("early", "masked") + NEAR + MID + GRAD.replace("%x", "%mid")
+ALONE = (
+    FUSED
+    + BENT_AGAIN
+    + ENTRY
+    + MASKED
+    + library("early", "masked")
+    + NEAR
+    + MID
+    + GRAD.replace("%x", "%mid")
+)
 
 
 def test_clones_beside_each_other_alone_have_no_price() -> None:

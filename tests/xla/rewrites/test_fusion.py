@@ -75,7 +75,9 @@ def test_another_index_is_written_over_the_old_one_alone() -> None:
 def test_new_computations_stand_in_front_of_who_calls_them() -> None:
     edit = Edit(MODULE)
     fusion, fused = slice_fusion(BODY.ops["both"], FUSED, [0], "one", "one.0", edit)
-    changes = BodyChanges({"both": [BODY.ops["both"], fusion], "first": []}, {"first": "one"}, [fused])
+    changes = BodyChanges(
+        {"both": [BODY.ops["both"], fusion], "first": []}, {"first": "one"}, [fused]
+    )
     changes.apply(edit, BODY)
     assert list(edit.module) == ["both.0", "one.0", "main"]
     names = ["x", "y", "z", "both", "one", "second", "flat", "far", "end"]

@@ -82,7 +82,9 @@ def test_a_reader_makes_a_value_for_itself_and_its_maker_sheds_it() -> None:
 
 
 def test_a_product_is_rounded_in_its_readers_too() -> None:
-    found = made(TEXT.replace("%t = f32[1024,512]{1,0} tanh(%p)", "%t = f32[1024,512]{1,0} multiply(%p, %p)"))
+    found = made(
+        TEXT.replace("%t = f32[1024,512]{1,0} tanh(%p)", "%t = f32[1024,512]{1,0} multiply(%p, %p)")
+    )
     assert found is not None
     assert "both.1" not in found.entry.ops
 
@@ -97,7 +99,10 @@ def test_fewer_bytes_are_there_at_once() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (f"%t = {ARRAY} tanh(%p)", f"%n = {INTEGER} convert(%p)\n  %t = {ARRAY} convert(%n)"),  # could be rounded once
+        (
+            f"%t = {ARRAY} tanh(%p)",
+            f"%n = {INTEGER} convert(%p)\n  %t = {ARRAY} convert(%n)",
+        ),  # could be rounded once
         ("fusion(%far, %flat, %w)", "fusion(%far, %flat, %far)"),  # it would keep w for longer
         ("fusion(%far, %flat, %w), kind=kLoop", "fusion(%far, %flat, %w), kind=kCustom"),
         ("%flat = f32[524288]{0} bitcast(%both.1)", "%flat = f32[524288]{0} reshape(%both.1)"),

@@ -27,8 +27,12 @@ def module_of(kinds: list[bool], order: list[int], edge: str = "") -> Module:
     """One fusion that makes an array of each size, each read by a kernel of its own, in this order, and passed on."""
     shapes = [LARGE if large else SMALL for large in kinds]
     made, root = ", ".join(shapes), ", ".join(f"%b{number}" for number in range(len(kinds)))
-    inside = [f"  %b{n} = {shape} broadcast(%zero), dimensions={{}}" for n, shape in enumerate(shapes)]
-    read = [f"  %e{n} = {shape} get-tuple-element(%fill), index={n}" for n, shape in enumerate(shapes)]
+    inside = [
+        f"  %b{n} = {shape} broadcast(%zero), dimensions={{}}" for n, shape in enumerate(shapes)
+    ]
+    read = [
+        f"  %e{n} = {shape} get-tuple-element(%fill), index={n}" for n, shape in enumerate(shapes)
+    ]
     bodies, kernels, last = list[str](), list[str](), "%x"
     for number in order:
         shape = shapes[number]
@@ -39,7 +43,9 @@ def module_of(kinds: list[bool], order: list[int], edge: str = "") -> Module:
             f"  %r = f32[] reduce(%q, %o), dimensions={{{along}}}, to_apply=%sum.0\n"
             "  %s = f32[1]{0} bitcast(%r)\n  ROOT %t = f32[1]{0} add(%p, %s)\n}"
         )
-        kernels.append(f"  %k{number} = f32[1]{{0}} fusion({last}, %v{number}), kind=kInput, calls=%add.{number}{edge}")
+        kernels.append(
+            f"  %k{number} = f32[1]{{0}} fusion({last}, %v{number}), kind=kInput, calls=%add.{number}{edge}"
+        )
         last = f"%k{number}"
     views = [f"  %v{n} = {shape} bitcast(%e{n})" for n, shape in enumerate(shapes)]
     fill = "broadcast.0"
@@ -59,7 +65,9 @@ def module_of(kinds: list[bool], order: list[int], edge: str = "") -> Module:
 
 @given(st.data())
 @settings(max_examples=40)
-def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(data: st.DataObject) -> None:
+def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(
+    data: st.DataObject,
+) -> None:
     kinds = data.draw(st.lists(st.booleans(), min_size=2, max_size=6))
     order = data.draw(st.permutations(range(len(kinds))))
     module = module_of(kinds, order)
@@ -114,7 +122,11 @@ def test_the_compiler_takes_them() -> None:
     _, plain, found = compile_rewritten(two_loops, (x,), name, "h100", rewrite)
     fills = [op for op in plain.entry.ops.values() if op.opcode == "fusion" and not op.operands]
     assert fills and found is not plain
-    large = [op for op in found.entry.ops.values() if op.opcode == "fusion" and not op.operands and op.nbytes > 1 << 20]
+    large = [
+        op
+        for op in found.entry.ops.values()
+        if op.opcode == "fusion" and not op.operands and op.nbytes > 1 << 20
+    ]
     assert all(len(op.result) == 1 for op in large)
 
 
@@ -130,10 +142,19 @@ def test_in_a_body_a_copy_of_a_fill_is_a_fill() -> None:
         return fill_late(module, 1 << 30)
 
     def copies(module: Module) -> int:
-        large = [op for op in module.instructions.values() if op.opcode == "copy" and op.nbytes >= 8 << 22]
+        large = [
+            op
+            for op in module.instructions.values()
+            if op.opcode == "copy" and op.nbytes >= 8 << 22
+        ]
         makers = {op.name: op for op in module.instructions.values()}
-        return sum(makers[op.operands[0]].opcode == "fusion" and not makers[op.operands[0]].operands for op in large)
+        return sum(
+            makers[op.operands[0]].opcode == "fusion" and not makers[op.operands[0]].operands
+            for op in large
+        )
 
-    _, plain, found = compile_rewritten(step, (x,), "memplan_test_late_fills_in_bodies", "v100", rewrite)
+    _, plain, found = compile_rewritten(
+        step, (x,), "memplan_test_late_fills_in_bodies", "v100", rewrite
+    )
     assert copies(plain) and not copies(found)
     assert pack(problem_of(found, GPU)).nbytes < pack(problem_of(plain, GPU)).nbytes

@@ -80,7 +80,9 @@ def library(name: str, operand: str) -> str:
 
 
 def returned(*names: str) -> str:
-    shape = ", ".join(SUM if re.fullmatch(r"first|second|v\d+\.[12]", name) else ARRAY for name in names)
+    shape = ", ".join(
+        SUM if re.fullmatch(r"first|second|v\d+\.[12]", name) else ARRAY for name in names
+    )
     return f"  ROOT %out = ({shape}) tuple({', '.join(f'%{name}' for name in names)})\n}}\n"
 
 
@@ -130,7 +132,17 @@ def test_a_maker_and_the_sums_over_its_result_are_one() -> None:
         f"%second = {SUM} get-tuple-element(%sums.all1), index=2",
         f"ROOT %out = ({ARRAY}, {SUM}, {SUM}) tuple(%far, %first, %second)",
     ]
-    inside = ["constant", "broadcast", "compare", "select", "multiply", "constant", "reduce", "reduce", "tuple"]
+    inside = [
+        "constant",
+        "broadcast",
+        "compare",
+        "select",
+        "multiply",
+        "constant",
+        "reduce",
+        "reduce",
+        "tuple",
+    ]
     assert [op.opcode for op in found["sums.0.all1"].ops.values()] == ["parameter"] * 3 + inside
 
 
@@ -138,13 +150,17 @@ def test_what_only_they_read_is_not_written() -> None:
     text = changed(PAIR, ("custom-call(%masked)", "custom-call(%z)"))
     found = made(text)
     assert found is not None
-    assert str(found.entry.ops["sums.all1"].result) == str(read_module(text).entry.ops["sums"].result)
+    assert str(found.entry.ops["sums.all1"].result) == str(
+        read_module(text).entry.ops["sums"].result
+    )
     assert moved_nbytes(read_module(text)) - moved_nbytes(found) == 2 * NBYTES
 
 
 def test_one_result_is_no_tuple() -> None:
     views = f"  %flat = f32[524288]{{0}} bitcast(%masked)\n  %back = {ARRAY} bitcast(%flat)\n"
-    found = made(FUSED + ENTRY + MASKED + views + BENT.replace("%x, %y", "%x, %back") + returned("bent"))
+    found = made(
+        FUSED + ENTRY + MASKED + views + BENT.replace("%x, %y", "%x, %back") + returned("bent")
+    )
     assert found is not None
     assert lines(found) == [
         f"%bent.all1 = {ARRAY} fusion(%y, %x), kind=kLoop, calls=%bent.0.all1",
@@ -155,9 +171,16 @@ def test_one_result_is_no_tuple() -> None:
 def test_siblings_are_one_and_so_are_three() -> None:
     found, three = made(FUSED + ENTRY + MASKED + BENT + returned("masked", "bent")), made(THREE)
     assert found is not None and three is not None
-    assert lines(found)[0] == f"%bent.all1 = ({ARRAY}, {ARRAY}) fusion(%y, %x), kind=kLoop, calls=%bent.0.all1"
-    assert lines(three)[0].startswith(f"%sums.all1 = ({ARRAY}, {ARRAY}, {SUM}, {SUM}) fusion(%y, %x, %z), kind=kInput")
-    assert [three.entry.ops[name].index for name in ("masked.all1", "bent.all1", "first", "second")] == [0, 1, 2, 3]
+    assert (
+        lines(found)[0]
+        == f"%bent.all1 = ({ARRAY}, {ARRAY}) fusion(%y, %x), kind=kLoop, calls=%bent.0.all1"
+    )
+    assert lines(three)[0].startswith(
+        f"%sums.all1 = ({ARRAY}, {ARRAY}, {SUM}, {SUM}) fusion(%y, %x, %z), kind=kInput"
+    )
+    assert [
+        three.entry.ops[name].index for name in ("masked.all1", "bent.all1", "first", "second")
+    ] == [0, 1, 2, 3]
     assert made(text_of(three)) is None
 
 
@@ -173,8 +196,14 @@ PREDICATES = [
     (f"%z = {ARRAY} parameter(1)", f"%w = {MASK} parameter(1)\n  %z = {ARRAY} convert(%w)"),
     (f"%z = {ARRAY} parameter(2)", f"%z = {MASK} parameter(2)"),
 ]
-OF_A_SUM = bent(f"%o = {SUM} parameter(2)", f"%w = {ARRAY} broadcast(%o), dimensions={{1}}", "add(%t, %w)")
-OTHER_SUM = bent("%o = f32[] constant(0)", "reduce(%t, %o), dimensions={1}, to_apply=%add.0", shape="f32[1024]{0}")
+OF_A_SUM = bent(
+    f"%o = {SUM} parameter(2)", f"%w = {ARRAY} broadcast(%o), dimensions={{1}}", "add(%t, %w)"
+)
+OTHER_SUM = bent(
+    "%o = f32[] constant(0)",
+    "reduce(%t, %o), dimensions={1}, to_apply=%add.0",
+    shape="f32[1024]{0}",
+)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +218,10 @@ OTHER_SUM = bent("%o = f32[] constant(0)", "reduce(%t, %o), dimensions={1}, to_a
         ("bent", [*OF_A_SUM, ("fusion(%x, %y)", "fusion(%x, %z, %first)")]),
         ("sums", [*OTHER_SUM, (KIND, "kind=kInput, calls=%bent.0")]),
         ("sums", [("reduce(%m, %c), dimensions={0}", "reduce(%m, %c), dimensions={1}")]),
-        ("sums", [(KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)")]),  # could be rounded once
+        (
+            "sums",
+            [(KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)")],
+        ),  # could be rounded once
         ("sums", bent("sine(%t)")),
         ("sums", bent("cosine(%t)")),
         ("sums", bent("power(%t, %p)")),
@@ -197,7 +229,9 @@ OTHER_SUM = bent("%o = f32[] constant(0)", "reduce(%t, %o), dimensions={1}, to_a
         ("sums", PREDICATES),
     ],
 )
-def test_what_may_change_bits_or_has_other_elements_stays(stays: str, changes: list[tuple[str, str]]) -> None:
+def test_what_may_change_bits_or_has_other_elements_stays(
+    stays: str, changes: list[tuple[str, str]]
+) -> None:
     found = made(changed(THREE, *changes))
     assert found is None or stays in found.entry.ops
 
@@ -251,8 +285,16 @@ def test_fusions_of_a_loop_are_merged() -> None:
         ("sums.0.all1", "multiply(%k.all1, %z.all1)", "multiply(%g.all1, %z.all1)"),
         ("main", "fusion(%y, %x, %z)", "fusion(%x, %y, %z)"),
         ("main", "kind=kInput", "kind=kLoop"),  # sums in another order
-        ("main", "get-tuple-element(%sums.all1), index=1", "get-tuple-element(%sums.all1), index=2"),
-        ("sums.0.all1", "reduce(%k.all1, %c.all2), dimensions={0}", "reduce(%k.all1, %c.all2), dimensions={1}"),
+        (
+            "main",
+            "get-tuple-element(%sums.all1), index=1",
+            "get-tuple-element(%sums.all1), index=2",
+        ),
+        (
+            "sums.0.all1",
+            "reduce(%k.all1, %c.all2), dimensions={0}",
+            "reduce(%k.all1, %c.all2), dimensions={1}",
+        ),
     ],
 )
 def test_a_module_that_computes_something_else_is_refused(name: str, old: str, new: str) -> None:
@@ -263,20 +305,28 @@ def test_a_module_that_computes_something_else_is_refused(name: str, old: str, n
         judge(read_module(PAIR), replaced(found, old, new, name))
 
 
-UNARY, BINARY = ("tanh", "negate", "exponential", "sine"), ("add", "multiply", "subtract", "maximum")
+UNARY, BINARY = (
+    ("tanh", "negate", "exponential", "sine"),
+    ("add", "multiply", "subtract", "maximum"),
+)
 
 
 @st.composite
 def fused(draw: st.DrawFn, name: str, many: int) -> tuple[str, list[str]]:
     """What a fusion of so many arrays computes, and the shapes of its results: an array, sums, or both."""
-    lines = [f"  %a{n} = {ARRAY} parameter({n})" for n in range(many)] + ["  %o = f32[] constant(0)"]
+    lines = [f"  %a{n} = {ARRAY} parameter({n})" for n in range(many)] + [
+        "  %o = f32[] constant(0)"
+    ]
     last = draw(st.integers(max(0, many - 2), many + 1))
     for n in range(last + 1):
         opcode = draw(st.sampled_from(BINARY if n < many - 1 else UNARY + BINARY))
         reads = f"%b{n - 1}" if n else "%a0", f"%a{(n + 1) % many}"
         lines.append(f"  %b{n} = {ARRAY} {opcode}({', '.join(reads[: 1 + (opcode in BINARY)])})")
     shapes = [ARRAY] * draw(st.integers(0, 1)) + [SUM] * draw(st.integers(0, 2)) or [ARRAY]
-    results, along = [last, *(draw(st.integers(0, last)) for _ in shapes[1:])], draw(st.sampled_from([0, 0, 0, 1]))
+    results, along = (
+        [last, *(draw(st.integers(0, last)) for _ in shapes[1:])],
+        draw(st.sampled_from([0, 0, 0, 1])),
+    )
     for n, result in enumerate(results):
         summed = f"reduce(%b{result}, %o), dimensions={{{along}}}, to_apply=%add.0"
         lines += [f"  %sum{n} = {SUM} {summed}"] if shapes[n] == SUM else []
@@ -297,14 +347,23 @@ def modules(draw: st.DrawFn) -> str:
             continue
         text, shapes = draw(fused(f"f{n}", len(reads)))
         computations.append(text)
-        kind, given = "kInput" if SUM in shapes else "kLoop", ", ".join(f"%{read}" for read in reads)
+        kind, given = (
+            "kInput" if SUM in shapes else "kLoop",
+            ", ".join(f"%{read}" for read in reads),
+        )
         ops.append(f"  %v{n} = ({', '.join(shapes)}) fusion({given}), kind={kind}, calls=%f{n}\n")
         for leaf, shape in enumerate(shapes):
             (there if shape == ARRAY else sums).append(f"v{n}.{leaf}")
             ops.append(f"  %v{n}.{leaf} = {shape} get-tuple-element(%v{n}), index={leaf}\n")
     unread = [one for one in there[3:] if not re.search(rf"%{one}[,)]", "".join(ops))]
-    results = list(dict.fromkeys([*unread, *draw(st.lists(st.sampled_from(there[3:] or sums), max_size=2)), *sums]))
-    since = max((n for n, op in enumerate(ops) if "%x" in op), default=0)  # nobody reads that argument any more
+    results = list(
+        dict.fromkeys(
+            [*unread, *draw(st.lists(st.sampled_from(there[3:] or sums), max_size=2)), *sums]
+        )
+    )
+    since = max(
+        (n for n, op in enumerate(ops) if "%x" in op), default=0
+    )  # nobody reads that argument any more
     donated = any(f"%{results[0]} = {ARRAY}" in op for op in ops[since:]) and draw(st.booleans())
     head = HEAD.replace(*DONATED, 1) if donated else HEAD
     return "\n".join([head, *computations]) + ENTRY + "".join(ops) + returned(*results)
@@ -321,10 +380,16 @@ def test_a_merged_module_is_the_same_and_moves_less(text: str, arrays: int) -> N
     assert sum(one.device_nbytes for one in after) < sum(one.device_nbytes for one in before)
     assert len(after) < len(before)
     for name, operands in fusions(found).items():
-        op, opcodes = found.entry.ops[name], [one.opcode for one in found[found.entry.ops[name].called[0]].ops.values()]
+        op, opcodes = (
+            found.entry.ops[name],
+            [one.opcode for one in found[found.entry.ops[name].called[0]].ops.values()],
+        )
         assert op.kind == ("kInput" if "reduce" in opcodes else "kLoop")
         if ".all" in name:
-            assert op.nbytes + sum(found.entry.ops[one].nbytes for one in operands) <= MERGED_SHARE * room
+            assert (
+                op.nbytes + sum(found.entry.ops[one].nbytes for one in operands)
+                <= MERGED_SHARE * room
+            )
     made(text_of(found), room)
 
 

@@ -63,12 +63,23 @@ def test_what_it_reads_is_known_behind_views() -> None:
         ("bent", [(KIND, "kind=kCustom, calls=%bent.0")]),
         ("bent", [(KIND, "kind=kInput, calls=%bent.0")]),  # and sums nothing
         ("bent", OTHER_SUM),  # and is no kInput
-        ("bent", [(f"ROOT %u = {ARRAY} tanh(%t)", f"ROOT %u = {ARRAY} bitcast(%p)")]),  # computes nothing
+        (
+            "bent",
+            [(f"ROOT %u = {ARRAY} tanh(%t)", f"ROOT %u = {ARRAY} bitcast(%p)")],
+        ),  # computes nothing
         (
             "sums",
-            [(f"%b = {SUM} reduce(%m, %c), dimensions={{0}}, to_apply=%add.0", f"%b = {SUM} negate(%a)")],
+            [
+                (
+                    f"%b = {SUM} reduce(%m, %c), dimensions={{0}}, to_apply=%add.0",
+                    f"%b = {SUM} negate(%a)",
+                )
+            ],
         ),  # of a sum
-        ("sums", [("  %first", f"  %both = ({SUM}, {SUM}) opt-barrier(%sums)\n  %first")]),  # handed on as a whole
+        (
+            "sums",
+            [("  %first", f"  %both = ({SUM}, {SUM}) opt-barrier(%sums)\n  %first")],
+        ),  # handed on as a whole
     ],
 )
 def test_other_fusions_are_not(name: str, changes: list[tuple[str, str]]) -> None:

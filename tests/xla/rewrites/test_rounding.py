@@ -29,7 +29,9 @@ def instructions(text: str) -> list[Instruction]:
         name, _, rest = statement.partition(" = ")
         said, _, operands = rest.rstrip(")").partition("(")
         dtype, _, opcode = said.rpartition(" ")
-        ops.append(instruction(name, opcode, Array.row_major(dtype or "f32", (4,)), operands.split(", ")))
+        ops.append(
+            instruction(name, opcode, Array.row_major(dtype or "f32", (4,)), operands.split(", "))
+        )
     return [*ops[:-1], ops[-1].changed(root=True)]
 
 
@@ -50,7 +52,9 @@ def computed(text: str) -> Computation:
         ("n = s32 convert(a); m = convert(n); r = negate(m)", True),
     ],
 )
-def test_all_but_an_integer_that_becomes_a_float_is_rounded_within_as_between(text: str, keeps: bool) -> None:
+def test_all_but_an_integer_that_becomes_a_float_is_rounded_within_as_between(
+    text: str, keeps: bool
+) -> None:
     fused = computed(text)
     assert keeps_bits(fused, fused.root) == keeps
 
@@ -70,14 +74,31 @@ def test_the_narrowest_arrays_are_those_of_the_fewest_bits() -> None:
 
 
 def test_some_functions_are_read_for_prevents_vectorization() -> None:
-    opcodes = ["sine", "tanh", "cosine", "exponential", "tan", "multiply", "power", "log", "atan2", "rsqrt"]
-    found = [opcode for opcode in opcodes if prevents_vectorization(computed(f"m = {opcode}(a, b); r = add(m, b)"))]
+    opcodes = [
+        "sine",
+        "tanh",
+        "cosine",
+        "exponential",
+        "tan",
+        "multiply",
+        "power",
+        "log",
+        "atan2",
+        "rsqrt",
+    ]
+    found = [
+        opcode
+        for opcode in opcodes
+        if prevents_vectorization(computed(f"m = {opcode}(a, b); r = add(m, b)"))
+    ]
     assert found == ["sine", "cosine", "tan", "power", "atan2"]
 
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", ["v100", "h200"])
-def test_within_a_fusion_products_sums_and_conversions_are_rounded(name: str, tmp_path: Path) -> None:
+def test_within_a_fusion_products_sums_and_conversions_are_rounded(
+    name: str, tmp_path: Path
+) -> None:
     """As XLA's PTX says it to the assembler, in whose place a script keeps what it is handed."""
     (real,) = pytest.importorskip("nvidia.cuda_nvcc").__path__
     kept = tmp_path / "kept"
@@ -94,10 +115,17 @@ def test_within_a_fusion_products_sums_and_conversions_are_rounded(name: str, tm
         return x * y + z, (a * b + c).astype(jnp.float32) * z, (x * y + 1).sum(0)
 
     target = Target(catalog.DEVICES[name], described=True)
-    mine = {"xla_gpu_cuda_data_dir": str(tmp_path), "xla_gpu_kernel_cache_file": str(tmp_path / "kernels")}
+    mine = {
+        "xla_gpu_cuda_data_dir": str(tmp_path),
+        "xla_gpu_kernel_cache_file": str(tmp_path / "kernels"),
+    }
     described_devices(target.device)
     target.compile(Lowerable(step, [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 3), mine)
-    text = "\n".join(path.read_text() for path in kept.iterdir() if path.read_bytes().lstrip()[:2] != b"\x7fE")
-    done = re.findall(r"^\s+((?:add|sub|mul|fma|mad)\.(?:[a-z.]+\.)?(?:f32|f16x2|f16|bf16))\s", text, re.MULTILINE)
+    text = "\n".join(
+        path.read_text() for path in kept.iterdir() if path.read_bytes().lstrip()[:2] != b"\x7fE"
+    )
+    done = re.findall(
+        r"^\s+((?:add|sub|mul|fma|mad)\.(?:[a-z.]+\.)?(?:f32|f16x2|f16|bf16))\s", text, re.MULTILINE
+    )
     assert {"mul.rn.f32", "add.rn.f32", "mul.rn.f16", "add.rn.f16"} == set(done)
     assert re.search(r"cvt\.rn\.f16\.f32", text) and re.search(r"cvt\.f32\.f16", text)

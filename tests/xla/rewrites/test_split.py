@@ -90,7 +90,14 @@ def test_results_of_one_fusion_become_those_of_two() -> None:
     assert ops["both"].operands == ("one", "three")
     assert ops["masked"].operands == ("both.part1", "both", "three")
     assert [str(ops[name].shape) for name in ("both.part1", "both", "masked")] == [ARRAY] * 3
-    assert opcodes(found, "both.part1") == ["parameter", "parameter", "parameter", "broadcast", "multiply", "add"]
+    assert opcodes(found, "both.part1") == [
+        "parameter",
+        "parameter",
+        "parameter",
+        "broadcast",
+        "multiply",
+        "add",
+    ]
     assert opcodes(found, "both") == ["parameter", "parameter", "multiply"]
 
 
@@ -109,7 +116,9 @@ def test_the_floor_falls() -> None:
     found, plain = made(TEXT), read_module(TEXT)
     assert found is not None
     before, after = (floor(problem_of(one, backend=GPU))[0] for one in (plain, found))
-    assert before == 2 * NBYTES + 256  # beside what lies in the output's place, and over what is read for the last time
+    assert (
+        before == 2 * NBYTES + 256
+    )  # beside what lies in the output's place, and over what is read for the last time
     assert after == NBYTES + NBYTES // 4
 
 
@@ -122,13 +131,21 @@ def test_only_what_crowds_the_budget_is_split(arrays: float, pieces: int) -> Non
 @pytest.mark.parametrize(
     "changes",
     [
-        [("multiply(%a, %t)", "reverse(%a), dimensions={0}"), ("multiply(%a, %c)", "multiply(%u, %c)")],  # done twice
+        [
+            ("multiply(%a, %t)", "reverse(%a), dimensions={0}"),
+            ("multiply(%a, %c)", "multiply(%u, %c)"),
+        ],  # done twice
         [("%y), kind=kLoop", "%y), kind=kInput")],
         [("%y), kind=kLoop", "%y), kind=kCustom")],
-        [("ROOT %last", "%last"), ("calls=%sine.0\n}", f"calls=%sine.0\n  ROOT %all = ({ARRAY}) tuple(%both.1)\n}}")],
+        [
+            ("ROOT %last", "%last"),
+            ("calls=%sine.0\n}", f"calls=%sine.0\n  ROOT %all = ({ARRAY}) tuple(%both.1)\n}}"),
+        ],
     ],
 )
-def test_what_may_change_bits_or_costs_much_or_is_an_output_stays(changes: list[tuple[str, str]]) -> None:
+def test_what_may_change_bits_or_costs_much_or_is_an_output_stays(
+    changes: list[tuple[str, str]],
+) -> None:
     text = TEXT
     for old, new in changes:
         assert text.count(old) == 1
@@ -143,7 +160,9 @@ WHOLE = f"%l = {LONG} convert(%d)\n  %m = {LONG} convert(%e)\n  %n = {LONG} add(
 @pytest.mark.parametrize(
     ("before", "made_of", "splits"), [("", "subtract(%d, %e)", True), (WHOLE, "convert(%n)", False)]
 )
-def test_no_integer_goes_to_the_next_piece_as_a_float(before: str, made_of: str, splits: bool) -> None:
+def test_no_integer_goes_to_the_next_piece_as_a_float(
+    before: str, made_of: str, splits: bool
+) -> None:
     """It could be rounded once in one fusion, to what is narrower still."""
     text = TEXT.replace(f"  %g = {ARRAY} subtract(%d, %e)", f"{before}  %g = {ARRAY} {made_of}")
     text = text.replace(f"  %j = {MASK} compare(%g, %i), direction=GT\n", "")
@@ -193,7 +212,10 @@ def fusions(draw: st.DrawFn) -> str:
             *(line for line, name in zip(lines, made, strict=True) if reads[name] <= set(given)),
             f"  ROOT %r = {shape} tuple({', '.join(f'%{name}' for name in results)})\n}}\n",
             f"ENTRY %main (x: f32[1024,512]) -> {bare} {{\n  %x = {ARRAY} parameter(0)",
-            *(f"  %a{n} = {ARRAY} fusion(%x), kind=kLoop, calls=%sine.0" for n in range(len(given))),
+            *(
+                f"  %a{n} = {ARRAY} fusion(%x), kind=kLoop, calls=%sine.0"
+                for n in range(len(given))
+            ),
             f"  %many = {shape} fusion({', '.join(f'%a{n}' for n in range(len(given)))}), kind=kLoop, calls=%many.0",
             *(f"  %b{n} = {ARRAY} get-tuple-element(%many), index={n}" for n in many),
             *(f"  %c{n} = {ARRAY} fusion(%b{n}), kind=kLoop, calls=%sine.0" for n in many),
@@ -206,7 +228,10 @@ def largest(module: Module) -> int:
     """Bytes that a kernel reads and writes, at the most."""
     problem = problem_of(module, backend=GPU)
     used = ({*kernel.reads, *kernel.writes} for kernel in problem.kernels)
-    return max(sum(problem.buffers[n].nbytes for n in one if problem.buffers[n].role is Role.TEMPORARY) for one in used)
+    return max(
+        sum(problem.buffers[n].nbytes for n in one if problem.buffers[n].role is Role.TEMPORARY)
+        for one in used
+    )
 
 
 @settings(max_examples=60, deadline=None)
