@@ -281,10 +281,8 @@ STATE = by_name(
 
 def _loop_methods(device: str, kind: str, dtype: Any) -> Iterator[Case]:
     """A decoder scanned over its layers: plain, with policies of `jax.checkpoint`, and planned."""
-    network, facts = (
-        partial(decoder, **DECODER_24, scan=True, dtype=dtype),
-        {"of": f"{device}-{kind}"},
-    )
+    network = partial(decoder, **DECODER_24, scan=True, dtype=dtype)
+    facts = {"of": f"{device}-{kind}"}
     yield Case(f"{device}-{kind}-plain", network(), device, facts=facts)
     for policy in CHECKPOINTS:
         yield Case(

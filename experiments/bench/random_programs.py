@@ -191,11 +191,9 @@ def _sequence(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A scan over stacked weights, forwards or backwards; its stacked outputs are summed."""
-    trips, inner, written = (
-        drawing.draw.choice(_TRIPS),
-        drawing.block(depth - 1, remade),
-        drawing.written(remade),
-    )
+    trips = drawing.draw.choice(_TRIPS)
+    inner = drawing.block(depth - 1, remade)
+    written = drawing.written(remade)
     reverse, unroll = drawing.draw.random() < 0.3, drawing.draw.choice((1, 1, 2))
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
@@ -211,11 +209,9 @@ def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _fori(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A loop with a fixed number of trips and the same weights, which jax differentiates."""
-    trips, inner, written = (
-        drawing.draw.choice(_TRIPS),
-        drawing.block(depth - 1, remade),
-        drawing.written(remade),
-    )
+    trips = drawing.draw.choice(_TRIPS)
+    inner = drawing.block(depth - 1, remade)
+    written = drawing.written(remade)
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
         return lax.fori_loop(
@@ -227,11 +223,9 @@ def _fori(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _while(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A loop with a data-dependent number of trips, which jax does not differentiate."""
-    limit, inner, written = (
-        drawing.draw.choice(_TRIPS),
-        drawing.block(depth - 1, remade),
-        drawing.written(remade),
-    )
+    limit = drawing.draw.choice(_TRIPS)
+    inner = drawing.block(depth - 1, remade)
+    written = drawing.written(remade)
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
         weights, start = lax.stop_gradient((weights, x))
@@ -325,11 +319,9 @@ def drawn_program(number: int) -> tuple[Step, tuple[Any, ...]]:
     outer = draw.choice((None, None, None, _scanned, _repeated, _until_small))
     blocks = [drawing.block(0), drawing.block(DEPTH - (outer is not None))]
     draw.shuffle(blocks)
-    momentum, at_entry, at_end = (
-        draw.choice((0.0, 0.9)),
-        drawing.written(False),
-        drawing.written(False),
-    )
+    momentum = draw.choice((0.0, 0.9))
+    at_entry = drawing.written(False)
+    at_end = drawing.written(False)
 
     def loss(weights: Weights, at: Array, batch: Array) -> Array:
         x = batch.astype(dtype)

@@ -40,19 +40,15 @@ def status(row: Row) -> str:
 
 
 _CASE, _STEP, _DEVICE = Column("case", "case"), Column("step", "case"), Column("device", "device")
-_BUDGET, _CHOSEN = (
-    Column("budget", "budget"),
-    Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
-)
+_BUDGET = Column("budget", "budget")
+_CHOSEN = Column("chosen", lambda row: row["planner"] if fits(row) else status(row))
 _JIT, _UNMODIFIED = mib("jax.jit MiB", "plain_bytes"), mib("unmodified MiB", "unmodified_bytes")
 _DEVICE_MIB, _HOST_MIB, _PREDICTED = (
     mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
     mib("predicted", "predicted_bytes"),
 )  # fmt: skip
-_STEP_MS, _OVER_PLAIN = (
-    ms("step ms", "step_s"),
-    Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
-)
+_STEP_MS = ms("step ms", "step_s")
+_OVER_PLAIN = Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}")
 _UNDER = Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}")
 
 # Steps under budgets.
@@ -94,10 +90,8 @@ def public(rows: Rows) -> str:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """Lines on the prediction's error, the plan's cost in time, and the cost of planning."""
-    planned, fitting = (
-        [row for row in rows if row["status"] != "untouched"],
-        list(filter(fits, rows)),
-    )
+    planned = [row for row in rows if row["status"] != "untouched"]
+    fitting = list(filter(fits, rows))
     first = sum(fits(row) and row["compilations"] == 1 for row in planned)
     off = _spread((abs(off) for row in planned if (off := missed(row)) is not None), "{:.2%}")
     over = _spread((slower(row) for row in fitting if row["budget"] == 50), "{:.1%}")
@@ -413,10 +407,8 @@ def rival_sums(rows: Sequence[Row]) -> Iterator[str]:
         f"In {best} of the {len(rivalled)} cases where any rival fits, "
         "memplan's own plan is at least as fast."
     )
-    ahead, alone = (
-        sum(_own(row) < row["xla_s"] for row in against),
-        sum(row["xla_s"] is None for row in solved),
-    )
+    ahead = sum(_own(row) < row["xla_s"] for row in against)
+    alone = sum(row["xla_s"] is None for row in solved)
     yield (
         f"In {ahead} of the {len(against)} cases where XLA's own fits, memplan's own plan is "
         f"faster; in {alone} more, "

@@ -49,10 +49,12 @@ from memplan.studies.calibrate import measure, measured_device, rates_of
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
 from memplan.xla.module import Module
-from memplan.xla.replay import replay
+from memplan.xla.replay import Replay, replay
 from tests.hlo import read_module
 
 Run = Callable[..., Any]
+Steps = Sequence[Sequence[np.ndarray]]
+"""The leaves that each step of a run returns."""
 
 RATES = "rates.json"  # File with the measured rates of the card, next to the rows.
 _OPTIONS: Mapping[str, Any] = {"donate_argnums": 0}
@@ -407,17 +409,18 @@ def _look_inside(
         spans, nbytes = [event.span for event in moved], sum(event.nbytes for event in moved)
         figures.facts[f"memcpys {label}"] = len(moved)
         if moved:
-            hidden, predicted = (
-                overlap(spans, busy) / length(spans),
-                _over(report.hidden_copy_s, report.copy_s),
-            )
+            rate, hidden = nbytes / length(spans), overlap(spans, busy) / length(spans)
+            predicted = _over(report.hidden_copy_s, report.copy_s)
             figures.pairs[f"memcpys {label}_bytes"] = nbytes, report.offloaded_bytes
-            figures.pairs[f"memcpys {label}_bytes/s"] = (
-                nbytes / length(spans),
-                device.link.bandwidth,
-            )
+            figures.pairs[f"memcpys {label}_bytes/s"] = rate, device.link.bandwidth
             figures.pairs[f"memcpys {label}, share under kernels"] = hidden, predicted
-    # Kernels by kind: those outside loops whose instruction the profiler knows.
+    _kernels_by_kind(events, module, result, figures)
+
+
+def _kernels_by_kind(
+    events: Sequence[Event], module: Module, result: Replay, figures: Figures
+) -> None:
+    """Seconds of the kernels outside loops whose instruction the profiler knows, by kind."""
     entry, spent = module.entry.ops, defaultdict[str, float](float)
     for event in kernels(events):
         spent[event.op] += event.span[1] - event.span[0]
@@ -437,10 +440,8 @@ def _look_inside(
 
 def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, figures: Figures) -> None:
     """Compare the numbers after two steps bit by bit; measure the plain step's bytes and time."""
-    report, starts = (
-        plan.report,
-        [start, *(Start.of(row.model, seed) for seed in range(1, row.seeds))],
-    )
+    report = plan.report
+    starts = [start, *(Start.of(row.model, seed) for seed in range(1, row.seeds))]
     ours, ours_again = (
         [_after(plan.compile(), *seeded.placed(plan)) for seeded in starts] for _ in range(2)
     )
@@ -449,9 +450,7 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, figures:
             [_after(start.plain, *seeded.placed()) for seeded in starts] for _ in range(2)
         )
         plain_s = _median(_timed(start.plain, *start.placed()))
-        plain_kernels_s = length(
-            [event.span for event in kernels(traced(start.plain, *start.placed()))]
-        )
+        events = traced(start.plain, *start.placed())
     except jax.errors.JaxRuntimeError as error:
         figures.facts["the plain step"] = f"fails: {str(error)[:300]}"
         return
@@ -463,37 +462,37 @@ def _beside_plain(row: Row, start: Start, plan: Planned, step_s: float, figures:
         ("plain once more", theirs, again),
         ("planned once more", ours, ours_again),
     ):
-        runs = [*zip(references, candidates, strict=True)]
-        by_step = [
-            [
-                pair
-                for reference, candidate in runs
-                for pair in zip(reference[n], candidate[n], strict=True)
-            ]
-            for n in range(_STEPS)
-        ]
-        equal = [
-            sum(reference.tobytes() == candidate.tobytes() for reference, candidate in leaves)
-            for leaves in by_step
-        ]
-        figures.facts[f"{name}: leaves equal to the bit, by step"] = equal
-        # The error is 1 for a bias that a softmax cancels.
-        errors = [relative_error(*pair) for pair in by_step[-1]]
-        figures.facts[f"{name}: largest difference"] = (
-            f"{max(errors):.1e}, median leaf {statistics.median(errors):.1e}"
-        )
+        _compare(name, references, candidates, figures)
     figures.pairs["plain_step_s"] = plain_s, report.baseline_step_s
-    figures.facts["plain step's kernels_s"] = plain_kernels_s
-    figures.pairs["step over plain"] = (
-        step_s / plain_s,
-        _over(report.predicted_step_s, report.baseline_step_s),
-    )
+    figures.facts["plain step's kernels_s"] = length([event.span for event in kernels(events)])
+    predicted = _over(report.predicted_step_s, report.baseline_step_s)
+    figures.pairs["step over plain"] = step_s / plain_s, predicted
     if memory := room():
         figures.pairs["plain_peak_bytes"] = memory.peak_bytes, device_bytes(start.plain)
     if report.copy_s:  # a lower bound: recomputation takes time too
         figures.facts["copies hidden, by the clock, at least"] = (
             1 - max(step_s - plain_s, 0.0) / report.copy_s
         )
+
+
+def _compare(
+    name: str, references: Sequence[Steps], candidates: Sequence[Steps], figures: Figures
+) -> None:
+    """Bit-identical leaves by step, and the errors after the last step."""
+    runs = [*zip(references, candidates, strict=True)]
+    by_step = [
+        [pair for run_pair in runs for pair in zip(*(steps[n] for steps in run_pair), strict=True)]
+        for n in range(_STEPS)
+    ]
+    equal = [
+        sum(reference.tobytes() == candidate.tobytes() for reference, candidate in leaves)
+        for leaves in by_step
+    ]
+    figures.facts[f"{name}: leaves equal to the bit, by step"] = equal
+    # The error is 1 for a bias that a softmax cancels.
+    errors = [relative_error(*pair) for pair in by_step[-1]]
+    worst, median = max(errors), statistics.median(errors)
+    figures.facts[f"{name}: largest difference"] = f"{worst:.1e}, median leaf {median:.1e}"
 
 
 def _unlike(plain: Mapping[str, str], planned: Mapping[str, str]) -> str:

@@ -29,6 +29,7 @@ from memplan.units import parse_bytes, show_bytes
 FILTERS = 8
 CASES = 2
 SOURCES = Path(__file__).parents[3]
+WORKER = "experiments.applications.segmentation.worker"
 
 
 class DemoFailedError(MemplanError):
@@ -96,15 +97,7 @@ def run(
     options = {"way": variant, "size": size, "steps": steps, "filters": FILTERS}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     # -P: no package in the current folder shadows `models` or `experiments`
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "experiments.applications.segmentation.worker",
-        str(root),
-        *words,
-        *more,
-    ]
+    command = [sys.executable, "-P", "-m", WORKER, str(root), *words, *more]
     paths = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH"))))
     result: dict[str, Any] = {"losses": [], "seconds": [], "cpu_seconds": []}
     with (
@@ -121,12 +114,9 @@ def run(
         for line in process.stdout:
             facts = json.loads(line)
             if "loss" in facts:
-                for name, figure in (
-                    ("losses", "loss"),
-                    ("seconds", "seconds"),
-                    ("cpu_seconds", "cpu_seconds"),
-                ):
-                    result[name].append(facts[figure])
+                result["losses"].append(facts["loss"])
+                for name in ("seconds", "cpu_seconds"):
+                    result[name].append(facts[name])
                 bars.advance(bar)
             else:
                 result.update(facts)
@@ -178,10 +168,8 @@ def show(figures: dict[str, Any], console: Console, out: Path) -> None:
         best = (f"{min(run[name]):.1f} s" for name in ("seconds", "cpu_seconds"))
         table.add_row(variant, *best, f"{run['ready_s']:.0f} s", *sizes)
     console.print(table)
-    need, limit = (
-        show_bytes(figures["runs"]["plain"]["compiled_bytes"]),
-        show_bytes(figures["budget_bytes"]),
-    )
+    need = show_bytes(figures["runs"]["plain"]["compiled_bytes"])
+    limit = show_bytes(figures["budget_bytes"])
     console.print(
         f"The plain step needs {need}; the budget was {limit}. The planned process grows by "
         f"{figures['share_above_idle']:.0%} of what the plain one grows by; its best step takes "

@@ -40,8 +40,6 @@ def hard_dice(predicted: jax.Array, labels: jax.Array, classes: int) -> jax.Arra
     predicted_masks, label_masks = (
         maps[..., None] == jnp.arange(classes) for maps in (predicted, labels)
     )
-    overlap, total = (
-        (predicted_masks & label_masks).sum(axes),
-        predicted_masks.sum(axes) + label_masks.sum(axes),
-    )
+    overlap = (predicted_masks & label_masks).sum(axes)
+    total = predicted_masks.sum(axes) + label_masks.sum(axes)
     return jnp.where(total > 0, 2 * overlap / jnp.maximum(total, 1), jnp.nan).astype(jnp.float32)

@@ -130,67 +130,22 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
             optimizer.init(eqx.filter(network, eqx.is_inexact_array))
             for network in (generator, discriminator)
         ]
-        return (
-            generator,
-            discriminator,
-            eqx.nn.State(generator),
-            eqx.nn.State(discriminator),
-            *moments,
-        )
+        states = eqx.nn.State(generator), eqx.nn.State(discriminator)
+        return generator, discriminator, *states, *moments
 
     def data() -> Any:
         return images(batch, names.channels, names.height, names.width), jax.random.key(3)
 
     def update(built: Any, images: Any, key: Any) -> Any:
-        (
-            generator,
-            discriminator,
-            generator_state,
-            discriminator_state,
-            generator_moments,
-            discriminator_moments,
-        ) = built
-        (
-            judge_loss,
-            discriminator,
-            discriminator_moments,
-            generator_state,
-            discriminator_state,
-            key,
-        ) = names.step_discriminator(
-            discriminator,
-            generator,
-            images,
-            optimizer,
-            discriminator_moments,
-            generator_state,
-            discriminator_state,
-            key,
+        gen, dis, gen_state, dis_state, gen_moments, dis_moments = built
+        dis_loss, dis, dis_moments, gen_state, dis_state, key = names.step_discriminator(
+            dis, gen, images, optimizer, dis_moments, gen_state, dis_state, key
         )
-        make_loss, generator, generator_moments, discriminator_state, generator_state, key = (
-            names.step_generator(
-                generator,
-                discriminator,
-                optimizer,
-                generator_moments,
-                discriminator_state,
-                generator_state,
-                key,
-            )
+        gen_loss, gen, gen_moments, dis_state, gen_state, key = names.step_generator(
+            gen, dis, optimizer, gen_moments, dis_state, gen_state, key
         )
-        return (
-            (
-                generator,
-                discriminator,
-                generator_state,
-                discriminator_state,
-                generator_moments,
-                discriminator_moments,
-            ),
-            judge_loss,
-            make_loss,
-            key,
-        )
+        built = gen, dis, gen_state, dis_state, gen_moments, dis_moments
+        return built, dis_loss, gen_loss, key
 
     return step_of(eqx, make, build, data, update)
 

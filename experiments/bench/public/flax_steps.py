@@ -161,10 +161,8 @@ def nlp_seq(
     def args() -> Any:
         params = model.init(jax.random.key(0), inputs=jnp.ones((tokens, 1)), train=False)["params"]
         state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=repeated)
-        inputs, targets = (
-            integers(batch, tokens, below=words, low=1),
-            integers(batch, tokens, below=tags, low=1),
-        )
+        inputs = integers(batch, tokens, below=words, low=1)
+        targets = integers(batch, tokens, below=tags, low=1)
         return state, {"inputs": inputs, "targets": targets}, jax.random.key(3)
 
     def step(state: Any, batch: Any, key: Any) -> Any:
@@ -179,10 +177,8 @@ def ogbg_molpcba(
     """A graph network over molecules: gathers, segment sums, dropout."""
     train = example(checkouts, "ogbg_molpcba")
     config = configured(checkouts, "ogbg_molpcba", "default_graph_net", num_classes=128)
-    model, optimizer = (
-        train.create_model(config, deterministic=False),
-        train.create_optimizer(config),
-    )
+    model = train.create_model(config, deterministic=False)
+    optimizer = train.create_optimizer(config)
 
     def molecules() -> Any:
         senders, receivers = (integers(edges, below=nodes, seed=seed) for seed in (2, 4))

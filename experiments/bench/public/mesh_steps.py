@@ -71,10 +71,8 @@ def lm1b(checkouts: Path) -> TrainingStep:
 
 def gemma(checkouts: Path, file: str) -> TrainingStep:
     """An nnx module on a mesh with explicit axes; also returns captured intermediates."""
-    train, config = (
-        flax_steps.example(checkouts, "gemma"),
-        flax_steps.configured(checkouts, "gemma", file),
-    )
+    train = flax_steps.example(checkouts, "gemma")
+    config = flax_steps.configured(checkouts, "gemma", file)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     mesh = jax.make_mesh(config.get_mesh_shape(DEVICES), config.mesh_axes)
     rules = train.ShardingConfig.fsdp_tp_sharding(
