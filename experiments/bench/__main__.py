@@ -70,7 +70,8 @@ def _line(result: Result) -> str:
     """A result as a line of progress."""
     figures = result.rows[0].items() if result.rows else ()
     shown = (f"{name} {value:.6g}" for name, value in figures if type(value) in (int, float))
-    return f"{result.question} {result.case}: {', '.join((result.status, *filter(None, [result.reason]), *shown))}"
+    words = (result.status, *filter(None, [result.reason]), *shown)
+    return f"{result.question} {result.case}: {', '.join(words)}"
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -89,12 +89,15 @@ UNET3D_144, RESNET50_64 = unet3d(144), resnet(64)
 BUDGETS = by_name((
     *under("unet3d_144", UNET3D_144, ("v100", (75, 60, 55)), ("h200", (75, 60, 55)), required=True),
     *under("resnet50_b64", RESNET50_64, ("v100", (75, 50, 30)), required=True),
-    *under("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("a100", (75, 50, 35)), required=True),
+    *under("decoder_24_bf16", decoder(**DECODER_24, dtype=BF16), ("a100", (75, 50, 35)),
+        required=True),
     *under("mlp_24", mlp_step, ("b200", (70, 50)), ("gh200", (40,))),
     *under("unet3d_96_f16", unet3d(96, filters=16), ("p100", (70, 50)), ("a100", (50,))),
-    *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"), ("a100", (70, 50))),
+    *under("unet3d_96_transpose", unet3d(96, filters=16, upsampling="transpose"),
+        ("a100", (70, 50))),
     *under("unet3d_96_bf16", unet3d(96, dtype=BF16), ("h200", (70, 50))),
-    *under("unet2d_256_b8", partial(train.unet2d_step, 256, batch=8), ("v100", (70, 50, 40)), ("h200", (50,))),
+    *under("unet2d_256_b8", partial(train.unet2d_step, 256, batch=8), ("v100", (70, 50, 40)),
+        ("h200", (50,))),
     *under("decoder_8_f32", decoder(**DECODER_8, dtype=F32), ("v100", (70, 50))),
     *under("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16), ("h100", (70, 50))),
     *under("decoder_8_scan", decoder(**DECODER_8, dtype=F32, scan=True), ("a100", (95,))),
@@ -178,7 +181,8 @@ RIVALS = by_name(
 )
 
 SIZE = by_name(
-    Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget, facts={"batch": batch})
+    Case(f"resnet50_b{batch}-v100", resnet(batch), "v100", budget, host_budget,
+        facts={"batch": batch})
     for batch, budget, host_budget in (
         (64, "1250MiB", "0"), *((batch, "15GiB", "0") for batch in (240, 448)),
         *((batch, "15GiB", "256GiB") for batch in (768, 1024, 1152, 1216)),
@@ -194,7 +198,8 @@ def _long(batch: int, tokens: int, layers: int = 12, **config: Any) -> Callable[
 _CT = 512, 512, 192  # The shape of a volume of computed tomography.
 _WIDE_MLP = decoder(32, 1024, layers=2, width=1024, heads=8, mlp_ratio=64, vocab=4096, dtype=BF16)
 SLABS = by_name(
-    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30, facts={"samples": n, "of": unit})
+    Case(f"{name}-{device}-{budget}", make, device, budget, "256GiB", minutes=30,
+        facts={"samples": n, "of": unit})
     for name, make, device, budget, n, unit in (
         ("unet3d_240", unet3d(240), "v100", "15GiB", 240**3 / 1e6, "Mvoxel"),
         ("unet3d_304", unet3d(304), "v100", "15GiB", 304**3 / 1e6, "Mvoxel"),
@@ -203,15 +208,18 @@ SLABS = by_name(
         ("unet3d_768", unet3d(768), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet3d_768_bf16", unet3d(768, dtype=BF16), "a100", "75GiB", 768**3 / 1e6, "Mvoxel"),
         ("unet2d_8192", partial(train.unet2d_step, 8192), "v100", "11GiB", 8192**2 / 1e6, "Mpixel"),
-        ("nnunet3d_512x512x192", partial(train.nnunet3d_step, _CT, 1), "v100", "15GiB", prod(_CT) / 1e6, "Mvoxel"),
-        ("deeplab_16384", partial(train.deeplab_step, 16384, batch=1), "v100", "11GiB", 16384**2 / 1e6, "Mpixel"),
+        ("nnunet3d_512x512x192", partial(train.nnunet3d_step, _CT, 1), "v100", "15GiB",
+            prod(_CT) / 1e6, "Mvoxel"),
+        ("deeplab_16384", partial(train.deeplab_step, 16384, batch=1), "v100", "11GiB",
+            16384**2 / 1e6, "Mpixel"),
         ("resnet50_b1920", resnet(1920), "v100", "15GiB", 1920, "images"),
         ("resnet50_b160", resnet(160), "v100", "15GiB", 160, "images"),
         ("decoder_12_128k", _long(8, 4096), "a100", "40GiB", 8 * 4096, "tokens"),
         ("decoder_12_128k", _long(8, 4096), "a100", "20GiB", 8 * 4096, "tokens"),
         ("decoder_4_128k", _long(8, 4096, layers=4), "a100", "12GiB", 8 * 4096, "tokens"),
         ("decoder_12_32768", _long(1, 32768), "a100", "20GiB", 32768, "tokens"),
-        ("decoder_12_34816_remat", _long(1, 34816, checkpoint="nothing"), "a100", "75GiB", 34816, "tokens"),
+        ("decoder_12_34816_remat", _long(1, 34816, checkpoint="nothing"), "a100", "75GiB", 34816,
+            "tokens"),
         ("decoder_12_139264", _long(1, 139264), "a100", "75GiB", 139264, "tokens"),
         ("decoder_2_mlp65536", _WIDE_MLP, "a100", "9GiB", 32 * 1024, "tokens"),
     )
@@ -234,7 +242,8 @@ SLAB_NUMBERS = by_name(
 SLAB_TIME = by_name([
     Case("unet3d_144", UNET3D_144, "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
     Case("unet3d_192", unet3d(192), "v100", facts={"dim": 1, "part": 32, "counts": (2, 8)}),
-    Case("decoder_4_128k", _long(8, 4096, layers=4), "a100", facts={"dim": 0, "part": 1, "counts": (2, 8)}),
+    Case("decoder_4_128k", _long(8, 4096, layers=4), "a100",
+        facts={"dim": 0, "part": 1, "counts": (2, 8)}),
 ])  # fmt: skip
 
 LINKS = by_name(
@@ -256,7 +265,8 @@ LINKS = by_name(
 STATE = by_name(
     Case(
         f"{device}-{width}-b{batch}" + ("-scan" if scan else ""),
-        decoder(batch, 1024, width=width, heads=width // 64, scan=scan), device, budget, "64GiB", host_state=(0,),
+        decoder(batch, 1024, width=width, heads=width // 64, scan=scan), device, budget, "64GiB",
+        host_state=(0,),
     )
     for device, width, batch, budget, scan in (
         ("v100", 3072, 1, "15GiB", False),
@@ -271,10 +281,8 @@ STATE = by_name(
 
 def _loop_methods(device: str, kind: str, dtype: Any) -> Iterator[Case]:
     """A decoder scanned over its layers: plain, with policies of `jax.checkpoint`, and planned."""
-    network, facts = (
-        partial(decoder, **DECODER_24, scan=True, dtype=dtype),
-        {"of": f"{device}-{kind}"},
-    )
+    network = partial(decoder, **DECODER_24, scan=True, dtype=dtype)
+    facts = {"of": f"{device}-{kind}"}
     yield Case(f"{device}-{kind}-plain", network(), device, facts=facts)
     for policy in CHECKPOINTS:
         yield Case(
@@ -469,7 +477,8 @@ PUBLIC_MESHES = by_name(
 SPACE = by_name(
     Case(
         f"unet3d_{size}-{hosts}x{per_host}{'-height' if height else ''}",
-        partial(spread_unet3d, size, hosts, per_host, "depth", 2 if height else "depth"), "v100", "15GiB", host_budget,
+        partial(spread_unet3d, size, hosts, per_host, "depth", 2 if height else "depth"), "v100",
+        "15GiB", host_budget,
         minutes=30,
         facts={
             "topology": f"today@{hosts}x{per_host}", "single": f"unet3d_{size}-v100-15GiB",

@@ -70,7 +70,8 @@ class Question:
         for result in self.results():
             case = self.cases[result.case]
             of_all = {
-                **case.facts, "case": case.name, "device": case.device, "budget": case.budget, "status": result.status,
+                **case.facts, "case": case.name, "device": case.device, "budget": case.budget,
+                "status": result.status,
                 "reason": result.reason,
             }  # fmt: skip
             rows += [{**of_all, **row} for row in result.rows or [{}]]

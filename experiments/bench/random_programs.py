@@ -82,9 +82,12 @@ _DEBUG: Sequence[Call] = (
     ),
     lambda tag: _unanswered(partial(jax.debug.callback, partial(_write, "unordered", tag))),
 )
-_PURE: Call = lambda tag: _answered(  # noqa: E731
-    partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER)
-)
+
+
+def _pure(tag: int) -> Callable[[Array, Array], Array]:
+    return _answered(partial(jax.pure_callback, partial(_answer, "pure", tag), _NUMBER))
+
+
 _IO: Sequence[Call] = (
     lambda tag: _unanswered(
         partial(io_callback, partial(_write, "ordered", tag), None, ordered=True)
@@ -131,7 +134,7 @@ class Drawing:
         """An effect or none; `remade` says whether it is under `jax.checkpoint`."""
         if self.draw.random() >= self.writes:
             return lambda x: x
-        call = self.draw.choice((*_DEBUG, _PURE, *(() if remade else _IO)))(self.tag())
+        call = self.draw.choice((*_DEBUG, _pure, *(() if remade else _IO)))(self.tag())
         return lambda x: call(x, lax.stop_gradient(x[0, 0].astype(jnp.float32)))
 
     def block(self, depth: int, remade: bool = False) -> Block:
@@ -188,11 +191,9 @@ def _sequence(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A scan over stacked weights, forwards or backwards; its stacked outputs are summed."""
-    trips, inner, written = (
-        drawing.draw.choice(_TRIPS),
-        drawing.block(depth - 1, remade),
-        drawing.written(remade),
-    )
+    trips = drawing.draw.choice(_TRIPS)
+    inner = drawing.block(depth - 1, remade)
+    written = drawing.written(remade)
     reverse, unroll = drawing.draw.random() < 0.3, drawing.draw.choice((1, 1, 2))
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
@@ -208,11 +209,9 @@ def _scan(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _fori(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A loop with a fixed number of trips and the same weights, which jax differentiates."""
-    trips, inner, written = (
-        drawing.draw.choice(_TRIPS),
-        drawing.block(depth - 1, remade),
-        drawing.written(remade),
-    )
+    trips = drawing.draw.choice(_TRIPS)
+    inner = drawing.block(depth - 1, remade)
+    written = drawing.written(remade)
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
         return lax.fori_loop(
@@ -224,11 +223,9 @@ def _fori(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 def _while(drawing: Drawing, depth: int, remade: bool) -> Block:
     """A loop with a data-dependent number of trips, which jax does not differentiate."""
-    limit, inner, written = (
-        drawing.draw.choice(_TRIPS),
-        drawing.block(depth - 1, remade),
-        drawing.written(remade),
-    )
+    limit = drawing.draw.choice(_TRIPS)
+    inner = drawing.block(depth - 1, remade)
+    written = drawing.written(remade)
 
     def apply(weights: Weights, x: Array, at: Array) -> Array:
         weights, start = lax.stop_gradient((weights, x))
@@ -267,7 +264,8 @@ def _branches(count: int, drawing: Drawing, depth: int, remade: bool) -> Block:
 def _checkpointed(drawing: Drawing, depth: int, remade: bool) -> Block:
     inner = drawing.block(depth - 1, remade=True)
     policy = drawing.draw.choice((None, jax.checkpoint_policies.dots_saveable))
-    return Block(inner.init, jax.checkpoint(inner.apply, policy=policy))  # pyright: ignore[reportArgumentType]
+    apply: Any = jax.checkpoint(inner.apply, policy=policy)
+    return Block(inner.init, apply)
 
 
 def _jitted(drawing: Drawing, depth: int, remade: bool) -> Block:
@@ -276,7 +274,8 @@ def _jitted(drawing: Drawing, depth: int, remade: bool) -> Block:
 
 
 _NESTS = (
-    _scan, _scan, _scan, _fori, _fori, _while, partial(_branches, 2), partial(_branches, 2), partial(_branches, 3),
+    _scan, _scan, _scan, _fori, _fori, _while, partial(_branches, 2), partial(_branches, 2),
+    partial(_branches, 3),
     _checkpointed, _jitted, _sequence,
 )  # fmt: skip
 
@@ -320,11 +319,9 @@ def drawn_program(number: int) -> tuple[Step, tuple[Any, ...]]:
     outer = draw.choice((None, None, None, _scanned, _repeated, _until_small))
     blocks = [drawing.block(0), drawing.block(DEPTH - (outer is not None))]
     draw.shuffle(blocks)
-    momentum, at_entry, at_end = (
-        draw.choice((0.0, 0.9)),
-        drawing.written(False),
-        drawing.written(False),
-    )
+    momentum = draw.choice((0.0, 0.9))
+    at_entry = drawing.written(False)
+    at_end = drawing.written(False)
 
     def loss(weights: Weights, at: Array, batch: Array) -> Array:
         x = batch.astype(dtype)

@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SOURCES = ("memplan/**/*.py", "models/**/*.py")
 _DECIDING = (  # Packages that determine what is compiled.
-    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin", "nvidia-cuda-nvcc-cu12",
+    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin",
+    "nvidia-cuda-nvcc-cu12",
 )  # fmt: skip
 
 Row = Mapping[str, Any]

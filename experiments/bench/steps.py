@@ -101,6 +101,16 @@ _TENSOR = {  # Dimension of a parameter to split inside a host, as Megatron-LM (
 }  # fmt: skip
 
 
+def _tensor_dim(names: Sequence[str], rank: int) -> int | None:
+    """The dimension of a parameter to split inside a host; None: replicate it."""
+    dim = next((_TENSOR[name] for name in names if name in _TENSOR), None)
+    if dim is None or names[-1] != "bias":
+        return dim
+    if dim not in (-1, -2):  # the bias after a split contraction
+        return None
+    return -2 if rank == 2 else -1
+
+
 def sharded_decoder(
     kind: str, layers: int, hosts: int, per_host: int, checkpoint: str = ""
 ) -> train.Built:
@@ -118,15 +128,8 @@ def sharded_decoder(
     def placed(path: Any, leaf: Any) -> Any:
         names, shape = [str(getattr(key, "key", "")) for key in path], leaf.shape
         spec: list[Any] = [None] * len(shape)
-        if (
-            kind != "fsdp"
-            and (tensor_dim := next((_TENSOR[name] for name in names if name in _TENSOR), None))
-            is not None
-        ):
-            divided = tensor_dim if names[-1] != "bias" else -2 if len(shape) == 2 else -1
-            # The bias after a split contraction is replicated.
-            if names[-1] != "bias" or tensor_dim in (-1, -2):
-                spec[divided] = "device"
+        if kind != "fsdp" and (dim := _tensor_dim(names, len(shape))) is not None:
+            spec[dim] = "device"
         free = [axis for axis, size in enumerate(shape) if spec[axis] is None and not size % parts]
         if kind != "tensor" and free and leaf.size >= 2**16:
             spec[max(free, key=lambda axis: shape[axis])] = every
@@ -202,7 +205,9 @@ SMALL: Mapping[str, Callable[[], train.Built]] = {
 
 GROWING: Mapping[str, Callable[..., train.Built]] = {
     "alexnet-batch": lambda size: train.alexnet_step(95, size, width=1 / 32, classes=5),
-    "googlenet-batch": lambda size: train.googlenet_step(32, size, width=1 / 2, classes=5, stages=_STAGES),
+    "googlenet-batch": lambda size: train.googlenet_step(
+        32, size, width=1 / 2, classes=5, stages=_STAGES
+    ),
     "resnet14-size": lambda size: train.resnet_step(size, 4, depth=14, filters=8, classes=10),
     "unet2d-size": lambda size: train.unet2d_step(size, levels=3, filters=4),
     "unet3d-size": lambda size: train.unet3d_step(size, levels=2, filters=4),

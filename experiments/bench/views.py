@@ -40,18 +40,15 @@ def status(row: Row) -> str:
 
 
 _CASE, _STEP, _DEVICE = Column("case", "case"), Column("step", "case"), Column("device", "device")
-_BUDGET, _CHOSEN = (
-    Column("budget", "budget"),
-    Column("chosen", lambda row: row["planner"] if fits(row) else status(row)),
-)
+_BUDGET = Column("budget", "budget")
+_CHOSEN = Column("chosen", lambda row: row["planner"] if fits(row) else status(row))
 _JIT, _UNMODIFIED = mib("jax.jit MiB", "plain_bytes"), mib("unmodified MiB", "unmodified_bytes")
 _DEVICE_MIB, _HOST_MIB, _PREDICTED = (
-    mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"), mib("predicted", "predicted_bytes"),
+    mib("device MiB", "compiled_bytes"), mib("host MiB", "host_bytes"),
+    mib("predicted", "predicted_bytes"),
 )  # fmt: skip
-_STEP_MS, _OVER_PLAIN = (
-    ms("step ms", "step_s"),
-    Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
-)
+_STEP_MS = ms("step ms", "step_s")
+_OVER_PLAIN = Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}")
 _UNDER = Column("under computation", _ratio("hidden_copy_s", "copy_s"), "{:.0%}")
 
 # Steps under budgets.
@@ -70,8 +67,10 @@ def slower(row: Row) -> float | None:
 cost = _ratio("ready_s", "plain_compile_s")
 cpu_cost = _ratio("ready_cpu_s", "plain_compile_cpu_s")
 _BUDGETS = (
-    _CASE, mib("plain", "plain_bytes"), mib("budget", "budget_bytes"), Column("status", status), _PREDICTED,
-    mib("compiled", "compiled_bytes"), mib("host", "host_bytes"), ms("plain ms", "plain_step_s"), ms("ms", "step_s"),
+    _CASE, mib("plain", "plain_bytes"), mib("budget", "budget_bytes"), Column("status", status),
+    _PREDICTED,
+    mib("compiled", "compiled_bytes"), mib("host", "host_bytes"), ms("plain ms", "plain_step_s"),
+    ms("ms", "step_s"),
     Column("over plain", slower, "{:+.1%}"), Column("compilations", "compilations"),
     Column("planning s", "planning_s", "{:.1f}"), Column("ready s", "ready_s", "{:.1f}"),
     Column("plain compile s", "plain_compile_s", "{:.1f}"), Column("cost", cost, "{:.1f}"),
@@ -91,19 +90,19 @@ def public(rows: Rows) -> str:
 
 def summary(rows: Sequence[Row]) -> list[str]:
     """Lines on the prediction's error, the plan's cost in time, and the cost of planning."""
-    planned, fitting = (
-        [row for row in rows if row["status"] != "untouched"],
-        list(filter(fits, rows)),
-    )
+    planned = [row for row in rows if row["status"] != "untouched"]
+    fitting = list(filter(fits, rows))
     first = sum(fits(row) and row["compilations"] == 1 for row in planned)
     off = _spread((abs(off) for row in planned if (off := missed(row)) is not None), "{:.2%}")
     over = _spread((slower(row) for row in fitting if row["budget"] == 50), "{:.1%}")
     unfitting = ", ".join(row["case"] for row in rows if not fits(row))
     return [
         f"fits: {len(fitting)} of {len(rows)}" + (f" ({unfitting})" if unfitting else ""),
-        f"truth: the prediction is off by {off}; right at the first compilation: {first} of {len(planned)}",
+        f"truth: the prediction is off by {off}; right at the first compilation: {first} of "
+        f"{len(planned)}",
         f"time over plain at 50 %: {over}",
-        f"cost in plain compilations: by the clock {_spread(map(cost, rows))}; in seconds of all threads "
+        f"cost in plain compilations: by the clock {_spread(map(cost, rows))}; in seconds of all "
+        "threads "
         f"{_spread(map(cpu_cost, rows))}",
         f"compilations: {_spread(row.get('compilations') for row in planned)}",
     ]
@@ -127,12 +126,15 @@ size = shown(
 )  # fmt: skip
 links = shown(
     Column("link", "case"),
-    Column("GB/s", lambda row: named(row["device"]).link.bandwidth if "@" in row["device"] else None, "{:.1f}", 1e9),
+    Column("GB/s",
+        lambda row: named(row["device"]).link.bandwidth if "@" in row["device"] else None, "{:.1f}",
+            1e9),
     _DEVICE_MIB, Column("kernels again", "again"), mib("to the host MiB", "offloaded_bytes"),
     ms("copies ms", "copy_s", "{:.0f}"), _UNDER, _STEP_MS, _OVER_PLAIN,
 )  # fmt: skip
 state = shown(
-    _CASE, mib("state MiB", "state_bytes"), _JIT, _UNMODIFIED, _BUDGET, Column("chosen", "planner"), _DEVICE_MIB,
+    _CASE, mib("state MiB", "state_bytes"), _JIT, _UNMODIFIED, _BUDGET, Column("chosen", "planner"),
+    _DEVICE_MIB,
     _PREDICTED, _HOST_MIB, ms("plain ms", "plain_step_s", "{:.0f}"), ms("ms", "step_s", "{:.0f}"),
     ms("copies ms", "copy_s", "{:.0f}"), _UNDER, ms("stalled ms", "stall_s", "{:.0f}"),
 )  # fmt: skip
@@ -142,19 +144,23 @@ state = shown(
 slabs = shown(
     _CASE, _JIT, _UNMODIFIED, _CHOSEN, Column("loops", "slab_loops"), _DEVICE_MIB, _HOST_MIB,
     ms("step ms", "step_s", "{:.0f}"), ms("unmodified ms", "plain_step_s", "{:.0f}"),
-    Column("a second", lambda row: f"{row['samples'] / row['step_s']:.4g} {row['of']}" if fits(row) else ""),
+    Column("a second",
+        lambda row: f"{row['samples'] / row['step_s']:.4g} {row['of']}" if fits(row) else ""),
     Column("ready s", "ready_s", "{:.0f}"),
 )  # fmt: skip
 slab_time = shown(
-    _CASE, Column("slabs", lambda row: row["slabs"] if row["slabs"] > 1 else "none"), Column("rows", "rows"),
+    _CASE, Column("slabs", lambda row: row["slabs"] if row["slabs"] > 1 else "none"),
+    Column("rows", "rows"),
     Column("operations in them", "ops"), _DEVICE_MIB, _STEP_MS, _OVER_PLAIN,
 )  # fmt: skip
 resident = shown(
     _CASE, mib("machine MiB", "machine_bytes"), _JIT, mib("budget MiB", "budget_bytes"),
-    mib("compiled MiB", "compiled_bytes"), Column("loops", "slab_loops"), mib("resident set MiB", "peak_rss"),
+    mib("compiled MiB", "compiled_bytes"), Column("loops", "slab_loops"),
+    mib("resident set MiB", "peak_rss"),
     Column("losses", lambda row: ", ".join(f"{loss:.6f}" for loss in row["losses"])),
     Column("s a step", lambda row: mean(row["seconds"]), "{:.0f}"),
-    Column("s of all threads", lambda row: mean(row["cpu_seconds"]), "{:.0f}"), Column("ready s", "ready_s", "{:.0f}"),
+    Column("s of all threads", lambda row: mean(row["cpu_seconds"]), "{:.0f}"),
+    Column("ready s", "ready_s", "{:.0f}"),
     of=having("losses"),
 )  # fmt: skip
 
@@ -164,19 +170,23 @@ def _beside(name: str) -> tuple[Column, ...]:
     return (
         Column(name, name, "{:.0e}"), Column("pieces", f"pieces_{name}", "{:.0e}"),
         Column("ulp", f"ulp_{name}", "{:.0e}"),
-        Column("ratio", lambda row: row[name] / max(row[f"pieces_{name}"], row[f"ulp_{name}"]), "{:.2f}"),
+        Column("ratio", lambda row: row[name] / max(row[f"pieces_{name}"], row[f"ulp_{name}"]),
+            "{:.2f}"),
     )  # fmt: skip
 
 
 numbers = shown(
     _STEP, Column("in slabs of", lambda row: f"{row['face'].rows} rows, {row['face'].axis}"),
-    Column("written", "written"), Column("loops", "loops"), *_beside("loss"), *_beside("parameters"),
+    Column("written", "written"), Column("loops", "loops"), *_beside("loss"),
+    *_beside("parameters"),
     Column("worst array", "worst_array", "{:.2f}"), of=having("written"),
 )  # fmt: skip
 judged = shown(
-    Column("step and device", "case"), Column("plans that fit", "plans"), Column("in slabs", "in_slabs"),
+    Column("step and device", "case"), Column("plans that fit", "plans"),
+    Column("in slabs", "in_slabs"),
     Column("loops rewritten", "with_loops"), Column("budget too small", "too_small"),
-    Column("wrong", lambda row: "; ".join(map(": ".join, row["wrong"].items())) or "none"), of=having("plans"),
+    Column("wrong", lambda row: "; ".join(map(": ".join, row["wrong"].items())) or "none"),
+    of=having("plans"),
 )  # fmt: skip
 
 
@@ -186,7 +196,10 @@ def aborts(rows: Rows) -> str:
         sum(row[name] for row in rows) for name in ("steps", "loops", "plans", "plans_in_slabs")
     )
     wrong = {number: error for row in rows for number, error in row["wrong"].items()}
-    said = f"{steps} steps drawn at random, {loops} loops over slabs, {plans} plans, of which {in_slabs} have slabs"
+    said = (
+        f"{steps} steps drawn at random, {loops} loops over slabs, {plans} plans, "
+        f"of which {in_slabs} have slabs"
+    )
     return listed([f"{said}; wrong: {wrong or 'none'}."] if rows else [])
 
 
@@ -198,8 +211,10 @@ _off = more("compiled_bytes", "predicted_bytes")
 
 def loops(rows: Rows) -> str:
     against = (
-        Column("device, type", "of"), Column("share of plain", "share", "{:.0%}"), ms("plain ms", "plain_s"),
-        ms("memplan ms", "step_s"), mib("MiB", "compiled_bytes"), Column("best policy that fits", "policy"),
+        Column("device, type", "of"), Column("share of plain", "share", "{:.0%}"),
+        ms("plain ms", "plain_s"),
+        ms("memplan ms", "step_s"), mib("MiB", "compiled_bytes"),
+        Column("best policy that fits", "policy"),
         ms("ms", "policy_s"),
     )  # fmt: skip
     programs = (
@@ -215,19 +230,23 @@ def loops(rows: Rows) -> str:
 
 
 long_scans = shown(
-    _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "jit_step_s"), mib("budget MiB", "budget_bytes"),
+    _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "jit_step_s"),
+    mib("budget MiB", "budget_bytes"),
     mib("memplan MiB", "compiled_bytes"), _HOST_MIB, ms("memplan ms", "step_s"),
-    Column("jax.checkpoint, trips of a segment", "nested_trips"), mib("MiB", "nested_bytes"), ms("ms", "nested_step_s"),
+    Column("jax.checkpoint, trips of a segment", "nested_trips"), mib("MiB", "nested_bytes"),
+    ms("ms", "nested_step_s"),
     Column("forward trips run", "trips_run"), Column("by revolve", "revolve_trips"),
     Column("s to plan", "planning_s", "{:.1f}"), of=lambda rows: filter(fits, rows),
 )  # fmt: skip
 
 _INSIDE = (
-    Column("network", "network"), _DEVICE, Column("form", "form"), Column("share of plain", "share", "{} %"),
+    Column("network", "network"), _DEVICE, Column("form", "form"),
+    Column("share of plain", "share", "{} %"),
     Column("status", "status"), Column("plain bytes over straight's", "plain_ratio", "{:.3f}"),
     mib("straight's budget MiB", "room_bytes"), mib("the wrapper adds MiB", "added_bytes"),
     Column("bytes over that", "bytes_ratio", "{:.3f}"), ms("ms of a trip", "step_s"),
-    Column("ms over straight", "seconds_ratio", "{:.3f}"), Column("way", "way"), Column("kernels again", "again"),
+    Column("ms over straight", "seconds_ratio", "{:.3f}"), Column("way", "way"),
+    Column("kernels again", "again"),
     mib("to the host MiB", "offloaded_bytes"), Column("loops in slabs", "slab_loops"),
 )  # fmt: skip
 
@@ -273,7 +292,8 @@ def _against(rows: Rows) -> Iterator[Row]:
         own = _fastest(row for row in fitting if row["budget"] is not None)
         policy = _fastest(row for row in fitting if "policy" in row)
         yield {
-            "of": plain["of"], "share": share, "plain_s": plain["step_s"], "step_s": own.get("step_s"),
+            "of": plain["of"], "share": share, "plain_s": plain["step_s"],
+            "step_s": own.get("step_s"),
             "compiled_bytes": own.get("compiled_bytes"), "policy_s": policy.get("step_s"),
             "policy": _program(policy) if policy else "none fits",
         }  # fmt: skip
@@ -299,7 +319,8 @@ def _verdict(row: Row) -> str:
 
 same_bits = shown(
     _STEP, Column("share", _share),
-    Column("KiB of plain's", lambda row: f"{row['compiled_bytes'] // 1024} of {row['plain_bytes'] // 1024}"),
+    Column("KiB of plain's",
+        lambda row: f"{row['compiled_bytes'] // 1024} of {row['plain_bytes'] // 1024}"),
     Column("kernels again", "again"), Column("arrays a step", "outputs"), Column("steps", "steps"),
     Column("bits", _verdict), of=having("asked"),
 )  # fmt: skip
@@ -307,7 +328,8 @@ same_bits = shown(
 
 def drawn(rows: Rows) -> str:
     return listed(
-        f"{row['steps']} steps drawn at random: {row['plans']} plans, {row['with_kernels_again']} of them with kernels "
+        f"{row['steps']} steps drawn at random: {row['plans']} plans, {row['with_kernels_again']} "
+        "of them with kernels "
         f"that run again, {row['kernels_again']} in all; of {row['arrays']} arrays "
         f"{sum(map(len, row['unequal'].values()))} differ.{_nested(row)}"
         for row in having("plans")(rows)
@@ -319,9 +341,12 @@ def _nested(row: Row) -> str:
     if not row.get("nested"):
         return ""
     return (
-        f" Nested in loops and branches: {row['infeasible']} budgets were too small and gave way to the smallest plan; "
-        f"{row['gated']} plans have other kernels and pass the numbers gate, {row['bits_of_gated']} of them with equal "
-        f"bits; of {row['effects']} effects, others than plain in {len(row['other_effects'])} plans; wrong: "
+        f" Nested in loops and branches: {row['infeasible']} budgets were too small and gave way "
+        "to the smallest plan; "
+        f"{row['gated']} plans have other kernels and pass the numbers gate, "
+        f"{row['bits_of_gated']} of them with equal "
+        f"bits; of {row['effects']} effects, others than plain in {len(row['other_effects'])} "
+        "plans; wrong: "
         f"{row['wrong'] or 'none'}."
     )
 
@@ -357,7 +382,8 @@ def comparisons(case: str, points: Rows) -> Iterator[Row]:
         policy = _fastest(point for point in unplanned if (point["device_bytes"] or 0) <= budget)
         policy_name = f" ({policy['way'].partition(', ')[2]})" if policy else ""
         yield {
-            "case": case, "share": share, "plain_s": plain["step_s"], "own_s": at[MEMPLAN], "xla_s": at[XLA],
+            "case": case, "share": share, "plain_s": plain["step_s"], "own_s": at[MEMPLAN],
+            "xla_s": at[XLA],
             "policy_s": policy.get("step_s"), "policy": policy_name, "bound_s": at[BOUND] or 0.0,
         }  # fmt: skip
 
@@ -372,17 +398,20 @@ def rival_sums(rows: Sequence[Row]) -> Iterator[str]:
     rivalled = [row for row in rows if _rival(row) < math.inf]
     policies = sum(row["policy_s"] is not None for row in rows)
     yield (
-        f"{len(solved)} of {len(rows)} cases have a plan of memplan's own that fits; XLA's own fits in {len(against)}, "
+        f"{len(solved)} of {len(rows)} cases have a plan of memplan's own that fits; XLA's own "
+        f"fits in {len(against)}, "
         f"a policy in {policies}."
     )
     best = sum(_own(row) <= _rival(row) for row in rivalled)
-    yield f"In {best} of the {len(rivalled)} cases where any rival fits, memplan's own plan is at least as fast."
-    ahead, alone = (
-        sum(_own(row) < row["xla_s"] for row in against),
-        sum(row["xla_s"] is None for row in solved),
-    )
     yield (
-        f"In {ahead} of the {len(against)} cases where XLA's own fits, memplan's own plan is faster; in {alone} more, "
+        f"In {best} of the {len(rivalled)} cases where any rival fits, "
+        "memplan's own plan is at least as fast."
+    )
+    ahead = sum(_own(row) < row["xla_s"] for row in against)
+    alone = sum(row["xla_s"] is None for row in solved)
+    yield (
+        f"In {ahead} of the {len(against)} cases where XLA's own fits, memplan's own plan is "
+        f"faster; in {alone} more, "
         "XLA's own does not fit."
     )
     halves = [_own(row) / row["plain_s"] - 1 for row in solved if row["share"] == 0.5]
@@ -414,12 +443,15 @@ def _rival(row: Row) -> float:
 _SIZES = (
     Column("largest", "of"), _DEVICE, *(Column(method, method) for method in METHODS),
     Column("pixels, plain's", _ratio("own", "plains"), "{:.1f}x"),
-    Column("jax.checkpoint's", _ratio("own", "checkpoints"), "{:.1f}x"), Column("what refuses the next", "limit"),
+    Column("jax.checkpoint's", _ratio("own", "checkpoints"), "{:.1f}x"),
+    Column("what refuses the next", "limit"),
 )  # fmt: skip
 _AT_ITS_LARGEST = (
-    Column("largest", "of"), _DEVICE, Column("way", "way"), Column("size", "size"), _DEVICE_MIB, _HOST_MIB,
+    Column("largest", "of"), _DEVICE, Column("way", "way"), Column("size", "size"), _DEVICE_MIB,
+    _HOST_MIB,
     ms("step ms", "step_s", "{:.0f}"),
-    Column("Mpixel/s", lambda row: row["growth"].pixels(row["size"]) / row["step_s"] / 1e6, "{:.1f}"),
+    Column("Mpixel/s", lambda row: row["growth"].pixels(row["size"]) / row["step_s"] / 1e6,
+        "{:.1f}"),
 )  # fmt: skip
 
 
@@ -433,8 +465,10 @@ def large_images(rows: Rows) -> str:
         }
         plain, checkpoint, _, own = METHODS
         return {
-            **next(iter(cells.values())), **sizes, "own": pixels.get(own), "plains": pixels.get(plain),
-            "checkpoints": pixels.get(checkpoint), "limit": cells[own].get("limit") if own in cells else None,
+            **next(iter(cells.values())), **sizes, "own": pixels.get(own),
+            "plains": pixels.get(plain),
+            "checkpoints": pixels.get(checkpoint),
+            "limit": cells[own].get("limit") if own in cells else None,
         }  # fmt: skip
 
     same = groupby(rows, lambda row: (row["of"], row["device"]))
@@ -456,11 +490,14 @@ speed = shown(
     Column("jax.jit Mpixel/s", _mpixels("jit_step_s", "plain_bytes"), "{:.1f}"),
     Column("jax.checkpoint", _mpixels("checkpoint_step_s", "checkpoint_bytes"), "{:.1f}"),
     Column("memplan", _mpixels("step_s", "compiled_bytes"), "{:.1f}"),
-    mib("its device MiB", "compiled_bytes"), mib("its host MiB", "host_bytes"), of=lambda rows: filter(fits, rows),
+    mib("its device MiB", "compiled_bytes"), mib("its host MiB", "host_bytes"),
+    of=lambda rows: filter(fits, rows),
 )  # fmt: skip
 largest = shown(
-    Column("sizes", lambda row: f"{row['case']} {row['low']} to {row['high']}"), _BUDGET, Column("largest", "largest"),
-    Column("of every size", "of_every_size"), Column("traced", "traced"), Column("compiled programs", "compilations"),
+    Column("sizes", lambda row: f"{row['case']} {row['low']} to {row['high']}"), _BUDGET,
+    Column("largest", "largest"),
+    Column("of every size", "of_every_size"), Column("traced", "traced"),
+    Column("compiled programs", "compilations"),
     Column("s", "seconds", "{:.0f}"), Column("s for every size", "every_size_s", "{:.0f}"),
 )  # fmt: skip
 
@@ -469,15 +506,19 @@ largest = shown(
 
 _PUBLISHED = (
     Column("at 64 x 4 P100", lambda row: row["published"][0]),
-    Column("published by DDL", lambda row: row["published"][1], "{:.0%}"), Column("replayed", "efficiency", "{:.1%}"),
+    Column("published by DDL", lambda row: row["published"][1], "{:.0%}"),
+    Column("replayed", "efficiency", "{:.1%}"),
 )  # fmt: skip
 _MESHES = (
-    _CASE, Column("way", "way"), Column("bound MiB", lambda row: row["bound_bytes"] / MIB, "{:.1f}"),
+    _CASE, Column("way", "way"),
+    Column("bound MiB", lambda row: row["bound_bytes"] / MIB, "{:.1f}"),
     Column("sent by a host MiB", lambda row: row["sent_bytes"] / MIB, "{:.1f}"), _STEP_MS,
     ms("collectives ms", "collective_s"),
-    Column("hidden", lambda row: _ratio("hidden_collective_s", "collective_s")(row) or float(not row["collective_s"]),
+    Column("hidden", lambda row: _ratio("hidden_collective_s",
+        "collective_s")(row) or float(not row["collective_s"]),
            "{:.0%}"),
-    Column("over jax.jit", _ratio("step_s", "jit_step_s"), "{:.2f}"), Column("efficiency", "efficiency", "{:.1%}"),
+    Column("over jax.jit", _ratio("step_s", "jit_step_s"), "{:.2f}"),
+    Column("efficiency", "efficiency", "{:.1%}"),
 )  # fmt: skip
 
 
@@ -487,8 +528,10 @@ def meshes(rows: Rows) -> str:
 
 
 _DIVIDED = (
-    _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "plain_step_s"), mib("budget MiB", "budget_bytes"),
-    mib("memplan MiB", "compiled_bytes"), Column("predicted", _ratio("predicted_bytes", "compiled_bytes"), "{:.4f}"),
+    _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "plain_step_s"),
+    mib("budget MiB", "budget_bytes"),
+    mib("memplan MiB", "compiled_bytes"),
+    Column("predicted", _ratio("predicted_bytes", "compiled_bytes"), "{:.4f}"),
     mib("on the host MiB", "host_bytes"), ms("memplan ms", "step_s"),
     Column("over plain", _ratio("step_s", "plain_step_s"), "{:.3f}"),
 )  # fmt: skip
@@ -510,11 +553,15 @@ def _beside_one_device(rows: Rows) -> Iterator[Row]:
 space = shown(
     _CASE, mib("plain MiB", "plain_bytes"), ms("plain ms", "plain_step_s", "{:.0f}"),
     mib("budget MiB", "budget_bytes"), mib("memplan MiB", "compiled_bytes"),
-    Column("predicted", _ratio("predicted_bytes", "compiled_bytes"), "{:.4f}"), mib("on the host MiB", "host_bytes"),
+    Column("predicted", _ratio("predicted_bytes", "compiled_bytes"), "{:.4f}"),
+    mib("on the host MiB", "host_bytes"),
     Column("loops in slabs", "slab_loops"), ms("memplan ms", "step_s", "{:.0f}"),
-    ms("one device ms", "single_s", "{:.0f}"), Column("times as fast", _ratio("single_s", "step_s"), "{:.1f}"),
-    ms("collectives ms", "collective_s"), Column("hidden", _ratio("hidden_collective_s", "collective_s"), "{:.0%}"),
-    mib("least halos MiB", "least_bytes"), Column("plain's", _ratio("plain_halo_bytes", "least_bytes"), "{:.2f}x"),
+    ms("one device ms", "single_s", "{:.0f}"),
+    Column("times as fast", _ratio("single_s", "step_s"), "{:.1f}"),
+    ms("collectives ms", "collective_s"),
+    Column("hidden", _ratio("hidden_collective_s", "collective_s"), "{:.0%}"),
+    mib("least halos MiB", "least_bytes"),
+    Column("plain's", _ratio("plain_halo_bytes", "least_bytes"), "{:.2f}x"),
     Column("memplan's", _ratio("halo_bytes", "least_bytes"), "{:.2f}x"), of=_beside_one_device,
 )  # fmt: skip
 
@@ -531,12 +578,15 @@ def _grown(row: Row) -> str:
 
 
 releases = shown(
-    _STEP, Column("jax", lambda row: f"{row['old_jax']} to {row['jax']}"), mib("MiB before", "old_bytes"),
+    _STEP, Column("jax", lambda row: f"{row['old_jax']} to {row['jax']}"),
+    mib("MiB before", "old_bytes"),
     Column("KiB more", lambda row: (row["compiled_bytes"] - row["old_bytes"]) / 1024, "{:+.1f}"),
-    Column("", more("compiled_bytes", "old_bytes"), "{:+.3%}"), ms("ms before", "old_step_s", "{:.2f}"),
+    Column("", more("compiled_bytes", "old_bytes"), "{:+.3%}"),
+    ms("ms before", "old_step_s", "{:.2f}"),
     Column("more", more("step_s", "old_step_s"), "{:+.2%}"), Column("exit code", "exit_code"),
     Column("grew", "grown"), Column("KiB", "grown_bytes", "{:.1f}", 1024),
-    Column("shrank", "shrunk"), Column("KiB", "shrunk_bytes", "{:.1f}", 1024), Column("grew most", _grown),
+    Column("shrank", "shrunk"), Column("KiB", "shrunk_bytes", "{:.1f}", 1024),
+    Column("grew most", _grown),
 )  # fmt: skip
 
 
@@ -548,6 +598,7 @@ def _timed(name: str) -> Callable[[Row], str]:
 
 
 overhead = shown(
-    Column("", "what"), Column("jax.jit", _timed("jax_s")), Column("memplan.jit", _timed("memplan_s")),
+    Column("", "what"), Column("jax.jit", _timed("jax_s")),
+    Column("memplan.jit", _timed("memplan_s")),
     Column("ratio", _ratio("memplan_s", "jax_s"), "{:.3f}"),
 )  # fmt: skip

@@ -119,19 +119,13 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
                 row, began = missing.popleft(), time.monotonic()
             outcome = _in_a_process(row, options.out, min(row.limit_s, left_s))
             cut_short = "late" in outcome and left_s < row.limit_s
-            seconds = time.monotonic() - began
-            record = {
-                "card": card,
-                **asdict(row),
-                "seconds": seconds,
-                "cut_short": cut_short,
-                **outcome,
-            }
+            ending = {"seconds": time.monotonic() - began, "cut_short": cut_short, **outcome}
             with keeping:
                 if ended.is_set():
                     return
                 cut.extend([row] if cut_short else [])
-                rows[:] = [*(old for old in rows if old["name"] != row.name), record]
+                rows[:] = [old for old in rows if old["name"] != row.name]
+                rows.append({"card": card, **asdict(row), **ending})
                 _keep(rows, path, options)
 
     with ThreadPoolExecutor(options.side_by_side) as pool:
@@ -145,10 +139,8 @@ def _measure(card: Record, options: argparse.Namespace) -> None:
                 _kill(process)
             raise
     if unmeasured := [*cut, *missing]:
-        print(
-            f"the time is over; call again for {', '.join(repr(row.name) for row in unmeasured)}",
-            flush=True,
-        )
+        names = ", ".join(repr(row.name) for row in unmeasured)
+        print(f"the time is over; call again for {names}", flush=True)
 
 
 def _keep(rows: Sequence[Record], path: Path, options: argparse.Namespace) -> None:

@@ -39,7 +39,9 @@ def this_card() -> dict[str, Any]:
     return {
         "name": first.device_kind, "how": how, "platform": first.platform, "real": real,
         "memory_bytes": int((first.memory_stats() or {}).get("bytes_limit", 0)),
-        "versions": {name: version for name, version in io.versions(*_PACKAGES) if version != "0+source"},
+        "versions": {
+            name: version for name, version in io.versions(*_PACKAGES) if version != "0+source"
+        },
     }  # fmt: skip
 
 

@@ -12,9 +12,13 @@ Row = Mapping[str, Any]
 
 NOTHING = """# Findings
 
-No real card has been asked yet. `python -m experiments.gpu` on a machine with a GPU writes this page.
+No real card has been asked yet. `python -m experiments.gpu` on a machine with a GPU \
+writes this page.
 """
-_TOY = "**None of this is a GPU's.** The rows were made to try the script; their seconds and rates mean nothing."
+_TOY = (
+    "**None of this is a GPU's.** The rows were made to try the script; "
+    "their seconds and rates mean nothing."
+)
 
 
 def page(rows: Sequence[Row], requested: Sequence[str], toy: bool = False) -> str:
@@ -25,7 +29,8 @@ def page(rows: Sequence[Row], requested: Sequence[str], toy: bool = False) -> st
     unreal = [row["name"] for row in rows if not row["card"]["real"]]
     if unreal and not toy:
         raise ValueError(
-            f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the page."
+            f"these rows are not a real card's: {'; '.join(unreal)}. Findings are; --toy tries the "
+            "page."
         )
     return "\n".join(_lines(rows, requested, toy)) + "\n" if rows else NOTHING
 
@@ -78,7 +83,8 @@ def _row(row: Row) -> Iterator[str]:
         yield from ("| | measured | predicted | ratio |", "|---|---:|---:|---:|")
     for name, (measured, predicted) in row["pairs"].items():
         ratio = f"{measured / predicted:.3f}" if predicted else ""
-        yield f"| {_label(name)} | {_figure(name, measured)} | {_figure(name, predicted)} | {ratio} |"
+        cells = _label(name), _figure(name, measured), _figure(name, predicted), ratio
+        yield f"| {' | '.join(cells)} |"
     yield ""
     yield from (f"- {_label(name)}: {_figure(name, value)}" for name, value in row["facts"].items())
     if failed:

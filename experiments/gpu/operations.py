@@ -190,8 +190,10 @@ def movements(dtype: str) -> tuple[Callable[..., Any], Sequence[Any]]:
         up = jnp.repeat(jnp.repeat(volume[:, :64, :64], 2, 1), 2, 2)
         return (
             rows.T.copy(), jnp.moveaxis(images, -1, 1).copy(), jnp.moveaxis(volume, -1, 1).copy(),
-            pooled, pullback(jnp.cos(pooled)), looked_up, scatter(jnp.cos(looked_up)), padded, doubled, updated, up,
-            jnp.cumsum(rows, 1), jnp.sort(rows[:1024], 1), lax.top_k(rows[:1024], 8), jnp.flip(volume, 2),
+            pooled, pullback(jnp.cos(pooled)), looked_up, scatter(jnp.cos(looked_up)), padded,
+            doubled, updated, up,
+            jnp.cumsum(rows, 1), jnp.sort(rows[:1024], 1), lax.top_k(rows[:1024], 8),
+            jnp.flip(volume, 2),
             jax.random.normal(jax.random.key(index[0]), (2048, 4096), "float32"),
             jax.random.bernoulli(jax.random.key(index[1]), 0.9, (8192, 4096)),
         )  # fmt: skip

@@ -146,10 +146,8 @@ class Model:
             chosen = frozenset(pair for pair, var in self.free.items() if solver.boolean_value(var))
             recomputed = self.fixed | chosen
             played = replay(self.stages, recomputed)
-            sized, budget = (
-                zip(played.steps, played.step_nbytes, strict=True),
-                self.stages.budget_bytes,
-            )
+            sized = zip(played.steps, played.step_nbytes, strict=True)
+            budget = self.stages.budget_bytes
             broken = [
                 step for step, nbytes in sized if nbytes > budget + self.allowed.get(step[0], 0)
             ]

@@ -30,7 +30,8 @@ def plan(
     answer = solve(stages, seconds - (time.monotonic() - start), prove, runs if prove else 1)
     duration = sum(graph.ticks)
     result: dict[str, Any] = {
-        "graph": path.stem, "ratio": ratio, "budget": stages.budget_bytes, "base_peak": base, "status": answer.status,
+        "graph": path.stem, "ratio": ratio, "budget": stages.budget_bytes, "base_peak": base,
+        "status": answer.status,
         "lower_bound_percent": 100 * answer.bound_ticks / duration, "runs": answer.runs,
     }  # fmt: skip
     if answer.recomputed is not None:
@@ -41,7 +42,8 @@ def plan(
         order = [graph.names[item] if item >= 0 else own.get(stage) for stage, item in played.steps]
         result |= {
             "tdi_percent": 100 * answer.extra_ticks / duration, "peak": played.peak_nbytes,
-            "duration": duration + answer.extra_ticks, "order": [name for name in order if name is not None],
+            "duration": duration + answer.extra_ticks,
+            "order": [name for name in order if name is not None],
         }  # fmt: skip
     if answer.stage >= 0:
         result |= {"stage": graph.names[answer.stage], "stage_bytes": answer.stage_nbytes}

@@ -24,13 +24,15 @@ from memplan.io import write_atomic
 HERE = Path(__file__).parent
 # Name, ratio, seconds allowed, and the goal: percent and seconds.
 CASES: tuple[tuple[str, float, float, str], ...] = (
-    ("random_layered_n100", 0.9, 60, "0.79 proven, 20 s"), ("random_layered_n100", 0.8, 120, "2.30 proven, 20 s"),
+    ("random_layered_n100", 0.9, 60, "0.79 proven, 20 s"),
+    ("random_layered_n100", 0.8, 120, "2.30 proven, 20 s"),
     ("random_layered_n250", 0.9, 60, "0.90, 60 s"), ("random_layered_n250", 0.8, 120, "4.9, 120 s"),
     ("resnet50_b256_train", 0.9, 60, "0.11, 60 s"), ("resnet50_b256_train", 0.8, 60, "0.30, 60 s"),
     ("fcn8_vgg_b32_train", 0.9, 60, "0.03, 60 s"), ("fcn8_vgg_b32_train", 0.8, 60, "0.14, 60 s"),
     ("layered_1000_1", 0.9, 60, "0.9, 300 s"), ("layered_1000_1", 0.8, 120, "4.5, 300 s"),
     ("layered_1000_0", 0.9, 120, "0.9, 300 s"), ("layered_1000_0", 0.8, 240, "4.5, 300 s"),
-    ("layered_10000_0", 0.8, 30, "a plan, 30 s"), ("layered_10000_0", 0.8, 120, "-"), ("layered_10000_0", 0.9, 30, "-"),
+    ("layered_10000_0", 0.8, 30, "a plan, 30 s"), ("layered_10000_0", 0.8, 120, "-"),
+    ("layered_10000_0", 0.9, 30, "-"),
 )  # fmt: skip
 
 
@@ -52,7 +54,8 @@ def measured(folder: Path, name: str, ratio: float, seconds: float) -> dict[str,
             result["recomputed"] = len(result.pop("order")) - len(verdict.first)
     return result | {
         "allowed_s": seconds, "load": round(os.getloadavg()[0], 1), "cores": os.cpu_count(),
-        "machine": platform.machine(), "ortools": version("ortools"), "python": platform.python_version(),
+        "machine": platform.machine(), "ortools": version("ortools"),
+        "python": platform.python_version(),
     }  # fmt: skip
 
 

@@ -19,7 +19,7 @@ def drawn(init: Callable[..., Any], *args: Any) -> Any:
 
 
 def ones(variables: Any) -> Any:
-    """Kernels, scales and variances of one, means and biases of zero: what is positive stays so."""
+    """All kernels, scales and variances one, means and biases zero: keeps values positive."""
     return jax.tree.map_with_path(
         lambda path, leaf: np.full(leaf.shape, path[-1].key not in ("bias", "mean"), leaf.dtype),
         variables,

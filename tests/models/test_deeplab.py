@@ -13,7 +13,7 @@ TINY = DeepLabConfig(depth=14, filters=4, classes=3, width=8, shallow=4)
 
 
 def interpolated(x, size, axis):
-    """The oracle along one axis: the two pixels around each center, those beyond the border repeated."""
+    """The oracle along an axis: interpolates the pixels around each center; edges repeat."""
     extent = x.shape[axis]
     at = np.clip((np.arange(size) + 0.5) * extent / size - 0.5, 0, extent - 1)
     below = np.floor(at).astype(int)
@@ -24,7 +24,7 @@ def interpolated(x, size, axis):
 
 @pytest.mark.parametrize("side", [64, 513])
 def test_parameter_counts(side):
-    """Encoder: the published 60,996,202 of torchvision's DeepLabV3 on ResNet-101, less its two heads behind it."""
+    """The encoder has the 60,996,202 of torchvision's DeepLabV3 on ResNet-101, less its heads."""
     variables = jax.eval_shape(DeepLab().init, jax.random.key(0), jnp.zeros((1, side, side, 3)))
     params = variables["params"]
     classifier = 256 * 21 + 21

@@ -14,7 +14,7 @@ TINY = ResNet(ResNetConfig(depth=14, filters=4, classes=5))
 
 @pytest.fixture(scope="module")
 def tiny():
-    """An image batch and the tiny model's variables."""
+    """A batch of images and the tiny model's variables."""
     image = jax.random.normal(jax.random.key(1), (2, 32, 32, 3))
     return image, drawn(TINY.init, image)
 
@@ -23,7 +23,7 @@ def tiny():
     ("depth", "parameters"), [(50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
 )
 def test_parameter_counts_of_imagenet_models(depth, parameters):
-    """The published counts, as in torchvision; 2048 weights and a bias for each class more."""
+    """The published counts, as in torchvision; 2048 weights and a bias per additional class."""
     for classes in 1000, 21841:
         model = ResNet(ResNetConfig(depth, classes=classes))
         variables = jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
@@ -31,7 +31,7 @@ def test_parameter_counts_of_imagenet_models(depth, parameters):
 
 
 def test_the_spatial_convolution_carries_the_stride():
-    """v1.5: the 1x1 reduction before it still sees the larger image."""
+    """v1.5: the 1x1 reduction before it still reads the larger image."""
     jaxpr = jax.make_jaxpr(lambda image: TINY.init_with_output(jax.random.key(0), image)[0])(
         jnp.zeros((1, 32, 32, 3))
     )
@@ -61,8 +61,8 @@ def test_running_statistics_change_in_training_only(tiny, quick_jit):
 def test_evaluation_sees_each_image_alone(tiny, quick_jit):
     image, variables = tiny
     changed = image.at[1].set(0)
-    logits, other = (quick_jit(TINY.apply)(variables, batch) for batch in (image, changed))
-    np.testing.assert_allclose(logits[0], other[0], rtol=1e-4, atol=1e-5)
+    logits, changed_logits = (quick_jit(TINY.apply)(variables, batch) for batch in (image, changed))
+    np.testing.assert_allclose(logits[0], changed_logits[0], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_evaluation_sees_each_image_alone(tiny, quick_jit):
     [(32, [4, 8, 16, 32]), (16, [4, 8, 16, 16]), (8, [4, 8, 8, 8]), (4, [4, 4, 4, 4])],
 )
 def test_backbone_gives_every_stage_at_its_stride(output_stride, strides):
-    """With the parameters of the classifier, less the head: dilation changes no shape of theirs."""
+    """It has the classifier's parameters without the head: dilation changes no shape."""
     image = jax.ShapeDtypeStruct((2, 64, 128, 3), jnp.float32)
     model = Backbone(ResNetConfig(depth=14, filters=4, output_stride=output_stride))
     outputs, variables = jax.eval_shape(

@@ -19,13 +19,13 @@ def parameters(config):
 
 @pytest.fixture(scope="module")
 def params():
-    """Of the unrolled tiny decoder, with every leaf random, norms and biases too."""
+    """Parameters of the unrolled tiny decoder, all random, including norms and biases."""
     return drawn(Decoder(TINY).init, TOKENS)["params"]
 
 
 @pytest.mark.parametrize("scan", [False, True], ids=["unrolled", "scanned"])
 def test_parameter_count_of_gpt2(scan):
-    """The published 124M of GPT-2 small."""
+    """GPT-2 small has the published 124M."""
     config = DecoderConfig(layers=12, width=768, heads=12, vocab=50257, scan=scan)
     assert parameters(config) == 124_439_808
 

@@ -25,9 +25,9 @@ CASES = [
     (GoogLeNet, GoogLeNetConfig(1 / 16, 5), (3, 64, 64, 3), (3, 5)),
     (ResNet, ResNetConfig(depth=14, filters=4, classes=5), (3, 32, 32, 3), (3, 5)),
     *(
-        (UNet2D, replace(UNET, norm=norm, upsampling=way), (2, 4, 6, 2), (2, 4, 6, 3))
+        (UNet2D, replace(UNET, norm=norm, upsampling=upsampling), (2, 4, 6, 2), (2, 4, 6, 3))
         for norm in ("instance", "group", None)
-        for way in ("nearest", "transpose")
+        for upsampling in ("nearest", "transpose")
     ),
     *(
         (Decoder, replace(DECODER, scan=scan, tied=tied), (2, 5), (2, 5, 11))

@@ -12,7 +12,7 @@ from tests.models.drawn import count
 
 
 def expected_count(config, rank):
-    """Parameters of an instance-normalised U-Net with nearest upsampling, from the architecture alone."""
+    """The number of parameters of an instance-normalised U-Net with nearest upsampling."""
     widths = [config.filters * 2**level for level in range(config.levels)]
     down = zip([config.in_channels, *widths], widths, strict=False)
     up = ((above + below, below) for below, above in pairwise(widths))

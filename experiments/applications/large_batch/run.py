@@ -43,10 +43,8 @@ def stored_rows() -> list[dict[str, Any]]:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Accuracy in per cent: mean, lowest and highest over seeds; bytes of the largest step."""
-    head, lines = (
-        ("batch", "updates", "plain MiB", "device MiB", *(f"{rule}, %" for rule in RULES)),
-        [],
-    )
+    head = ("batch", "updates", "plain MiB", "device MiB", *(f"{rule}, %" for rule in RULES))
+    lines = []
     for batch in sorted({row["batch"] for row in rows}):
         of_batch = [row for row in rows if row["batch"] == batch]
         nbytes = (

@@ -40,10 +40,8 @@ def draw(examples: int, seed: int, noise: float = 0.3) -> tuple[np.ndarray, np.n
     turn = random.uniform(-0.4, 0.4, (examples, 1, 1))
     rows, columns = np.mgrid[:SIDE, :SIDE]
     x, y = columns - middle[0], rows - middle[1]
-    u, v = (
-        (np.cos(turn) * x + np.sin(turn) * y) / size,
-        (np.cos(turn) * y - np.sin(turn) * x) / size,
-    )
+    u = (np.cos(turn) * x + np.sin(turn) * y) / size
+    v = (np.cos(turn) * y - np.sin(turn) * x) / size
     covered = np.empty(u.shape, bool)
     for number, inside in enumerate(SHAPES.values()):
         covered[label == number] = inside(u[label == number], v[label == number])

@@ -82,10 +82,8 @@ def train(
     step, args = resnet_step(SIDE, batch, config=config, optimizer=optimizer)
     planned = memplan.jit(step, budget=settings.budget, donate_argnums=0).plan(*args)
     run, report = planned.compile(), planned.report
-    images, held_out = (
-        draw(settings.examples, TRAINING_SEED),
-        draw(settings.held_out, HELD_OUT_SEED),
-    )
+    images = draw(settings.examples, TRAINING_SEED)
+    held_out = draw(settings.held_out, HELD_OUT_SEED)
     for seed in seeds:
         _, (state, _) = resnet_step(
             SIDE, 1, config=config, optimizer=optimizer, concrete=True, seed=seed

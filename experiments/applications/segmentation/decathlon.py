@@ -168,7 +168,10 @@ def _read_image(dataset: Dataset, path: Path) -> np.ndarray:
         )
     channels = voxels.shape[3] if voxels.ndim == 4 else 1
     if channels != declared:
-        problem = f"an image of shape {voxels.shape} has {channels} modalities where {declared} are declared"
+        problem = (
+            f"an image of shape {voxels.shape} has {channels} modalities "
+            f"where {declared} are declared"
+        )
         advice = "Stack the missing modalities in this order, or correct dataset.json."
         raise DatasetError(path, f"{problem} ({', '.join(dataset.modalities)})", advice)
     with np.errstate(over="ignore"):

@@ -29,6 +29,7 @@ from memplan.units import parse_bytes, show_bytes
 FILTERS = 8
 CASES = 2
 SOURCES = Path(__file__).parents[3]
+WORKER = "experiments.applications.segmentation.worker"
 
 
 class DemoFailedError(MemplanError):
@@ -47,13 +48,14 @@ def main(
     Args:
       size: voxels along each side of a volume, a multiple of 8.
       steps: training steps of each run.
-      budget: device bytes of the planned step, as for `memplan.jit`; a share is of the plain step's.
+      budget: device bytes of the planned step as in `memplan.jit`; a share is of the plain step's.
       data: a data set in the Decathlon layout; by default phantoms are written to `out`.
       out: folder for the phantoms and for `demo.json` and `report.json`.
     """
     if size % 8:
         raise MemplanError(
-            f"the U-Net halves its input three times: {size} is no multiple of 8. Try {size // 8 * 8}."
+            f"the U-Net halves its input three times: {size} is no multiple of 8. Try "
+            f"{size // 8 * 8}."
         )
     out.mkdir(parents=True, exist_ok=True)
     root = data or out / f"phantoms-{size}"
@@ -61,8 +63,13 @@ def main(
         open_dataset(data)
     else:
         write_phantoms(root, cases=CASES, size=size)
-    with Progress(TextColumn("{task.description:>22}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(),
-                  console=Console(stderr=True)) as bars:  # fmt: skip
+    columns = (
+        TextColumn("{task.description:>22}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True)) as bars:
         plain = run("plain", root, size, steps, bars)
         limit = parse_bytes(budget, plain["compiled_bytes"])
         planned = run(
@@ -90,15 +97,7 @@ def run(
     options = {"way": variant, "size": size, "steps": steps, "filters": FILTERS}
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     # -P: no package in the current folder shadows `models` or `experiments`
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "experiments.applications.segmentation.worker",
-        str(root),
-        *words,
-        *more,
-    ]
+    command = [sys.executable, "-P", "-m", WORKER, str(root), *words, *more]
     paths = os.pathsep.join(filter(None, (str(SOURCES), os.environ.get("PYTHONPATH"))))
     result: dict[str, Any] = {"losses": [], "seconds": [], "cpu_seconds": []}
     with (
@@ -115,12 +114,9 @@ def run(
         for line in process.stdout:
             facts = json.loads(line)
             if "loss" in facts:
-                for name, figure in (
-                    ("losses", "loss"),
-                    ("seconds", "seconds"),
-                    ("cpu_seconds", "cpu_seconds"),
-                ):
-                    result[name].append(facts[figure])
+                result["losses"].append(facts["loss"])
+                for name in ("seconds", "cpu_seconds"):
+                    result[name].append(facts[name])
                 bars.advance(bar)
             else:
                 result.update(facts)
@@ -146,16 +142,19 @@ def summary(
     above = [run["peak_rss"] - run["idle_rss"] for run in (plain, planned)]
     seconds = [min(run["cpu_seconds"]) for run in (plain, planned)]
     return {
-        "size": size, "steps": steps, "budget_bytes": limit, "runs": {"plain": plain, "planned": planned},
+        "size": size, "steps": steps, "budget_bytes": limit,
+        "runs": {"plain": plain, "planned": planned},
         "share_above_idle": above[1] / above[0], "slower": seconds[1] / seconds[0] - 1,
-        "same_losses": plain_bits == planned_bits, "loss_falls": planned["losses"][-1] < planned["losses"][0],
+        "same_losses": plain_bits == planned_bits,
+        "loss_falls": planned["losses"][-1] < planned["losses"][0],
         "versions": {"jax": jax.__version__},
     }  # fmt: skip
 
 
 def show(figures: dict[str, Any], console: Console, out: Path) -> None:
     table = Table(
-        title=f"3D U-Net, whole volumes of {figures['size']}^3 voxels, {figures['steps']} steps on the CPU"
+        title=f"3D U-Net, whole volumes of {figures['size']}^3 voxels, "
+        f"{figures['steps']} steps on the CPU"
     )
     headings = ("step", "best step", "all threads", "ready after", "compiled", "grows by")
     for heading in headings:
@@ -169,10 +168,8 @@ def show(figures: dict[str, Any], console: Console, out: Path) -> None:
         best = (f"{min(run[name]):.1f} s" for name in ("seconds", "cpu_seconds"))
         table.add_row(variant, *best, f"{run['ready_s']:.0f} s", *sizes)
     console.print(table)
-    need, limit = (
-        show_bytes(figures["runs"]["plain"]["compiled_bytes"]),
-        show_bytes(figures["budget_bytes"]),
-    )
+    need = show_bytes(figures["runs"]["plain"]["compiled_bytes"])
+    limit = show_bytes(figures["budget_bytes"])
     console.print(
         f"The plain step needs {need}; the budget was {limit}. The planned process grows by "
         f"{figures['share_above_idle']:.0%} of what the plain one grows by; its best step takes "

@@ -19,7 +19,8 @@ def dice_cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
     """
     if labels.shape != logits.shape[:-1]:
         raise ValueError(
-            f"labels {labels.shape} must have the shape of logits {logits.shape} without its last axis."
+            f"labels {labels.shape} must have the shape of logits {logits.shape} without its last "
+            "axis."
         )
     wide = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return cross_entropy(wide, labels) + soft_dice_loss(wide, labels)
@@ -39,8 +40,6 @@ def hard_dice(predicted: jax.Array, labels: jax.Array, classes: int) -> jax.Arra
     predicted_masks, label_masks = (
         maps[..., None] == jnp.arange(classes) for maps in (predicted, labels)
     )
-    overlap, total = (
-        (predicted_masks & label_masks).sum(axes),
-        predicted_masks.sum(axes) + label_masks.sum(axes),
-    )
+    overlap = (predicted_masks & label_masks).sum(axes)
+    total = predicted_masks.sum(axes) + label_masks.sum(axes)
     return jnp.where(total > 0, 2 * overlap / jnp.maximum(total, 1), jnp.nan).astype(jnp.float32)

@@ -75,7 +75,10 @@ def _check_header(path: Path, stored: ArrayProxy, nbytes: int) -> None:
         raise DatasetError(path, f"voxels have type {dtype}", advice)
     needed = stored.offset + math.prod(shape) * dtype.itemsize
     if nbytes < needed:
-        problem = f"truncated: the header promises {needed} bytes for dimensions {shape}, the file holds {nbytes}"
+        problem = (
+            f"truncated: the header promises {needed} bytes for dimensions {shape}, "
+            f"the file holds {nbytes}"
+        )
         raise DatasetError(path, problem, _AGAIN)
 
 

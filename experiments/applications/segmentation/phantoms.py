@@ -162,7 +162,8 @@ def _description(recipe: Recipe, digests: Mapping[str, str]) -> bytes:
     """dataset.json: the Decathlon's fields, and "phantom", which identifies the data set."""
     fields = {
         "name": "BrainTumourPhantoms",
-        "description": "Ellipsoids in the layout of Task01_BrainTumour; no patient, no medical content",
+        "description": "Ellipsoids in the layout of Task01_BrainTumour; "
+        "no patient, no medical content",
         "tensorImageSize": "4D",
         "modality": {str(index): name for index, name in enumerate(MODALITIES)},
         "labels": {str(index): name for index, name in enumerate(LABELS)},
@@ -182,7 +183,8 @@ def _require(root: Path, recipe: Recipe) -> None:
         recipe, _digests(root, recipe)
     ):
         raise FileExistsError(
-            f"{root}: exists and is not the untouched phantom data set of {recipe}. Nothing was overwritten. "
+            f"{root}: exists and is not the untouched phantom data set of {recipe}. Nothing was "
+            "overwritten. "
             "Choose another folder, or remove this one first."
         )
 
@@ -201,7 +203,8 @@ def main() -> None:
     except (FileExistsError, ValueError) as error:
         parser.error(str(error))
     print(
-        f"{options.root}: {len(dataset.cases)} cases of {options.size}^3 voxels x {', '.join(dataset.modalities)}"
+        f"{options.root}: {len(dataset.cases)} cases of {options.size}^3 voxels x "
+        f"{', '.join(dataset.modalities)}"
     )
 
 

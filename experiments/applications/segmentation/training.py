@@ -1,6 +1,7 @@
 """Training steps of the 3D U-Net on one whole volume, for memplan and its command line.
 
-    memplan inspect experiments.applications.segmentation.training:factory --budget 15GiB --device v100
+    FACTORY=experiments.applications.segmentation.training:factory
+    memplan inspect $FACTORY --budget 15GiB --device v100
 
 The optimizer and its schedule are nnU-Net's (Isensee et al., Nature Methods 2021).
 """
@@ -53,7 +54,8 @@ def make_step(model_apply: Apply, optimizer: optax.GradientTransformation) -> St
 
 
 def factory(
-    size: int = 144, config: UNet3DConfig | None = None, optimizer: optax.GradientTransformation | None = None,
+    size: int = 144, config: UNet3DConfig | None = None,
+    optimizer: optax.GradientTransformation | None = None,
     *, concrete: bool = False, seed: int = 0,
 ) -> Built:  # fmt: skip
     """(step, (state, batch)) for one volume of `size`^3 voxels; default optimizer `poly_sgd()`.

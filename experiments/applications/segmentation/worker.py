@@ -1,6 +1,6 @@
 """One training run in a process of its own, for its resident set: prints JSON lines.
 
-python -m experiments.applications.segmentation.worker ROOT --way planned --size 96 --steps 4 --budget 440MiB
+python -m experiments.applications.segmentation.worker ROOT --way planned --size 96 --steps 4
 """
 
 import argparse

@@ -14,11 +14,9 @@ from PIL import Image, ImageDraw
 
 from experiments.applications.skin_lesions.isic import Dataset, open_dataset
 
-IMAGES, MASKS, TRUTH = (
-    "ISIC_Training_Input",
-    "ISIC_Training_GroundTruth",
-    "ISIC_Training_GroundTruth.csv",
-)
+IMAGES = "ISIC_Training_Input"
+MASKS = "ISIC_Training_GroundTruth"
+TRUTH = "ISIC_Training_GroundTruth.csv"
 SKIN = np.array([224, 182, 160])
 FIRST_NUMBER = 24306  # as in ISIC 2018 task 3
 
@@ -69,21 +67,16 @@ def draw(random: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     ragged, radius = look.ragged * random.uniform(0.5, 1.2), height * random.uniform(0.2, 0.38)
     rows, columns = np.mgrid[:height, :width]
     y = (rows - height / 2 - random.normal(0, 0.04 * height)) / radius
-    x = (columns - width / 2 - random.normal(0, 0.04 * height)) / (
-        radius * random.uniform(0.8, 1.2)
-    )
+    x = columns - width / 2 - random.normal(0, 0.04 * height)
+    x /= radius * random.uniform(0.8, 1.2)
     waves = np.arange(2, 9)
-    heights, phases = (
-        random.normal(0, 1, waves.size) / np.sqrt(waves),
-        random.uniform(0, 2 * np.pi, waves.size),
-    )
-    border = 1 + ragged * 0.5 * (
-        heights * np.cos(np.arctan2(y, x)[..., None] * waves + phases)
-    ).sum(-1)
+    heights = random.normal(0, 1, waves.size) / np.sqrt(waves)
+    phases = random.uniform(0, 2 * np.pi, waves.size)
+    ripples = heights * np.cos(np.arctan2(y, x)[..., None] * waves + phases)
+    border = 1 + ragged * 0.5 * ripples.sum(-1)
     depth = border - np.hypot(x, y)
-    cover = np.clip(0.5 + depth / max(look.fading * random.uniform(0.5, 1.5), 0.02), 0, 1)[
-        ..., None
-    ]
+    fading = max(look.fading * random.uniform(0.5, 1.5), 0.02)
+    cover = np.clip(0.5 + depth / fading, 0, 1)[..., None]
     # The lesion's own colours, spots included.
     inner, outer = (
         np.array(colour) + random.normal(0, 10) + random.normal(0, 7, 3)
@@ -94,18 +87,23 @@ def draw(random: np.random.Generator) -> tuple[str, np.ndarray, np.ndarray]:
     for _ in range(random.integers(look.spots + 1)):
         deep = np.argwhere(depth > 0.1)
         at = deep[random.integers(len(deep))] if len(deep) else (0, 0)
-        lesion[np.hypot(rows - at[0], columns - at[1]) < random.uniform(0.02, 0.05) * height] *= (
-            0.55
-        )
+        spot = np.hypot(rows - at[0], columns - at[1]) < random.uniform(0.02, 0.05) * height
+        lesion[spot] *= 0.55
     image = cover * lesion + (1 - cover) * (SKIN + random.normal(0, 8, 3))
-    # Light that falls off slowly in one direction, noise, and up to five dark hairs across.
+    photograph = _photograph(image, random)
+    return kind, photograph, np.where(depth > 0, 255, 0).astype(np.uint8)
+
+
+def _photograph(image: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Add uneven light, noise and up to five dark hairs; returns uint8."""
+    height, width, _ = image.shape
     y, x = np.mgrid[-0.5 : 0.5 : height * 1j, -0.5 : 0.5 : width * 1j]
     slope = random.normal(0, 0.08, 2)
-    image *= (random.uniform(0.9, 1.05) + slope[0] * y + slope[1] * x)[..., None]
+    image = image * (random.uniform(0.9, 1.05) + slope[0] * y + slope[1] * x)[..., None]
     image += random.normal(0, 4, image.shape)
-    photograph = Image.fromarray(np.clip(np.rint(image), 0, 255).astype(np.uint8))
-    pen = ImageDraw.Draw(photograph)
+    picture = Image.fromarray(np.clip(np.rint(image), 0, 255).astype(np.uint8))
+    pen = ImageDraw.Draw(picture)
     for _ in range(random.integers(6)):
-        ends = random.uniform(0, 1, (2, 2)) * photograph.size
+        ends = random.uniform(0, 1, (2, 2)) * picture.size
         pen.line([tuple(end) for end in ends], fill=(60, 45, 40), width=1)
-    return kind, np.asarray(photograph), np.where(depth > 0, 255, 0).astype(np.uint8)
+    return np.asarray(picture)

@@ -43,7 +43,8 @@ def trained(task: training.Task, dataset: Dataset) -> dict[str, Any]:
     report = planned.report
     return {
         "name": task.name, "steps": task.steps, "plain_bytes": report.baseline_peak_bytes,
-        "budget_bytes": report.budget_bytes, "device_bytes": report.compiled_peak_bytes, "planner": report.planner,
+        "budget_bytes": report.budget_bytes, "device_bytes": report.compiled_peak_bytes,
+        "planner": report.planner,
         "first_loss": float(losses[0]),  # nats, and shares of Dice
         "last_loss": float(losses[-max(1, task.steps // 10) :].mean()),
         "losses_off": float(np.max(np.abs(losses[:FIRST] / plain - 1))),  # relative to plain

@@ -17,10 +17,8 @@ from models.train import Batch, Built, Step, TrainState, resnet_step, unet2d_ste
 from models.unet2d import UNet2D, UNet2DConfig
 
 # ImageNet's red, green and blue, as shares of full brightness.
-MEAN, DEVIATION = (
-    np.array([0.485, 0.456, 0.406], np.float32),
-    np.array([0.229, 0.224, 0.225], np.float32),
-)
+MEAN = np.array([0.485, 0.456, 0.406], np.float32)
+DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 EXAMINED_AT_ONCE = 64
 
 

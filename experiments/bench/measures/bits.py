@@ -232,7 +232,9 @@ def measure_drawn_nested(case: Case) -> Measurement:
         "gated": sum(plan.gated for _, plan in plans),
         "bits_of_gated": sum(plan.gated and not plan.unequal for _, plan in plans),
         "effects": sum(plan.effects for _, plan in plans),
-        "other_effects": {_named(number, plan): plan.other_effects for number, plan in plans if plan.other_effects},
+        "other_effects": {
+            _named(number, plan): plan.other_effects for number, plan in plans if plan.other_effects
+        },
         "wrong": {str(number): error for number, _, error in outcomes if error},
     }  # fmt: skip
     return Measurement([row])
@@ -249,7 +251,11 @@ def _sums(plans: Sequence[tuple[int, Numbers]], case: Case) -> dict[str, Any]:
         "with_kernels_again": sum(plan.again > 0 for _, plan in plans),
         "kernels_again": sum(plan.again for _, plan in plans),
         "arrays": sum(plan.outputs * plan.steps for _, plan in plans),
-        "unequal": {_named(number, plan): plan.unequal for number, plan in plans if plan.unequal and not plan.gated},
+        "unequal": {
+            _named(number, plan): plan.unequal
+            for number, plan in plans
+            if plan.unequal and not plan.gated
+        },
     }  # fmt: skip
 
 

@@ -76,11 +76,11 @@ def compiled(case: Case, size: int) -> Iterator[Compiled]:
             "" if outcome.fits else _limit(outcome),
         )
         return
-    ways = Baselines(step, args, _OPTIONS, target_of(case.device))
-    plain = ways.plain()
+    baselines = Baselines(step, args, _OPTIONS, target_of(case.device))
+    plain = baselines.plain()
     yield _within(plain, budget)
     if method == "xla" and plain.device_bytes > budget:
-        yield _within(ways.xla(plain.resident_bytes, budget), budget)
+        yield _within(baselines.xla(plain.resident_bytes, budget), budget)
 
 
 def _limit(outcome: Outcome) -> str:
@@ -116,7 +116,8 @@ def against_every_size(case: Case) -> Measurement:
             memplan.jit(step, **limits, donate_argnums=0).plan(*args)
             fitting.append(size)
     return Measurement([{
-        "low": sizes.start, "high": sizes[-1], "largest": frontier.largest, "of_every_size": max(fitting, default=None),
+        "low": sizes.start, "high": sizes[-1], "largest": frontier.largest,
+        "of_every_size": max(fitting, default=None),
         "traced": len(frontier.tried), "compilations": frontier.compilations,
         "seconds": between - start, "every_size_s": time.perf_counter() - between,
     }])  # fmt: skip

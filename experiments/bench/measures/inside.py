@@ -63,9 +63,11 @@ def _rows(case: Case) -> Iterator[Row]:
                 if outcome.device_bytes - added > (1 + MORE_BYTES) * room:
                     break  # the smallest plan is the same for every budget
             yield {
-                "form": name, "share": share, "status": status_of(outcome), "added_bytes": added, "room_bytes": room,
+                "form": name, "share": share, "status": status_of(outcome), "added_bytes": added,
+                "room_bytes": room,
                 "plain_ratio": (unmodified.device_bytes - added) / plain.device_bytes,
-                "bytes_ratio": (outcome.device_bytes - added) / room, "step_s": outcome.step_s / form.trips,
+                "bytes_ratio": (outcome.device_bytes - added) / room,
+                "step_s": outcome.step_s / form.trips,
                 "seconds_ratio": outcome.step_s / form.trips / line.step_s, **_decided(outcome),
             }  # fmt: skip
 
@@ -74,7 +76,8 @@ def _decided(outcome: Outcome) -> Row:
     """Recomputations in the module, bytes that a step moves to the host, loops, compilations."""
     runs = sum(action.kind is Kind.RUN for action in outcome.planned.schedule)
     return {
-        "way": outcome.method, "again": runs - len(outcome.planned.base.problem.kernels) if outcome.planned.plan else 0,
+        "way": outcome.method,
+        "again": runs - len(outcome.planned.base.problem.kernels) if outcome.planned.plan else 0,
         "offloaded_bytes": int(outcome.planned.result.replay.copied_out_nbytes),
         "slab_loops": sum(len(record.loops) for record in outcome.program.in_slabs),
         "compilations": outcome.compilations,

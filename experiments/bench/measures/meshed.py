@@ -59,8 +59,12 @@ def rows(replays: dict[str, Replay], bound: float, single_s: float, devices: int
     """The figures of every method; `bound`: fewest bytes that all-reduces send from a host."""
     for method, result in replays.items():
         yield {
-            "way": method, "bound_bytes": bound, "devices": devices, "step_s": result.step_s, "single_s": single_s,
-            "sent_bytes": sum(count * collective.outside_nbytes for collective, count in result.collectives.items()),
+            "way": method, "bound_bytes": bound, "devices": devices, "step_s": result.step_s,
+            "single_s": single_s,
+            "sent_bytes": sum(
+                count * collective.outside_nbytes
+                for collective, count in result.collectives.items()
+            ),
             "collective_s": result.collective_s, "hidden_collective_s": result.hidden_collective_s,
             "efficiency": single_s / result.step_s, "jit_step_s": replays["jax.jit"].step_s,
         }  # fmt: skip

@@ -49,19 +49,20 @@ def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
     target, options = target_of(case.device), {"donate_argnums": donated}
     # Warm up: the first compilation of a process does work that should not count.
     _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
-    begun = _since()
-    plain, plain_spent = _compile_plain(target, step, args, options), _since(begun)
+    start = _since()
+    plain, plain_spent = _compile_plain(target, step, args, options), _since(start)
     plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.module, target.device).step_s
     del plain  # executables are large
     jax.clear_caches()
     request = Request(
         limit_of(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state
     )
-    begun = _since()
+    start = _since()
     outcome = pipeline.best(step, args, {}, options, request)
-    ready = _since(begun)
+    ready = _since(start)
     row = {
-        "plain_bytes": plain_bytes, "jit_step_s": jit_step_s, "budget_bytes": outcome.limits.device_bytes,
+        "plain_bytes": plain_bytes, "jit_step_s": jit_step_s,
+        "budget_bytes": outcome.limits.device_bytes,
         **_bytes(outcome), **_seconds(outcome),
         # Wall-clock and CPU seconds of a plain compilation, and until the planned step is ready.
         **dict(zip(("plain_compile_s", "plain_compile_cpu_s"), plain_spent, strict=True)),
@@ -119,21 +120,24 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
 
     The unmodified step lacks XLA's own rematerialization, which the plain compilation has.
     """
-    planned, loops = (
-        outcome.planned,
-        outcome.program.loops if any(outcome.program.residuals) else (),
-    )
+    planned = outcome.planned
+    loops = outcome.program.loops if any(outcome.program.residuals) else ()
     runs = sum(action.kind is Kind.RUN for action in planned.schedule)
     return {
         "unmodified_bytes": (outcome.unmodified or planned.plain).device_bytes,
         "predicted_bytes": planned.predicted_bytes, "compiled_bytes": outcome.device_bytes,
         "host_bytes": outcome.host_bytes,
-        "floor_bytes": floor_of(outcome)[0], "planner": outcome.plan.planner if outcome.plan else "none",
+        "floor_bytes": floor_of(outcome)[0],
+        "planner": outcome.plan.planner if outcome.plan else "none",
         "again": runs - len(planned.base.problem.kernels) if planned.plan is not None else 0,
         "offloaded_bytes": int(planned.result.replay.copied_out_nbytes),
         "slab_loops": sum(len(record.loops) for record in outcome.program.in_slabs),
-        "stacked_bytes": sum(stacked_nbytes(loop, chosen) for loop, chosen in loops) if loops else None,
-        "moved_bytes": sum(host_nbytes(loop, chosen) for loop, chosen in loops if chosen) if loops else None,
+        "stacked_bytes": (
+            sum(stacked_nbytes(loop, chosen) for loop, chosen in loops) if loops else None
+        ),
+        "moved_bytes": (
+            sum(host_nbytes(loop, chosen) for loop, chosen in loops if chosen) if loops else None
+        ),
     }  # fmt: skip
 
 
@@ -141,8 +145,10 @@ def _seconds(outcome: Outcome) -> dict[str, Any]:
     """Seconds by the replay of the compiled schedule; the bound holds for all plans."""
     plain, moved = outcome.unmodified or outcome.planned.plain, outcome.planned.result.replay
     return {
-        "plain_step_s": plain.replay.step_s, "step_s": outcome.step_s, "bound_s": outcome.planned.bound_s,
+        "plain_step_s": plain.replay.step_s, "step_s": outcome.step_s,
+        "bound_s": outcome.planned.bound_s,
         "copy_s": moved.copy_s, "hidden_copy_s": moved.hidden_copy_s,
-        "stall_s": sum(end - start for start, end in moved.stalls), "compilations": outcome.compilations,
+        "stall_s": sum(end - start for start, end in moved.stalls),
+        "compilations": outcome.compilations,
         "planning_s": outcome.planned.planning_s,
     }  # fmt: skip

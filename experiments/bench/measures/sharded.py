@@ -18,7 +18,8 @@ def measure(case: Case) -> Measurement:
         step, args, {}, options, Request(UNLIMITED, device=case.device, topology=links)
     )
     row = {
-        "plain_bytes": plain.device_bytes, "plain_step_s": plain.step_s, "plain_halo_bytes": _halo_bytes(plain),
+        "plain_bytes": plain.device_bytes, "plain_step_s": plain.step_s,
+        "plain_halo_bytes": _halo_bytes(plain),
     }  # fmt: skip
     limit = limit_of(case, plain.device_bytes)
     if "checkpoint" in case.facts:
@@ -39,8 +40,10 @@ def measure(case: Case) -> Measurement:
     outcome = pipeline.best(step, args, {}, options, request)
     row |= {
         "budget_bytes": limit, "predicted_bytes": outcome.planned.predicted_bytes,
-        "compiled_bytes": outcome.device_bytes, "host_bytes": outcome.host_bytes, "step_s": outcome.step_s,
-        "slab_loops": sum(len(record.loops) for record in outcome.program.in_slabs), "halo_bytes": _halo_bytes(outcome),
+        "compiled_bytes": outcome.device_bytes, "host_bytes": outcome.host_bytes,
+        "step_s": outcome.step_s,
+        "slab_loops": sum(len(record.loops) for record in outcome.program.in_slabs),
+        "halo_bytes": _halo_bytes(outcome),
         "collective_s": outcome.planned.result.replay.collective_s,
         "hidden_collective_s": outcome.planned.result.replay.hidden_collective_s,
     }  # fmt: skip

@@ -85,7 +85,8 @@ def bert(checkouts: Path, make: Make, *, batch: int, tokens: int, **sizes: int) 
     names = notebook(checkouts, "bert").run(3, 5, 6, 7, 8, 9, 10, 17).names
     eqx = names.eqx
     config = {
-        "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "hidden_dropout_prob": 0.1,
+        "vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2,
+        "hidden_dropout_prob": 0.1,
         "attention_probs_dropout_prob": 0.1, **sizes,
     }  # fmt: skip
     optimizer = optax.chain(optax.clip_by_global_norm(1.0), optax.adam(1e-5))
@@ -129,67 +130,22 @@ def convolutional_gan(checkouts: Path, make: Make, *, batch: int, filters: int) 
             optimizer.init(eqx.filter(network, eqx.is_inexact_array))
             for network in (generator, discriminator)
         ]
-        return (
-            generator,
-            discriminator,
-            eqx.nn.State(generator),
-            eqx.nn.State(discriminator),
-            *moments,
-        )
+        states = eqx.nn.State(generator), eqx.nn.State(discriminator)
+        return generator, discriminator, *states, *moments
 
     def data() -> Any:
         return images(batch, names.channels, names.height, names.width), jax.random.key(3)
 
     def update(built: Any, images: Any, key: Any) -> Any:
-        (
-            generator,
-            discriminator,
-            generator_state,
-            discriminator_state,
-            generator_moments,
-            discriminator_moments,
-        ) = built
-        (
-            judge_loss,
-            discriminator,
-            discriminator_moments,
-            generator_state,
-            discriminator_state,
-            key,
-        ) = names.step_discriminator(
-            discriminator,
-            generator,
-            images,
-            optimizer,
-            discriminator_moments,
-            generator_state,
-            discriminator_state,
-            key,
+        gen, dis, gen_state, dis_state, gen_moments, dis_moments = built
+        dis_loss, dis, dis_moments, gen_state, dis_state, key = names.step_discriminator(
+            dis, gen, images, optimizer, dis_moments, gen_state, dis_state, key
         )
-        make_loss, generator, generator_moments, discriminator_state, generator_state, key = (
-            names.step_generator(
-                generator,
-                discriminator,
-                optimizer,
-                generator_moments,
-                discriminator_state,
-                generator_state,
-                key,
-            )
+        gen_loss, gen, gen_moments, dis_state, gen_state, key = names.step_generator(
+            gen, dis, optimizer, gen_moments, dis_state, gen_state, key
         )
-        return (
-            (
-                generator,
-                discriminator,
-                generator_state,
-                discriminator_state,
-                generator_moments,
-                discriminator_moments,
-            ),
-            judge_loss,
-            make_loss,
-            key,
-        )
+        built = gen, dis, gen_state, dis_state, gen_moments, dis_moments
+        return built, dis_loss, gen_loss, key
 
     return step_of(eqx, make, build, data, update)
 
@@ -204,7 +160,8 @@ def unet_diffusion(
 
     def build() -> Any:
         model = unet.UNet(
-            data_shape=(3, size, size), is_biggan=False, dim_mults=list(levels), hidden_size=width, heads=4,
+            data_shape=(3, size, size), is_biggan=False, dim_mults=list(levels), hidden_size=width,
+            heads=4,
             dropout_rate=0.0,  # the other notebook gives its model no key
             dim_head=32, num_res_blocks=2, attn_resolutions=[size // 2], key=jax.random.key(0),
         )  # fmt: skip

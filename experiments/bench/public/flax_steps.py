@@ -16,7 +16,8 @@ from experiments.bench.public.training import Make, TrainingStep, images, intege
 
 FLAX = Repository("google/flax", "18f8f311c275d57f46d95e41b15aa97b454754c0", "Apache-2.0")
 STAND_INS = (  # For data, logs and checkpoints.
-    "tensorflow", "tensorflow_datasets", "tensorflow_text", "sentencepiece", "grain", "sklearn", "orbax",
+    "tensorflow", "tensorflow_datasets", "tensorflow_text", "sentencepiece", "grain", "sklearn",
+    "orbax",
     "clu.checkpoint", "clu.deterministic_data", "clu.metric_writers", "clu.periodic_actions",
     "flax.metrics.tensorboard", "flax.training.checkpoints",
 )  # fmt: skip
@@ -160,10 +161,8 @@ def nlp_seq(
     def args() -> Any:
         params = model.init(jax.random.key(0), inputs=jnp.ones((tokens, 1)), train=False)["params"]
         state = train_state.TrainState.create(apply_fn=model.apply, params=params, tx=repeated)
-        inputs, targets = (
-            integers(batch, tokens, below=words, low=1),
-            integers(batch, tokens, below=tags, low=1),
-        )
+        inputs = integers(batch, tokens, below=words, low=1)
+        targets = integers(batch, tokens, below=tags, low=1)
         return state, {"inputs": inputs, "targets": targets}, jax.random.key(3)
 
     def step(state: Any, batch: Any, key: Any) -> Any:
@@ -178,10 +177,8 @@ def ogbg_molpcba(
     """A graph network over molecules: gathers, segment sums, dropout."""
     train = example(checkouts, "ogbg_molpcba")
     config = configured(checkouts, "ogbg_molpcba", "default_graph_net", num_classes=128)
-    model, optimizer = (
-        train.create_model(config, deterministic=False),
-        train.create_optimizer(config),
-    )
+    model = train.create_model(config, deterministic=False)
+    optimizer = train.create_optimizer(config)
 
     def molecules() -> Any:
         senders, receivers = (integers(edges, below=nodes, seed=seed) for seed in (2, 4))

@@ -35,10 +35,8 @@ def imagenet(
     flags.train_device_batch_size = batch
     inner, network = train.get_policy(), hk.nets.ResNet50
     if blocks is not None:
-        network, narrow = (
-            hk.nets.ResNet,
-            {"bottleneck": False, "channels_per_group": (8, 16, 32, 64)},
-        )
+        network = hk.nets.ResNet
+        narrow = {"bottleneck": False, "channels_per_group": (8, 16, 32, 64)}
         hk.nets.ResNet50 = partial(network, blocks, **narrow)
     hk.mixed_precision.set_policy(
         hk.BatchNorm, train.get_bn_policy().with_output_dtype(inner.compute_dtype)

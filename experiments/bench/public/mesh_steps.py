@@ -27,8 +27,10 @@ MAXTEXT = Repository(
 )
 STAND_INS = (  # For MaxText's data, logs, checkpoints, quantization, TPU kernels and DiLoCo.
     "aqt", "datasets", "drjax", "grain", "huggingface_hub", "maxtext.checkpoint_conversion",
-    "maxtext.common.checkpointing", "maxtext.input_pipeline", "ml_goodput_measurement", "pathwaysutils",
-    "sentencepiece", "sympy", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax", "tokenizers", "transformers",
+    "maxtext.common.checkpointing", "maxtext.input_pipeline", "ml_goodput_measurement",
+    "pathwaysutils",
+    "sentencepiece", "sympy", "tensorflow", "tensorflow_datasets", "tiktoken", "tokamax",
+    "tokenizers", "transformers",
 )  # fmt: skip
 
 
@@ -69,10 +71,8 @@ def lm1b(checkouts: Path) -> TrainingStep:
 
 def gemma(checkouts: Path, file: str) -> TrainingStep:
     """An nnx module on a mesh with explicit axes; also returns captured intermediates."""
-    train, config = (
-        flax_steps.example(checkouts, "gemma"),
-        flax_steps.configured(checkouts, "gemma", file),
-    )
+    train = flax_steps.example(checkouts, "gemma")
+    config = flax_steps.configured(checkouts, "gemma", file)
     jax.config.update("jax_num_cpu_devices", DEVICES)
     mesh = jax.make_mesh(config.get_mesh_shape(DEVICES), config.mesh_axes)
     rules = train.ShardingConfig.fsdp_tp_sharding(
@@ -182,6 +182,7 @@ MESH_STEPS = {
             partial(gemma, file="gemma3_270m"), "nothing"),
         MeshStep("equinox-parallelism", EQUINOX, "docs/examples/parallelism.ipynb",
             partial(parallelism, batch=16384, width=2048, depth=16),
-            "16 layers of 2048 and 16384 rows on each device, instead of one layer of 32 and two rows"),
+            "16 layers of 2048 and 16384 rows on each device, "
+            "instead of one layer of 32 and two rows"),
     )
 }  # fmt: skip

@@ -18,8 +18,10 @@ BIG_VISION = Repository(
     "google-research/big_vision", "0127fb6b337ee2a27bf4e54dea79cff176527356", "Apache-2.0"
 )
 STAND_INS = (  # For data, logs and checkpoints.
-    "tensorflow", "tensorflow_datasets", "tensorflow_text", "clu.metric_writers", "clu.periodic_actions",
-    "flax.training.checkpoints", "pandas", "vit_jax.checkpoint", "vit_jax.input_pipeline", "vit_jax.models_lit",
+    "tensorflow", "tensorflow_datasets", "tensorflow_text", "clu.metric_writers",
+    "clu.periodic_actions",
+    "flax.training.checkpoints", "pandas", "vit_jax.checkpoint", "vit_jax.input_pipeline",
+    "vit_jax.models_lit",
 )  # fmt: skip
 
 

@@ -1,6 +1,7 @@
 """Is every step right? Compares each step over many processes with the same step on one device.
 
-    memplan launch -n 3 --devices 4 -- python -m experiments.distributed.every_step.worker --mesh 3x4 --steps 200
+    WORKER="python -m experiments.distributed.every_step.worker"
+    memplan launch -n 3 --devices 4 -- $WORKER --mesh 3x4 --steps 200
 
 Both start from the same state. In a whole training, a sum that is wrong now and then, or on one
 rank, would go unnoticed.
@@ -172,7 +173,10 @@ def wrong_steps(case: Case, mesh: Any, steps: int) -> tuple[int, float]:
         off = difference(actual, expected, cut)
         if off > 1 and pieces:  # maybe a value within rounding of a kink
             draw = np.random.default_rng(number)
-            states = (jax.tree.map(lambda leaf: nudged(leaf, draw), before) for _ in range(NUDGED))  # noqa: B023
+            states = (
+                jax.tree.map(lambda leaf: nudged(leaf, draw), before)  # noqa: B023
+                for _ in range(NUDGED)
+            )
             off = difference(
                 actual,
                 expected,

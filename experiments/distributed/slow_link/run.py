@@ -145,7 +145,8 @@ def table() -> str:
                 f"{faster:.2f}x",
             )
             lines.append((document["link"], method, *figures, f"{row['losses'][-1]:.4f}"))
-    return f"{grid(head, lines)}\n\n{', '.join(f'{name} {version}' for name, version in releases.items())}"
+    packages = ", ".join(f"{name} {version}" for name, version in releases.items())
+    return f"{grid(head, lines)}\n\n{packages}"
 
 
 if __name__ == "__main__":

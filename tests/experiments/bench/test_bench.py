@@ -15,7 +15,7 @@ from experiments.bench import __main__, questions, results, runner, tables
 from experiments.bench.cases import Case, by_name
 from experiments.bench.questions import QUESTIONS, Question, all_tables
 from experiments.bench.results import Measurement, Result, measured_here, source_here, stored_result
-from experiments.bench.tables import Column, mib, ms, table
+from experiments.bench.tables import Column, Rows, mib, ms, table
 from memplan.hardware import catalog
 
 CASES = [(question, case) for question in QUESTIONS.values() for case in question.cases.values()]
@@ -90,9 +90,10 @@ def toy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Question:
         Case("60", step, after=("50", False)),
         Case("75", step, after=("60", False)),
     ]
-    view = lambda rows: table(  # noqa: E731
-        [Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows
-    )
+
+    def view(rows: Rows) -> str:
+        return table([Column("case", "case"), Column("ms", "step_s", "{:.1f}", 1e-3)], rows)
+
     return Question(
         "toy", by_name(cases), lambda case: Measurement([{"step_s": 0.5}], "fits"), view
     )

@@ -15,8 +15,10 @@ from memplan.units import parse_bytes
 
 MIB = 2**20
 ROW = {
-    "case": "a", "device": "v100", "budget": 50, "status": "fits", "budget_bytes": 60, "plain_bytes": 100,
-    "plain_step_s": 1.0, "plain_compile_s": 2.0, "predicted_bytes": 51, "compiled_bytes": 50, "host_bytes": 0,
+    "case": "a", "device": "v100", "budget": 50, "status": "fits", "budget_bytes": 60,
+    "plain_bytes": 100,
+    "plain_step_s": 1.0, "plain_compile_s": 2.0, "predicted_bytes": 51, "compiled_bytes": 50,
+    "host_bytes": 0,
     "step_s": 1.1, "compilations": 1, "ready_s": 6.0,
 }  # fmt: skip
 FAILED = {"case": "d", "device": "v100", "budget": 70, "status": "failed", "reason": "no time"}
@@ -46,7 +48,8 @@ def test_the_summary_counts_what_fits_and_what_it_costs() -> None:
     fits, truth, over, costs, compilations = summary(rows)
     assert fits == "fits: 3 of 4 (d)"
     assert truth.endswith(
-        "off by median 2.00%, 90th percentile 2.00%, worst 2.00%; right at the first compilation: 1 of 3"
+        "off by median 2.00%, 90th percentile 2.00%, worst 2.00%; right at the first compilation: "
+        "1 of 3"
     )
     assert over.endswith("median 20.0%, 90th percentile 30.0%, worst 30.0%")
     assert "by the clock median 3.0" in costs and "threads not measured" in costs

@@ -26,7 +26,8 @@ from tests.gpu_runtime import stand_in
 from tests.gpu_runtime.toys import mlp
 
 LACKING = (
-    "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis", "equinox",
+    "nibabel", "orbax", "matplotlib", "perfetto", "grain", "PIL", "ortools", "pytest", "hypothesis",
+    "equinox",
     "playwright", "viztracer", "jax_plugins", "jax_cuda12_plugin", "nvidia",
 )  # fmt: skip
 CARD = {
@@ -76,9 +77,9 @@ def test_a_failure_is_kept_and_stops_nothing(start: Any, tmp_path: Path) -> None
 def test_a_second_call_goes_on_where_the_time_was_over(
     start: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    over: Answer = lambda row: (  # noqa: E731
-        {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}
-    )
+    def over(row: Row) -> dict[str, Any]:
+        return {"error": "ran longer than 9 s: ", "late": True} if row is ROWS[2] else {}
+
     _, requested = start(over, "--minutes", "1")  # less time is left than that row may take
     assert requested == [row.name for row in ROWS[:3]]
     printed = capsys.readouterr().out.splitlines()[-1]
@@ -90,9 +91,9 @@ def test_a_second_call_goes_on_where_the_time_was_over(
 
 
 def test_a_row_that_may_not_take_longer_is_not_what_ends_the_time(start: Any) -> None:
-    late: Answer = lambda row: (  # noqa: E731
-        {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}
-    )
+    def late(row: Row) -> dict[str, Any]:
+        return {"error": "ran longer than 150 s: ", "late": True} if row is ROWS[1] else {}
+
     assert start(late, "--minutes", "25") == (1, [row.name for row in ROWS])
     assert start(lambda row: {})[1] == []
 
