@@ -51,9 +51,9 @@ def test_it_says_whether_it_reached_the_limit(layers: int, seed: int, offloads: 
 
 
 def test_the_seed_decides() -> None:
-    def found(seed: int) -> list[tuple[int, int]]:
+    def recomputations(seed: int) -> list[tuple[int, int]]:
         ledger, limit, _ = evicted(10, 3, offloads=False)
         NeighbourhoodSearch(ledger, limit, seed=seed).improve(lambda: max(0, ledger.peak_nbytes - limit), 300)
         return ledger.recomputations()
 
-    assert found(1) == found(1)
+    assert recomputations(1) == recomputations(1)
