@@ -18,16 +18,8 @@ MIB = 2**20
 def outcome_of(nbytes: int, fits: bool = True, plan: Any = None, in_slabs: tuple[Any, ...] = ()) -> Any:
     program = SimpleNamespace(in_slabs=in_slabs)
     unmodified = SimpleNamespace(device_bytes=12 * MIB, replay=SimpleNamespace(step_s=0.9))
-    return SimpleNamespace(
-        device_bytes=nbytes,
-        host_bytes=5,
-        step_s=0.5,
-        fits=fits,
-        plan=plan,
-        compilations=3,
-        program=program,
-        unmodified=unmodified,
-    )
+    figures = {"device_bytes": nbytes, "host_bytes": 5, "step_s": 0.5, "fits": fits, "plan": plan}
+    return SimpleNamespace(**figures, compilations=3, program=program, unmodified=unmodified)
 
 
 @pytest.fixture
@@ -62,21 +54,12 @@ def rows(comparison: Comparison) -> dict[str, Row]:
 
 def test_every_method_has_a_row_and_memplan_the_last(xla_limits: list[tuple[int, int]]) -> None:
     comparison = compared()
-    assert (comparison.device, comparison.budget_bytes, comparison.host_budget_bytes) == (
-        "v100",
-        10 * MIB,
-        MIB,
-    )
+    budgets = comparison.budget_bytes, comparison.host_budget_bytes
+    assert comparison.device == "v100" and budgets == (10 * MIB, MIB)
     offload = "XLA's rematerialization and host offload"
     off = "plain jax, XLA's rematerialization off"
-    assert list(rows(comparison)) == [
-        "plain jax",
-        *policies(),
-        "XLA's rematerialization",
-        offload,
-        off,
-        "memplan",
-    ]
+    of_xla = "XLA's rematerialization", offload, off
+    assert list(rows(comparison)) == ["plain jax", *policies(), *of_xla, "memplan"]
     assert rows(comparison)[off] == Row(off, 12 * MIB, 0, 0.9, False)
     assert rows(comparison)["plain jax"] == Row("plain jax", 10 * MIB, 0, 1.0, True)
     assert rows(comparison)[offload] == Row(offload, 9 * MIB, MIB, 2.0, True)
@@ -103,14 +86,8 @@ def test_a_cpu_has_no_methods_of_xla() -> None:
     ("outcome", "row"),
     [
         (outcome_of(8 * MIB), Row("memplan", 8 * MIB, 5, 0.5, True, "the plain step fits")),
-        (
-            outcome_of(8, plan="", in_slabs=(1,)),
-            Row("memplan", 8, 5, 0.5, True, "compilations: 3, in slabs"),
-        ),
-        (
-            outcome_of(99, fits=False),
-            Row("memplan", None, None, None, False, "the smallest that works: 99 bytes"),
-        ),
+        (outcome_of(8, plan="", in_slabs=(1,)), Row("memplan", 8, 5, 0.5, True, "compilations: 3, in slabs")),
+        (outcome_of(99, fits=False), Row("memplan", None, None, None, False, "the smallest that works: 99 bytes")),
     ],
 )
 def test_the_row_of_memplan(monkeypatch: pytest.MonkeyPatch, outcome: Any, row: Row) -> None:

@@ -17,18 +17,7 @@ from memplan.report.diagnosis import Diagnosis, Finding
 from memplan.xla.target import Target
 from tests import vocabulary
 from tests.studies import patients
-from tests.studies.patients import (
-    LAYERS,
-    ROWS,
-    WIDE,
-    WIDTH,
-    WORDS,
-    Patient,
-    Step,
-    X,
-    array,
-    weights,
-)
+from tests.studies.patients import LAYERS, ROWS, WIDE, WIDTH, WORDS, Patient, Step, X, array, weights
 from tests.xla.steps import scanned
 
 MIB = 2**20
@@ -60,19 +49,10 @@ def line_of(mark: str) -> str:
 MOMENTUM = weights(), weights(), X, X
 WITH_HEAD = weights(), array(WIDTH, WORDS), X, X
 COMPILED = {
-    "the state is not donated": Patient(
-        "donate", patients.train, (weights(), X, X), patients.train, (weights(), X, X), ()
-    ),
-    "the optimizer's state is not donated": Patient(
-        "donate", patients.with_momentum, MOMENTUM, patients.with_momentum, MOMENTUM, (0,), (0, 1)
-    ),
+    "the state is not donated": Patient("donate", *(patients.train, (weights(), X, X)) * 2, ()),
+    "the optimizer's state is not donated": Patient("donate", *(patients.with_momentum, MOMENTUM) * 2, (0,), (0, 1)),
     "logits are returned": Patient(
-        "output",
-        patients.with_logits,
-        WITH_HEAD,
-        patients.without_logits,
-        WITH_HEAD,
-        mark="the logits",
+        "output", patients.with_logits, WITH_HEAD, patients.without_logits, WITH_HEAD, mark="the logits"
     ),
 }
 
@@ -123,13 +103,7 @@ def test_types_of_64_bits_that_the_step_requests_stay_counted() -> None:
 @pytest.mark.parametrize(
     ("kind", "step", "args", "nbytes", "mark"),
     [
-        (
-            "closed over",
-            patients.closing_over_a_table,
-            (weights(), X),
-            patients.TABLE.nbytes,
-            "the loss",
-        ),
+        ("closed over", patients.closing_over_a_table, (weights(), X), patients.TABLE.nbytes, "the loss"),
         ("closed over", patients.closing_over_weights, (X,), LAYERS * WIDTH * WIDTH * 4, "a layer"),
         ("folded", patients.folding, (weights(), X), (ROWS - 8) * WIDTH * 4, "what is folded"),
         ("table", patients.one_hot_rows, (array(WIDTH, WIDTH), X), ROWS * WIDTH * 4, "the rows"),
@@ -150,10 +124,8 @@ def test_arrays_in_the_program_are_counted(kind: str, step: Step, args: Sequence
 @pytest.mark.gpu_aot
 def test_state_that_the_host_could_hold_is_found() -> None:
     x = array(128, WIDTH)
-    args, options = (
-        ((weights(), weights()), x, x),
-        {"device": "a100", "donate_argnums": 0, "split": False},
-    )
+    args = (weights(), weights()), x, x
+    options = {"device": "a100", "donate_argnums": 0, "split": False}
     budget = int(0.8 * device_bytes(patients.with_state, args, (0,), "a100"))
     diagnosis = api.doctor(patients.with_state, args, budget=budget, **options)
     finding = only("host state", diagnosis)
@@ -176,10 +148,8 @@ def test_a_batch_that_just_misses_is_found_and_then_the_plan() -> None:
     assert f"{rows + ROWS // 32} do not fit" in batch.advice and bytes_of(rows + ROWS // 32) > budget
     assert (batch.added_s or 0.0) < 0.0
     assert plan.kind == "plan"
-    report = memplan.jit(patients.train, budget=plan.device_bytes, split=False, donate_argnums=0).plan(
-        *(weights(), X, X)
-    )
-    assert report.report.compiled_peak_bytes == plan.device_bytes
+    step = memplan.jit(patients.train, budget=plan.device_bytes, split=False, donate_argnums=0)
+    assert step.plan(weights(), X, X).report.compiled_peak_bytes == plan.device_bytes
 
 
 def test_a_kernel_above_the_budget_needs_slabs() -> None:
