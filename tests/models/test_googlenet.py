@@ -58,9 +58,9 @@ def test_blocks_concatenate_their_branches():
     """The channels that enter each stage's first block are the sum of the branches before."""
     variables = jax.eval_shape(GoogLeNet(TINY).init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     for stage in (1, 2):
-        one, _, three, _, five, project = map(TINY.channels, TINY.stages[stage - 1][-1])
+        single, _, three, _, five, project = map(TINY.channels, TINY.stages[stage - 1][-1])
         entering = variables["params"][f"stage_{stage}_block_0"]["one"]["conv"]["kernel"].shape[2]
-        assert entering == one + three + five + project
+        assert entering == single + three + five + project
 
 
 @pytest.mark.slow

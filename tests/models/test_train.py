@@ -210,4 +210,4 @@ def test_blocks_are_checkpointed_and_the_state_stays(build, fields, blocks):
     step, args = build(32, batch=2, **fields)
     checkpointed, same = build(32, batch=2, remat=True, **fields)
     assert jax.tree.structure(same) == jax.tree.structure(args)
-    assert [str(jax.make_jaxpr(one)(*args)).count("remat") for one in (step, checkpointed)] == [0, blocks]
+    assert [str(jax.make_jaxpr(function)(*args)).count("remat") for function in (step, checkpointed)] == [0, blocks]
