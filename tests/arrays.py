@@ -26,3 +26,9 @@ def assert_near(results: Any, expected: Any, within: float) -> None:
 def shapes_of(tree: Any) -> Any:
     """Shapes and dtypes instead of arrays."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), tree)
+
+
+def assert_same_bits(results: Any, expected: Any) -> None:
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
+    for result, wanted in zip(jax.tree.leaves(results), jax.tree.leaves(expected), strict=True):
+        assert np.asarray(result).tobytes() == np.asarray(wanted).tobytes()

@@ -138,28 +138,30 @@ def _records() -> Iterator[Record]:
 
 def forms(folder: Path) -> Mapping[str, Form]:
     """By name; `folder` is for files."""
-    found = {
+    by_name = {
         type(record).__name__: Form(record.to_json(), type(record).load_json, _show)
         for record in _records()
     }
     device = MeasuredDevice(catalog.named("h200"), "gpu", "NVIDIA H200")
     device.save(folder / "device.json")
     written = (folder / "device.json").read_text()
-    found["MeasuredDevice"] = Form(
-        written, measured.load, lambda one: one.save(folder / "again.json")
+    by_name["MeasuredDevice"] = Form(
+        written, measured.load, lambda record: record.save(folder / "again.json")
     )
-    found["Topology"] = Form(
-        topology.TOPOLOGIES["ddl"].to_json(), topology.load, lambda one: one.to_json()
+    by_name["Topology"] = Form(
+        topology.TOPOLOGIES["ddl"].to_json(), topology.load, lambda record: record.to_json()
     )
-    found["Plan"] = Form(PLAN.to_json(), Plan.load, lambda one: Plan.from_json(one.to_json()))
-    return found
+    by_name["Plan"] = Form(
+        PLAN.to_json(), Plan.load, lambda record: Plan.from_json(record.to_json())
+    )
+    return by_name
 
 
 def _deep(levels: int) -> Any:
-    found: Any = []
+    nested: Any = []
     for _ in range(levels):
-        found = [found]
-    return found
+        nested = [nested]
+    return nested
 
 
 OTHERS = st.one_of(

@@ -23,7 +23,7 @@ FORMS = pytest.mark.parametrize("name", NAMES)
 
 
 @pytest.fixture(scope="module")
-def known(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Form]:
+def kinds(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Form]:
     return dict(forms(tmp_path_factory.mktemp("documents")))
 
 
@@ -32,42 +32,42 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("document") / "document.json"
 
 
-def test_all_kinds_are_here(known: dict[str, Form]) -> None:
-    assert list(known) == NAMES
+def test_all_kinds_are_here(kinds: dict[str, Form]) -> None:
+    assert list(kinds) == NAMES
 
 
 @FORMS
-def test_a_valid_one_is_loaded(name: str, known: dict[str, Form], path: Path) -> None:
-    assert loads(known[name], known[name].text.encode(), path)
+def test_a_valid_one_is_loaded(name: str, kinds: dict[str, Form], path: Path) -> None:
+    assert loads(kinds[name], kinds[name].text.encode(), path)
 
 
 def loads(form: Form, written: bytes, path: Path) -> bool:
     """Whether it is loaded; then it is used. Any error but memplan's own fails the test."""
     path.write_bytes(written)
-    found, told = None, ""
+    loaded, message = None, ""
     try:
-        found = form.load(path)
+        loaded = form.load(path)
     except MemplanError as error:
-        told = str(error)
-    assert len(told.encode()) < 1000
-    if not told:
-        form.use(found)
-    return not told
+        message = str(error)
+    assert len(message.encode()) < 1000
+    if not message:
+        form.use(loaded)
+    return not message
 
 
 @FORMS
 @settings(max_examples=60, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
-def test_a_damaged_one(name: str, data: st.DataObject, known: dict[str, Form], path: Path) -> None:
-    loads(known[name], data.draw(damaged(known[name].text)), path)
+def test_a_damaged_one(name: str, data: st.DataObject, kinds: dict[str, Form], path: Path) -> None:
+    loads(kinds[name], data.draw(damaged(kinds[name].text)), path)
 
 
 @FORMS
 @settings(max_examples=20, suppress_health_check=list(HealthCheck))
 @given(written=ANYTHING)
 @example(written=b"[" * 100_000)
-def test_anything(name: str, written: bytes, known: dict[str, Form], path: Path) -> None:
-    assert not loads(known[name], written, path)
+def test_anything(name: str, written: bytes, kinds: dict[str, Form], path: Path) -> None:
+    assert not loads(kinds[name], written, path)
 
 
 @pytest.mark.slow
@@ -75,6 +75,6 @@ def test_anything(name: str, written: bytes, known: dict[str, Form], path: Path)
 @settings(max_examples=1500, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_damaged_one_at_length(
-    name: str, data: st.DataObject, known: dict[str, Form], path: Path
+    name: str, data: st.DataObject, kinds: dict[str, Form], path: Path
 ) -> None:
-    loads(known[name], data.draw(damaged(known[name].text)), path)
+    loads(kinds[name], data.draw(damaged(kinds[name].text)), path)

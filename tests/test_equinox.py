@@ -38,16 +38,22 @@ def train_step(model: Any, state: Any, x: Any, y: Any, *, mode: str = "mean") ->
 
 def losses(step: Any, **kwargs: Any) -> list[float]:
     model, state, *_ = start()
-    found = []
+    values = []
     for _ in range(3):
         model, state, loss, _ = step(model, state, *start()[2:], **kwargs)
-        found.append(float(loss))
-    return found
+        values.append(float(loss))
+    return values
 
 
 @pytest.mark.parametrize(
     "donate",
-    ["all", *(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "all-except-first"))],
+    [
+        "all",
+        *(
+            pytest.param(donation, marks=pytest.mark.slow)
+            for donation in ("none", "all-except-first")
+        ),
+    ],
 )
 def test_three_steps_are_equinox_own_to_the_bit_within_the_budget(donate: Any) -> None:
     step = filter_jit(train_step, donate=donate, budget=LIMIT)
@@ -87,8 +93,8 @@ def test_what_is_no_array_is_static_by_equality() -> None:
         return x * options["n"], label, jnp.tanh
 
     for label in ("a", "b", "a"):
-        found = step(jnp.ones(3), {"n": 2, "f": jnp.sin}, label=label)
-        assert found[1:] == (label, jnp.tanh) and found[0].sum() == 6
+        results = step(jnp.ones(3), {"n": 2, "f": jnp.sin}, label=label)
+        assert results[1:] == (label, jnp.tanh) and results[0].sum() == 6
     assert sorted(set(traced)) == ["a", "b"] and len(step._planned._planned) == 2
     assert step(jnp.ones(3), {"n": jnp.array(2), "f": jnp.sin}, label="a")[0].sum() == 6
 

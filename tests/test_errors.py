@@ -16,7 +16,7 @@ NAMES = [
     for path in sorted((ROOT / "memplan").rglob("*.py"))
     for name in re.findall(r"^class (\w+)\(MemplanError\b", path.read_text(), re.MULTILINE)
 ]
-KINDS = [one for one in vars(errors).values() if isinstance(one, type)] + [
+KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type)] + [
     FactoryError,
     NotThePlainModuleError,
 ]

@@ -23,24 +23,24 @@ def model(draws: bool = False, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
     first = [keras.layers.Dropout(0.2), keras.layers.BatchNormalization()] if draws else []
     hidden = [keras.layers.Dense(32, activation="tanh") for _ in range(4)]
-    made = keras.Sequential([keras.Input((4,)), *first, *hidden, keras.layers.Dense(1)])
-    made.compile(
+    network = keras.Sequential([keras.Input((4,)), *first, *hidden, keras.layers.Dense(1)])
+    network.compile(
         optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss="mse", metrics=["mae"], **options
     )
-    return made
+    return network
 
 
-def weights(made: keras.Model) -> list[np.ndarray]:
-    return [np.asarray(one) for one in (*made.variables, *made.optimizer.variables)]
+def weights(network: keras.Model) -> list[np.ndarray]:
+    return [np.asarray(variable) for variable in (*network.variables, *network.optimizer.variables)]
 
 
-def fit(made: keras.Model, **options: Any) -> Any:
+def fit(network: keras.Model, **options: Any) -> Any:
     keras.utils.set_random_seed(1)  # of the order of samples
-    return made.fit(X[:400], Y[:400], batch_size=256, verbose=0, **options).history
+    return network.fit(X[:400], Y[:400], batch_size=256, verbose=0, **options).history
 
 
-def same(one: keras.Model, other: keras.Model) -> bool:
-    return all(map(np.array_equal, weights(one), weights(other)))
+def same(first: keras.Model, second: keras.Model) -> bool:
+    return all(map(np.array_equal, weights(first), weights(second)))
 
 
 def test_fit_is_keras_own_to_the_bit_within_the_budget() -> None:
@@ -58,54 +58,58 @@ def test_several_steps_in_one_execution_and_single_batches() -> None:
     report = memplan.keras.plan(planned, budget=LIMIT)
     assert fit(planned, epochs=2) == fit(plain, epochs=2) and same(planned, plain)
     assert report.report.compiled_peak_bytes <= LIMIT and report.report.planner == "kernels"
-    for one in (plain, planned):
-        one.compile("sgd", "mse")
+    for each in (plain, planned):
+        each.compile("sgd", "mse")
     batch = X[:8], Y[:8], np.linspace(0, 1, 8)
     assert planned.train_on_batch(*batch) == plain.train_on_batch(*batch) and same(planned, plain)
 
 
 def test_a_plan_comes_before_training_and_for_a_model_that_is_not_built() -> None:
-    made = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
-    made.compile("sgd", "mse")
-    planned = memplan.keras.plan(made, budget="1GiB")
+    network = keras.Sequential([keras.layers.Dense(8), keras.layers.Dense(1)])
+    network.compile("sgd", "mse")
+    planned = memplan.keras.plan(network, budget="1GiB")
     with pytest.raises(MemplanError, match="nothing was planned yet"):
         _ = planned.report
     shapes = [jax.ShapeDtypeStruct((64, width), "float32") for width in (4, 1)]
-    assert planned.plan(*shapes).report.status == "untouched" and made.built
-    before = weights(made)
+    assert planned.plan(*shapes).report.status == "untouched" and network.built
+    before = weights(network)
     assert planned.report.budget_bytes == 1 << 30
-    made.fit(X[:64], Y[:64], batch_size=64, verbose=0)
-    assert len(planned._step._planned) == 1 and not all(map(np.array_equal, before, weights(made)))
+    network.fit(X[:64], Y[:64], batch_size=64, verbose=0)
+    assert len(planned._step._planned) == 1 and not all(
+        map(np.array_equal, before, weights(network))
+    )
 
 
 def test_a_refused_budget_leaves_the_model_as_it_was() -> None:
-    made, other = model(), model()
-    memplan.keras.plan(made, budget=1, split=False)
+    network, other = model(), model()
+    memplan.keras.plan(network, budget=1, split=False)
     with pytest.raises(InfeasibleBudgetError, match="a budget of") as caught:
-        made.fit(X, Y, batch_size=256, verbose=0)
-    assert same(made, other)
-    planned = memplan.keras.plan(made, budget=caught.value.smallest_bytes)  # replaces the first
-    made.fit(X, Y, batch_size=256, verbose=0)
-    assert planned.report.budget_bytes == caught.value.smallest_bytes and not same(made, other)
+        network.fit(X, Y, batch_size=256, verbose=0)
+    assert same(network, other)
+    planned = memplan.keras.plan(network, budget=caught.value.smallest_bytes)  # replaces the first
+    network.fit(X, Y, batch_size=256, verbose=0)
+    assert planned.report.budget_bytes == caught.value.smallest_bytes and not same(network, other)
 
 
 @pytest.mark.filterwarnings(
     "ignore:__array__ implementation"
 )  # Keras' own, where it copies an optimizer
 def test_one_model_is_planned_and_stays_so_when_compiled_again() -> None:
-    made, other = model(), model()
-    planned = memplan.keras.plan(made)
-    np.testing.assert_array_equal(made.predict(X[:8], verbose=0), other.predict(X[:8], verbose=0))
-    made.compile("sgd", "mse")
-    made.train_on_batch(X[:8], Y[:8])
+    network, other = model(), model()
+    planned = memplan.keras.plan(network)
+    np.testing.assert_array_equal(
+        network.predict(X[:8], verbose=0), other.predict(X[:8], verbose=0)
+    )
+    network.compile("sgd", "mse")
+    network.train_on_batch(X[:8], Y[:8])
     assert planned.report.status == "untouched"
     first = planned._step
-    made.compile("sgd", "mae")
-    made.train_on_batch(X[:8], Y[:8])
+    network.compile("sgd", "mae")
+    network.train_on_batch(X[:8], Y[:8])
     assert planned._step is not first and planned._step._planned
-    copy = keras.models.clone_model(made)
-    for one in (other, copy):
-        assert one._make_function.__func__ is keras.Model._make_function
+    copy = keras.models.clone_model(network)
+    for each in (other, copy):
+        assert each._make_function.__func__ is keras.Model._make_function
 
 
 def test_models_without_a_compiled_step_are_refused() -> None:
@@ -114,12 +118,12 @@ def test_models_without_a_compiled_step_are_refused() -> None:
     for options in ({"run_eagerly": True}, {"jit_compile": False}):
         with pytest.raises(MemplanError, match="jit_compile=True"):
             memplan.keras.plan(model(**options))
-    made = model()
-    memplan.keras.plan(made)
-    made.compile("sgd", "mse", jit_compile=False)
+    network = model()
+    memplan.keras.plan(network)
+    network.compile("sgd", "mse", jit_compile=False)
     with pytest.raises(MemplanError, match="jit_compile=True"):
-        made.train_on_batch(X[:8], Y[:8])
-    made.evaluate(X[:8], Y[:8], verbose=0)
+        network.train_on_batch(X[:8], Y[:8])
+    network.evaluate(X[:8], Y[:8], verbose=0)
     for wrong in (keras.layers.Dense(1), 3, None):
         with pytest.raises(TypeError, match=r"takes a keras\.Model"):
             memplan.keras.plan(wrong)  # type: ignore[arg-type]
@@ -142,13 +146,13 @@ def test_a_models_own_step_is_planned_but_no_train_function_of_its_own() -> None
         def make_train_function(self, force: bool = False) -> Any:
             return super().make_train_function(force)
 
-    made = Halved()
-    made.compile("sgd", "mse")
-    planned = memplan.keras.plan(made, budget="1GiB")
-    whole = made.test_on_batch(X, Y, return_dict=True)[
+    network = Halved()
+    network.compile("sgd", "mse")
+    planned = memplan.keras.plan(network, budget="1GiB")
+    whole = network.test_on_batch(X, Y, return_dict=True)[
         "loss"
     ]  # before the update, as the first step's
-    assert made.train_on_batch(X, Y, return_dict=True)["loss"] == pytest.approx(whole / 2)
+    assert network.train_on_batch(X, Y, return_dict=True)["loss"] == pytest.approx(whole / 2)
     assert planned.report.status == "untouched"
     own = Own()
     own.compile("sgd", "mse")
@@ -183,10 +187,12 @@ for name in ("equinox", "keras"):
         print(error)
 """
     environment = {**os.environ, "KERAS_BACKEND": "tensorflow", "JAX_PLATFORMS": "cpu"}
-    told = subprocess.run(
-        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    command, options = (
+        [sys.executable, "-c", script],
+        {"capture_output": True, "text": True, "check": True},
     )
-    backend, equinox_missing, keras_missing = told.stdout.splitlines()
+    process = subprocess.run(command, env=environment, **options)
+    backend, equinox_missing, keras_missing = process.stdout.splitlines()
     assert "'tensorflow'" in backend and "set KERAS_BACKEND=jax" in backend
     assert (
         "pip install 'memplan[equinox]'" in equinox_missing

@@ -59,8 +59,8 @@ def train_step(
 
 def arrays(*modules: Any) -> list[np.ndarray]:
     leaves = jax.tree.leaves(nnx.state(modules))
-    return [np.asarray(jax.random.key_data(one) if jax.dtypes.issubdtype(one.dtype, jax.dtypes.prng_key) else one)
-            for one in leaves]  # fmt: skip
+    return [np.asarray(jax.random.key_data(leaf) if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf)
+            for leaf in leaves]  # fmt: skip
 
 
 def trained(step: Any, *static: Any) -> tuple[list[float], list[np.ndarray]]:

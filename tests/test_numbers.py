@@ -7,12 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import memplan
+from tests.arrays import assert_same_bits
 
 SMALL_BYTES = 4096  # tables of pointers, which XLA:CPU packs more tightly than is counted; forty loops draw random bits
 ROWS, WIDTH = 16, 8  # every value of a program is float32 or bfloat16 [ROWS, WIDTH]
@@ -108,25 +108,27 @@ class Recipe:
     random: str = "threefry2x32"
 
     def values(self, x: jax.Array, material: Material) -> list[jax.Array]:
-        made = [x]
+        values = [x]
         for number, (name, first, second) in enumerate(self.lines):
-            a, b = made[first % len(made)], made[second % len(made)]
-            made.append(ONE[name](a, material, number) if name in ONE else TWO[name](a, b))
-        return made
+            a, b = values[first % len(values)], values[second % len(values)]
+            values.append(ONE[name](a, material, number) if name in ONE else TWO[name](a, b))
+        return values
 
     def step(self, weight: jax.Array, kernel: jax.Array, key: jax.Array, x: jax.Array) -> Any:
         def outputs(weight: jax.Array, kernel: jax.Array) -> Any:
-            made = self.values(x, Material(weight, kernel, key))
-            chosen = [made[number % len(made)] for number in self.returned] + made[-1:]
+            values = self.values(x, Material(weight, kernel, key))
+            chosen = [values[number % len(values)] for number in self.returned] + values[-1:]
             return sum(value.astype(jnp.float32).mean() for value in chosen), {
                 "values": chosen,
-                "lines": len(made),
+                "lines": len(values),
             }
 
         if not self.differentiated:
             return outputs(weight, kernel)
-        (loss, told), gradients = jax.value_and_grad(outputs, (0, 1), has_aux=True)(weight, kernel)
-        return (weight - 0.1 * gradients[0], kernel - 0.1 * gradients[1]), loss, told["lines"]
+        (loss, details), gradients = jax.value_and_grad(outputs, (0, 1), has_aux=True)(
+            weight, kernel
+        )
+        return (weight - 0.1 * gradients[0], kernel - 0.1 * gradients[1]), loss, details["lines"]
 
 
 recipes = st.builds(
@@ -169,13 +171,12 @@ def keeps_every_bit(recipe: Recipe, share: float) -> None:
         assert budget <= report.baseline_peak_bytes
         planned = memplan.jit(recipe.step, budget=budget, split=False).plan(*args)
     assert planned.report.compiled_peak_bytes <= budget
-    expected, found = jax.jit(recipe.step)(*args), planned.compile()(*args)
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    expected, results = jax.jit(recipe.step)(*args), planned.compile()(*args)
+    assert jax.tree.structure(results) == jax.tree.structure(expected)
     if planned.report.decisions and any(" trips" in row.name for row in planned.report.decisions):
         return  # its loops stack other residuals: other kernels
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(found), strict=True):
-        assert jax.typeof(a) == jax.typeof(b)
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+    assert jax.tree.map(jax.typeof, results) == jax.tree.map(jax.typeof, expected)
+    assert_same_bits(results, expected)
 
 
 EXAMPLES: dict[

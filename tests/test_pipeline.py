@@ -26,6 +26,7 @@ from memplan.xla.local import Pools
 from memplan.xla.module import Module
 from memplan.xla.schema import UnreadableModuleError
 from memplan.xla.target import Target
+from tests.arrays import assert_same_bits
 from tests.xla.steps import dense, scanned
 from tests.xla.test_target import needs_compiler
 
@@ -42,12 +43,10 @@ def planned(
     )
 
 
-def same_bits(step: Callable[..., Any], args: Any, found: Outcome) -> None:
-    copies = jax.tree.map(jnp.copy, args)
-    expected, got = jax.jit(step)(*args), found.executable.compiled(*copies)
-    assert jax.tree.structure(expected) == jax.tree.structure(got)
-    for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(got), strict=True):
-        assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+def same_bits(step: Callable[..., Any], args: Any, outcome: Outcome) -> None:
+    assert_same_bits(
+        outcome.executable.compiled(*jax.tree.map(jnp.copy, args)), jax.jit(step)(*args)
+    )
 
 
 @pytest.fixture
@@ -90,45 +89,45 @@ class TestOnce:
 
         monkeypatch.setattr(candidates, "fewer_residuals", same)
         step, args = dense(16, 2)
-        found = pipeline.best(step, args, {}, DONATE, Request(1))
-        assert found.unmodified is found.planned.plain
-        assert 2 <= found.compilations == len(compiled)
+        outcome = pipeline.best(step, args, {}, DONATE, Request(1))
+        assert outcome.unmodified is outcome.planned.plain
+        assert 2 <= outcome.compilations == len(compiled)
 
     @needs_compiler
     @pytest.mark.gpu_aot
     def test_collectives_take_a_second_compilation(self, compiled: list[Any]) -> None:
         mesh = AbstractMesh((2, 4), ("host", "device"), axis_types=(AxisType.Auto, AxisType.Auto))
-        shape, rows = jax.ShapeDtypeStruct((256, 128), jnp.float32), PartitionSpec("host")
+        rows = PartitionSpec("host")
 
         def local(x: jax.Array) -> jax.Array:
             return jax.lax.psum(x, "device")
 
         summed = jax.shard_map(local, mesh=mesh, in_specs=rows, out_specs=rows, check_vma=False)
-        rows = NamedSharding(mesh, rows)
-        shape = jax.ShapeDtypeStruct(shape.shape, shape.dtype, sharding=rows)
+        sharding = NamedSharding(mesh, rows)
+        shape = jax.ShapeDtypeStruct((256, 128), jnp.float32, sharding=sharding)
         divided = parallel.data_parallel(lambda w, x: w - x.mean(), mesh)
         for step, args, times in (
             (summed, (shape,), 2),
             (divided, (shape, shape), 2),
             (jnp.sum, (jnp.ones(8),), 1),
         ):
-            found = memplan.jit(step, device="h100", topology="2x4").plan(*args)
-            assert found.report.attempts == len(compiled) == times
+            compiled_step = memplan.jit(step, device="h100", topology="2x4").plan(*args)
+            assert compiled_step.report.attempts == len(compiled) == times
             compiled.clear()
 
     def test_threads_do_not_meet(self) -> None:
         step, args = dense(64, 6)
-        found: dict[float, Outcome] = {}
+        outcomes: dict[float, Outcome] = {}
 
         def run(share: float) -> None:
-            found[share] = planned(step, args, share)
+            outcomes[share] = planned(step, args, share)
 
         threads = [threading.Thread(target=run, args=(share,)) for share in (0.9, 0.75)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert found[0.75].device_bytes < found[0.9].device_bytes
+        assert outcomes[0.75].device_bytes < outcomes[0.9].device_bytes
 
 
 @dataclass(frozen=True)
@@ -171,36 +170,38 @@ class TestPlans:
     @pytest.mark.parametrize("share", [0.9, 0.75])
     def test_bytes_are_predicted_and_bits_are_kept(self, share: float) -> None:
         step, args = dense(64, 6)
-        found = planned(step, args, share)
-        assert found.compilations == 1 and found.plan is not None
-        assert found.device_bytes == pytest.approx(found.planned.predicted_bytes, rel=0.003)
-        assert found.planned.result.packing.nbytes == pytest.approx(
-            found.executable.memory.temp_bytes, rel=0.01
+        outcome = planned(step, args, share)
+        assert outcome.compilations == 1 and outcome.plan is not None
+        assert outcome.device_bytes == pytest.approx(outcome.planned.predicted_bytes, rel=0.003)
+        assert outcome.planned.result.packing.nbytes == pytest.approx(
+            outcome.executable.memory.temp_bytes, rel=0.01
         )
-        same_bits(step, args, found)
+        same_bits(step, args, outcome)
 
     def test_a_whole_step_in_a_loop_is_planned(self) -> None:
         step, args = accumulating(64, 8, 2)
-        found = planned(step, args, 0.85)
-        kernels = found.planned.plain.problem.kernels
+        outcome = planned(step, args, 0.85)
+        kernels = outcome.planned.plain.problem.kernels
         again = [
-            kernels[one.number]
-            for one in found.planned.schedule
-            if kernels[one.number].block is not None
+            kernels[action.number]
+            for action in outcome.planned.schedule
+            if kernels[action.number].block is not None
         ]
         assert len(again) > sum(kernel.block is not None for kernel in kernels)
-        same_bits(step, args, found)
+        same_bits(step, args, outcome)
 
     @needs_compiler
     @pytest.mark.gpu_aot
     def test_a_described_gpu_uses_the_host_and_says_so(self) -> None:
         step, args = dense(512, 12)
-        found = planned(step, args, 0.6, device="v100")
-        assert found.fits and found.device_bytes == pytest.approx(
-            found.planned.predicted_bytes, rel=0.003
+        outcome = planned(step, args, 0.6, device="v100")
+        assert outcome.fits and outcome.device_bytes == pytest.approx(
+            outcome.planned.predicted_bytes, rel=0.003
         )
-        assert found.host_bytes == found.planned.predicted_host_bytes <= found.limits.host_bytes
-        assert found.step_s <= 1.3 * found.planned.plain.replay.step_s
+        assert (
+            outcome.host_bytes == outcome.planned.predicted_host_bytes <= outcome.limits.host_bytes
+        )
+        assert outcome.step_s <= 1.3 * outcome.planned.plain.replay.step_s
 
     @needs_compiler
     @pytest.mark.gpu_aot
@@ -241,8 +242,7 @@ class TestPlans:
         expected = whole(*many)
         plain = memplan.jit(lambda state, x: whole(state, x)).plan(*many).report.baseline_peak_bytes
         fit = memplan.jit(lambda state, x: whole(state, x), budget=int(0.95 * plain))
-        for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(fit(*many)), strict=True):
-            assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+        assert_same_bits(fit(*many), expected)
 
     @needs_compiler
     @pytest.mark.gpu_aot
@@ -276,8 +276,7 @@ class TestPlans:
         assert fit.plan(*args).report.status == "fits"
         if device is None:
             expected = jax.jit(scaled)(*args)
-            for a, b in zip(jax.tree.leaves(expected), jax.tree.leaves(fit(*args)), strict=True):
-                assert np.asarray(a).tobytes() == np.asarray(b).tobytes()
+            assert_same_bits(fit(*args), expected)
 
 
 class Picky:
@@ -290,7 +289,7 @@ class Picky:
 
 
 jax.tree_util.register_pytree_node(
-    Picky, lambda one: ((one.value,), None), lambda _, leaves: Picky(*leaves)
+    Picky, lambda picky: ((picky.value,), None), lambda _, leaves: Picky(*leaves)
 )
 
 
@@ -338,8 +337,8 @@ class TestPinnedPool:
             pipeline.best(lambda x: x, [jnp.ones(3)], {}, {}, Request())
 
     def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
-        there = replace(self.HERE, described=True)
-        assert limits_of(Request(host_budget="192GiB"), there).host_bytes == 192 << 30
+        absent = replace(self.HERE, described=True)
+        assert limits_of(Request(host_budget="192GiB"), absent).host_bytes == 192 << 30
 
 
 class TestErrors:
@@ -420,5 +419,5 @@ def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
         memplan.jit(step, budget=budget, donate_argnums=0).plan(*args)
     except memplan.InfeasibleBudgetError as error:
         works = error.smallest_bytes
-    found = memplan.jit(step, budget=works, donate_argnums=0).plan(*args)
-    assert budget <= works <= plain and (found.report.compiled_peak_bytes or 0) <= works
+    fit = memplan.jit(step, budget=works, donate_argnums=0).plan(*args)
+    assert budget <= works <= plain and (fit.report.compiled_peak_bytes or 0) <= works

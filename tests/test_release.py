@@ -32,10 +32,10 @@ def tracked() -> set[str]:
     if not (ROOT / ".git").exists():
         pytest.skip("only a checkout knows which files are tracked")
     listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(
+    paths = subprocess.run(
         listed, cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.splitlines()
-    return {path for path in found if (ROOT / path).is_file()}
+    return {path for path in paths if (ROOT / path).is_file()}
 
 
 def test_the_wheel_has_the_package_and_its_demo_alone(dist: Path) -> None:

@@ -51,14 +51,15 @@ def start(
 
 def results(planned: Planned, args: Sequence[Any] = ARGS) -> list[np.ndarray]:
     return [
-        np.asarray(one)
-        for one in jax.tree.leaves(planned.compile()(*jax.tree.map(jnp.array, tuple(args))))
+        np.asarray(leaf)
+        for leaf in jax.tree.leaves(planned.compile()(*jax.tree.map(jnp.array, tuple(args))))
     ]
 
 
-def same(one: Planned, other: Planned, args: Sequence[Any] = ARGS) -> bool:
+def same(planned: Planned, other: Planned, args: Sequence[Any] = ARGS) -> bool:
     return all(
-        np.array_equal(*pair) for pair in zip(results(one, args), results(other, args), strict=True)
+        np.array_equal(*pair)
+        for pair in zip(results(planned, args), results(other, args), strict=True)
     )
 
 
@@ -100,10 +101,10 @@ def test_nothing_is_taken_for_another(called: list[str]) -> None:
         (0.8, steps[1], {}), (0.8, steps[2], {}),
     ]  # fmt: skip
     for number, (share, step, options) in enumerate(wanted, 1):
-        found = start(share, step, **options)
-        assert len(called) == number and found.report.compiled_peak_bytes <= int(share * NBYTES)
-        plain = [np.asarray(one) for one in jax.tree.leaves(jax.jit(step)(*ARGS))]
-        assert all(np.array_equal(*pair) for pair in zip(results(found), plain, strict=True))
+        planned = start(share, step, **options)
+        assert len(called) == number and planned.report.compiled_peak_bytes <= int(share * NBYTES)
+        plain = [np.asarray(leaf) for leaf in jax.tree.leaves(jax.jit(step)(*ARGS))]
+        assert all(np.array_equal(*pair) for pair in zip(results(planned), plain, strict=True))
 
 
 def test_where_jax_forgot_the_executable_the_plan_is_followed(
@@ -143,16 +144,17 @@ def test_a_planner_of_the_users_plans_again(called: list[str]) -> None:
 
 @pytest.mark.usefixtures("folder")
 def test_threads_that_start_the_same_wait_for_each_other() -> None:
-    found = list[Planned]()
+    plans = list[Planned]()
     jits = [memplan.jit(STEP, budget=int(0.8 * NBYTES)) for _ in range(3)]
     threads = [
-        threading.Thread(target=lambda one=one: found.append(one.plan(*ARGS))) for one in jits
+        threading.Thread(target=lambda jitted=jitted: plans.append(jitted.plan(*ARGS)))
+        for jitted in jits
     ]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(found) == 3 and len({str(one.plan) for one in found}) == 1
+    assert len(plans) == 3 and len({str(planned.plan) for planned in plans}) == 1
 
 
 def test_without_jaxs_cache_every_start_plans(called: list[str]) -> None:

@@ -29,7 +29,7 @@ def shapes(tree: Any) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_a_trace_is_that_of_jit(name: str) -> None:
     case = CASES[name]
-    ours, plain = (one.trace(*case.make(), **case.kwargs) for one in both(case))
+    ours, plain = (jitted.trace(*case.make(), **case.kwargs) for jitted in both(case))
     assert isinstance(ours, Traced)
     assert (ours.in_tree, ours.out_tree) == (plain.in_tree, plain.out_tree)
     assert (ours.args_info, ours.donate_argnums) == (plain.args_info, plain.donate_argnums)
@@ -39,8 +39,8 @@ def test_a_trace_is_that_of_jit(name: str) -> None:
         len(ours.jaxpr.eqns) == len(plain.jaxpr.eqns)
         and ours.jaxpr.in_avals == plain.jaxpr.in_avals
     )
-    found, expected = (one.eval_shape(*case.make(), **case.kwargs) for one in both(case))
-    assert jax.tree.structure(found) == jax.tree.structure(expected) and shapes(found) == shapes(
+    result, expected = (jitted.eval_shape(*case.make(), **case.kwargs) for jitted in both(case))
+    assert jax.tree.structure(result) == jax.tree.structure(expected) and shapes(result) == shapes(
         expected
     )
 
@@ -50,7 +50,7 @@ def test_a_trace_is_that_of_jit(name: str) -> None:
 )
 def test_what_is_lowered_and_compiled_is_that_of_jit(name: str) -> None:
     case = CASES[name]
-    ours, plain = (one.lower(*case.make(), **case.kwargs) for one in both(case))
+    ours, plain = (jitted.lower(*case.make(), **case.kwargs) for jitted in both(case))
     assert isinstance(ours, Planned)
     assert (ours.in_tree, ours.out_tree, ours.donate_argnums) == (
         plain.in_tree,
@@ -58,8 +58,8 @@ def test_what_is_lowered_and_compiled_is_that_of_jit(name: str) -> None:
         plain.donate_argnums,
     )
     assert ours.args_info == plain.args_info
-    assert jax.tree.map(lambda one: (one.shape, one.dtype), ours.out_info) == jax.tree.map(
-        lambda one: (one.shape, one.dtype), plain.out_info
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), ours.out_info) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), plain.out_info
     )
     assert ours.as_text() == plain.as_text()
     assert ours.as_text("hlo").startswith("HloModule") and "loc(" in ours.as_text(debug_info=True)
@@ -72,10 +72,10 @@ def test_what_is_lowered_and_compiled_is_that_of_jit(name: str) -> None:
     )
     assert run.input_shardings == jaxs.input_shardings
     assert run.output_shardings == jaxs.output_shardings
-    found, expected = run.memory_analysis(), jaxs.memory_analysis()
-    assert found.argument_size_in_bytes == expected.argument_size_in_bytes
-    assert found.temp_size_in_bytes == expected.temp_size_in_bytes
-    assert found.alias_size_in_bytes == expected.alias_size_in_bytes
+    stats, expected = run.memory_analysis(), jaxs.memory_analysis()
+    assert stats.argument_size_in_bytes == expected.argument_size_in_bytes
+    assert stats.temp_size_in_bytes == expected.temp_size_in_bytes
+    assert stats.alias_size_in_bytes == expected.alias_size_in_bytes
     assert run.cost_analysis() == jaxs.cost_analysis()
 
 

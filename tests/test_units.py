@@ -1,6 +1,7 @@
 """Sizes as people write them, the ones they mistype, and figures as they read them."""
 
 import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,31 +19,27 @@ UNITS = {"B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
 @pytest.mark.parametrize(
     ("written", "nbytes"),
     [
-        (None, WHOLE),
-        (0, 0),
-        (123, 123),
-        (10**18, 10**18),
-        ("123", 123),
-        ("0", 0),
-        ("16GiB", WHOLE),
-        (" 16 gib ", WHOLE),
-        ("1.5 KiB", 1536),
-        (".5KiB", 512),
-        ("2.KiB", 2048),
-        ("500 MB", 500_000_000),
-        ("80%", WHOLE * 8 // 10),
-        ("100 %", WHOLE),
-        ("0%", 0),
-        ("12.5%", WHOLE // 8),
-        ("1e", None),
+        *[
+            (None, WHOLE),
+            (0, 0),
+            (123, 123),
+            (10**18, 10**18),
+            ("123", 123),
+            ("0", 0),
+            ("16GiB", WHOLE),
+        ],
+        *[
+            (" 16 gib ", WHOLE),
+            ("1.5 KiB", 1536),
+            (".5KiB", 512),
+            ("2.KiB", 2048),
+            ("500 MB", 500_000_000),
+        ],
+        *[("80%", WHOLE * 8 // 10), ("100 %", WHOLE), ("0%", 0), ("12.5%", WHOLE // 8)],
     ],
 )
-def test_sizes(written: Any, nbytes: int | None) -> None:
-    if nbytes is None:
-        with pytest.raises(BudgetError):
-            parse_bytes(written, WHOLE)
-    else:
-        assert parse_bytes(written, WHOLE) == nbytes
+def test_sizes(written: Any, nbytes: int) -> None:
+    assert parse_bytes(written, WHOLE) == nbytes
 
 
 @given(
@@ -63,21 +60,14 @@ def test_shares_are_rounded_down_and_never_more_than_there_is(percent: int, whol
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        ("", "not a budget"),
-        ("GiB", "not a budget"),
-        ("%", "not a budget"),
-        ("-1", "not a budget"),
-        ("-1GiB", "not a budget"),
-        ("1e9", "not a budget"),
-        ("1_000", "not a budget"),
-        ("1,5 GiB", "not a budget"),
-        ("0x10", "not a budget"),
-        ("nan", "not a budget"),
-        ("inf", "not a budget"),
-        ("1 2", "not a budget"),
-        ("9" * 5000, "not a budget"),
+        *(
+            (text, "not a budget")
+            for text in ("", "GiB", "%", "-1", "-1GiB", "1e9", "1_000", "1,5 GiB")
+        ),
+        *((text, "not a budget") for text in ("0x10", "nan", "inf", "1 2", "9" * 5000)),
         ("16 gigs", "'gigs' in the budget '16 gigs' is not a unit"),
         ("16 G", "not a unit"),
+        ("1e", "not a unit"),
         ("101%", "more than 100 %"),
         ("100.1%", "more than 100 %"),
         (-1, "negative"),
@@ -108,14 +98,18 @@ def test_the_message_speaks_of_what_was_asked() -> None:
 @pytest.mark.parametrize(
     ("nbytes", "shown"),
     [
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1024, "1.0 KiB"),
-        (2**20 - 1, "1024.0 KiB"),
-        (2**20, "1.0 MiB"),
-        (int(5583.1 * 2**20), "5583.1 MiB"),
-        (10 * 2**30, "10.0 GiB"),
-        (int(15.8 * 2**30), "15.8 GiB"),
+        *[
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (2**20 - 1, "1024.0 KiB"),
+            (2**20, "1.0 MiB"),
+        ],
+        *[
+            (int(5583.1 * 2**20), "5583.1 MiB"),
+            (10 * 2**30, "10.0 GiB"),
+            (int(15.8 * 2**30), "15.8 GiB"),
+        ],
         (2**50, "1048576.0 GiB"),
     ],
 )
@@ -129,38 +123,30 @@ def test_what_is_shown_can_be_written_back(nbytes: int) -> None:
     assert abs(parse_bytes(show_bytes(nbytes), WHOLE) - nbytes) <= 0.05 * unit + 1
 
 
+SECONDS = [
+    (None, "not known"),
+    (0, "0 s"),
+    (0.25, "250 ms"),
+    (12.3, "12.3 s"),
+    (3.21e-6, "3.21 us"),
+]
+BYTES = [
+    (None, "not known"),
+    (0, "0 B"),
+    (1023, "1023 B"),
+    (1536, "1.5 KiB"),
+    (5 * 2**20, "5.0 MiB"),
+]
+FLOPS = [(0.0, "0 FLOP"), (12.0, "12 FLOP"), (1.234e12, "1.23 TFLOP")]
+
+
 @pytest.mark.parametrize(
-    ("nbytes", "written"),
+    ("show", "value", "written"),
     [
-        (None, "not known"),
-        (0, "0 B"),
-        (1023, "1023 B"),
-        (1536, "1.5 KiB"),
-        (5 * 2**20, "5.0 MiB"),
-        (2**34, "16.00 GiB"),
+        *((format_bytes, *row) for row in (*BYTES, (2**34, "16.00 GiB"))),
+        *((format_seconds, *row) for row in (*SECONDS, (1e-9, "1e-09 s"))),
+        *((format_flops, *row) for row in FLOPS),
     ],
 )
-def test_bytes_in_tables(nbytes: int | None, written: str) -> None:
-    assert format_bytes(nbytes) == written
-
-
-@pytest.mark.parametrize(
-    ("value", "written"),
-    [
-        (None, "not known"),
-        (0, "0 s"),
-        (0.25, "250 ms"),
-        (12.3, "12.3 s"),
-        (3.21e-6, "3.21 us"),
-        (1e-9, "1e-09 s"),
-    ],
-)
-def test_seconds_have_three_digits(value: float | None, written: str) -> None:
-    assert format_seconds(value) == written
-
-
-@pytest.mark.parametrize(
-    ("value", "written"), [(0.0, "0 FLOP"), (12.0, "12 FLOP"), (1.234e12, "1.23 TFLOP")]
-)
-def test_flops_have_three_digits(value: float, written: str) -> None:
-    assert format_flops(value) == written
+def test_figures_in_tables(show: Callable[[Any], str], value: Any, written: str) -> None:
+    assert show(value) == written

@@ -62,9 +62,9 @@ def test_blocks_concatenate_their_branches():
     """The input channels of each stage's first block are the sum of the previous branches."""
     variables = jax.eval_shape(GoogLeNet(TINY).init, jax.random.key(0), jnp.zeros((1, 64, 64, 3)))
     for stage in (1, 2):
-        point, _, three, _, five, project = map(TINY.channels, TINY.stages[stage - 1][-1])
+        single, _, three, _, five, project = map(TINY.channels, TINY.stages[stage - 1][-1])
         entering = variables["params"][f"stage_{stage}_block_0"]["one"]["conv"]["kernel"].shape[2]
-        assert entering == point + three + five + project
+        assert entering == single + three + five + project
 
 
 @pytest.mark.slow

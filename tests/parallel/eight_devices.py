@@ -51,21 +51,15 @@ def decoder() -> Any:
 def small(step: Callable[..., Any]) -> Any:
     """One of the steps below with its state and batch."""
     keys = jax.random.split(jax.random.key(4), 3)
-    state = {
-        "w": jax.random.normal(keys[0], (16, 16)) / 4,
-        "m": jnp.zeros((16, 16)),
-        "key": keys[1],
-    }
+    weight = jax.random.normal(keys[0], (16, 16)) / 4
+    state = {"w": weight, "m": jnp.zeros((16, 16)), "key": keys[1]}
     return step, (state, jax.random.normal(keys[2], (32, 16)))
 
 
 def updated(state: Any, gradient: jax.Array) -> Any:
     moment = 0.9 * state["m"] + gradient
-    return {
-        "w": state["w"] - 0.1 * moment,
-        "m": moment,
-        "key": jax.random.split(state["key"], 1)[0],
-    }
+    key = jax.random.split(state["key"], 1)[0]
+    return {"w": state["w"] - 0.1 * moment, "m": moment, "key": key}
 
 
 def dropped(state: Any, x: jax.Array) -> Any:
@@ -194,10 +188,9 @@ def over_typed_mesh() -> dict[str, float]:
 
         return jax.value_and_grad(loss)(w)
 
-    args = (
-        jax.random.normal(jax.random.key(1), (6, 6)),
-        jax.random.normal(jax.random.key(0), (16, 6)),
-    )
+    shapes = enumerate([(16, 6), (6, 6)])
+    x, w = (jax.random.normal(jax.random.key(seed), shape) for seed, shape in shapes)
+    args = w, x
     expected = jax.jit(step)(*args)
     divided = parallel.data_parallel(step, jax.make_mesh(MESH.axis_sizes, MESH.axis_names))
     return {

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from tests.xla.steps import array
+
 AXES = "data", "model"
 LAST = "NHWC", "HWIO", "NHWC"  # channels
 LAYERS, WIDTH, ROWS = 6, 64, 1024
@@ -41,10 +43,7 @@ def mlp(weights: Any, x: jax.Array, between: Callable[[jax.Array], jax.Array] = 
     return [w - 0.1 * g for w, g in zip(weights, gradients, strict=True)], value
 
 
-MLP = (
-    [jax.ShapeDtypeStruct((WIDTH, WIDTH), jnp.float32)] * LAYERS,
-    jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32),
-)
+MLP = [array(WIDTH, WIDTH)] * LAYERS, array(ROWS, WIDTH)
 
 
 def fsdp(mesh: AnyMesh) -> Case:
@@ -62,24 +61,18 @@ def by_options(mesh: AnyMesh) -> Case:
     """The shardings in the options of jax.jit alone."""
     case = fsdp(mesh)
     results = ([over(mesh, AXES)] * LAYERS, over(mesh))
-    return Case(
-        case.step,
-        case.shapes,
-        (None, None),
-        {"in_shardings": case.shardings, "out_shardings": results},
-    )
+    options = {"in_shardings": case.shardings, "out_shardings": results}
+    return Case(case.step, case.shapes, (None, None), options)
 
 
 def constrained(mesh: AnyMesh) -> Case:
     """The batch divided in the middle of the step, by constraints alone."""
 
     def step(weights: Any, x: jax.Array) -> Any:
-        rows = over(mesh, AXES)
-        return mlp(
-            weights,
-            jax.lax.with_sharding_constraint(2 * x, rows),
-            lambda y: jax.lax.with_sharding_constraint(y, rows),
-        )
+        def by_rows(y: jax.Array) -> jax.Array:
+            return jax.lax.with_sharding_constraint(y, over(mesh, AXES))
+
+        return mlp(weights, by_rows(2 * x), by_rows)
 
     return Case(step, MLP, (None, None), {})
 
@@ -100,18 +93,14 @@ def mapped(mesh: AnyMesh) -> Case:
 
 def in_space(mesh: AnyMesh) -> Case:
     """Convolutions over an image whose rows are divided: XLA exchanges the halos."""
-    kernels = [jax.ShapeDtypeStruct((3, 3, 8, 8), jnp.float32)] * 4
-    image = jax.ShapeDtypeStruct((2, 32, 16, 8), jnp.float32)
+    kernels, image = [array(3, 3, 8, 8)] * 4, array(2, 32, 16, 8)
 
     def step(kernels: Any, x: jax.Array) -> Any:
         def loss(kernels: Any) -> jax.Array:
             y = x
             for kernel in kernels:
-                y = jnp.tanh(
-                    jax.lax.conv_general_dilated(
-                        y, kernel, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC")
-                    )
-                )
+                y = jax.lax.conv_general_dilated(y, kernel, (1, 1), "SAME", dimension_numbers=LAST)
+                y = jnp.tanh(y)
             return (y**2).mean()
 
         value, gradients = jax.value_and_grad(loss)(kernels)

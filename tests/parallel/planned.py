@@ -38,23 +38,14 @@ def main() -> None:
     whole = unplanned.plan(state, batches[0]).report.baseline_peak_bytes
     fit = memplan.jit(step, budget=int(options.share * whole), verify="numbers")
     plan_stage = fit.plan(state, batches[0])
-    names = ("by jax", "unplanned", "planned")
-    trained = {
-        name: train(run, state, batches)
-        for name, run in zip(names, (jax.jit(step), unplanned, fit), strict=True)
-    }
+    ways = {"by jax": jax.jit(step), "unplanned": unplanned, "planned": fit}
+    trained = {name: train(run, state, batches) for name, run in ways.items()}
     actions = hashlib.sha256(plan_stage.plan.to_json().encode()).hexdigest()
     report = plan_stage.report
-    facts = {
-        "rank": jax.process_index(),
-        "fingerprint": plan_stage.plan.fingerprint,
-        "plan": actions,
-        **trained,
-    }
-    sys.stdout.write(
-        json.dumps({**facts, "peak": report.compiled_peak_bytes, "budget": report.budget_bytes})
-        + "\n"
-    )
+    plan = {"fingerprint": plan_stage.plan.fingerprint, "plan": actions}
+    sizes = {"peak": report.compiled_peak_bytes, "budget": report.budget_bytes}
+    facts = {"rank": jax.process_index(), **plan, **trained, **sizes}
+    sys.stdout.write(json.dumps(facts) + "\n")
 
 
 def train(step: Any, state: Any, batches: list[Any]) -> dict[str, Any]:
@@ -64,10 +55,8 @@ def train(step: Any, state: Any, batches: list[Any]) -> dict[str, Any]:
         state, loss = step(state, batch)
         losses.append(float(loss))
     parts = (part.data for leaf in jax.tree.leaves(state) for part in leaf.addressable_shards)
-    return {
-        "losses": losses,
-        "state": hashlib.sha256(b"".join(np.asarray(part).tobytes() for part in parts)).hexdigest(),
-    }
+    digest = hashlib.sha256(b"".join(np.asarray(part).tobytes() for part in parts))
+    return {"losses": losses, "state": digest.hexdigest()}
 
 
 def rows(seed: int) -> np.ndarray:

@@ -42,15 +42,10 @@ def by_hand(
     }
     start_s = time.time()
     files = [tempfile.TemporaryFile("w+") for _ in range(processes)]  # noqa: SIM115
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-u", str(script), *words],
-            env={**environment, "MEMPLAN_PROCESS": str(rank)},
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-        for rank, file in enumerate(files)
-    ]
+    command, started = [sys.executable, "-u", str(script), *words], list[subprocess.Popen[str]]()
+    for rank, file in enumerate(files):
+        own = {**environment, "MEMPLAN_PROCESS": str(rank)}
+        started.append(subprocess.Popen(command, env=own, stdout=file, stderr=subprocess.STDOUT))
     ended_s = {}
     while time.time() < start_s + 120 and len(ended_s.keys() - {stopped}) < processes - (
         stopped is not None
@@ -73,18 +68,8 @@ def launched(
     script: Path, processes: int, *words: str, options: Sequence[str] = ()
 ) -> tuple[int, str]:
     """Exit code and output of `memplan launch`."""
-    command = [
-        *LAUNCH,
-        "-n",
-        str(processes),
-        "--devices",
-        "1",
-        *options,
-        "--",
-        sys.executable,
-        str(script),
-        *words,
-    ]
+    devices = f"-n {processes} --devices 1".split()
+    command = [*LAUNCH, *devices, *options, "--", sys.executable, str(script), *words]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     return done.returncode, done.stdout + done.stderr

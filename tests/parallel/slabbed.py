@@ -47,17 +47,11 @@ def main() -> None:
         planned = memplan.jit(divided, budget=int(share * whole), topology="2x2").plan(*args)
         results = jax.tree.leaves(jax.device_get(planned.compile()(*args)))
         report = planned.report
-        rows.append(
-            {
-                "share": report.compiled_peak_bytes / whole,
-                "loops": len(report.slab_loops),
-                "kinds": sorted({row.kind for row in report.mesh.collectives}),
-                "off": max(
-                    float(np.abs(a - b).max() / np.abs(b).max())
-                    for a, b in zip(results, expected, strict=True)
-                ),
-            }
-        )
+        pairs = zip(results, expected, strict=True)
+        off = max(float(np.abs(a - b).max() / np.abs(b).max()) for a, b in pairs)
+        kinds = sorted({row.kind for row in report.mesh.collectives})
+        share = report.compiled_peak_bytes / whole
+        rows.append({"share": share, "loops": len(report.slab_loops), "kinds": kinds, "off": off})
     print(json.dumps(rows))
 
 

@@ -4,7 +4,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -18,6 +17,7 @@ from memplan.parallel import agreement, meshes
 from memplan.parallel.step import data_parallel
 from memplan.program import compat
 from memplan.program.trace import comparable, trace
+from tests.parallel.printed import ROOT
 
 Parts = dict[str, str]
 
@@ -113,22 +113,15 @@ def test_the_ranks_that_differ_from_most_are_named(
         )
 
     monkeypatch.setattr(agreement.multihost_utils, "process_allgather", gathered)
-    with pytest.raises(
-        MemplanError,
-        match=f"'step': its rate on rank {odd}. Here, on rank 0, its rate is: {texts[0]}",
-    ):
+    message = f"'step': its rate on rank {odd}. Here, on rank 0, its rate is: {texts[0]}"
+    with pytest.raises(MemplanError, match=message):
         agreement._refuse_differences(regression(), {"its rate": texts[0]})
 
 
 def test_what_belongs_to_one_process_is_left_out() -> None:
-    texts = [
-        f"callback=<function f at {address}> axes=frozenset({{{names}}}) at {path}:12"
-        for address, names, path in (
-            ("0x7f1", "'a', 'b'", "/home/one/t.py"),
-            ("0x9e2", "'b', 'a'", "/srv/t.py"),
-        )
-    ]
-    assert comparable(texts[0]) == comparable(texts[1])
+    text = "callback=<function f at {}> axes=frozenset({{{}}}) at {}:12"
+    first = text.format("0x7f1", "'a', 'b'", "/home/one/t.py")
+    assert comparable(first) == comparable(text.format("0x9e2", "'b', 'a'", "/srv/t.py"))
     assert comparable("mul 0.1") != comparable("mul 0.2")
 
 
@@ -153,16 +146,9 @@ best(divided, (jnp.ones(3), np.ones((8, 3), np.float32)), {}, {}, Request())
 
 def test_every_process_finds_the_same() -> None:
     """Regardless of addresses and the order of sets."""
-    outputs = {
-        subprocess.run(
-            [sys.executable, "-c", FINGERPRINT],
-            cwd=Path(__file__).parents[2],
-            env={"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": ""},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=60,
-        ).stdout
-        for seed in ("1", "2", "3")
-    }
+    command, outputs = [sys.executable, "-c", FINGERPRINT], set[str]()
+    options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True, "timeout": 60}
+    for seed in ("1", "2", "3"):
+        environment = {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": ""}
+        outputs.add(subprocess.run(command, env=environment, **options).stdout)
     assert len(outputs) == 1 and "callback" in outputs.pop()

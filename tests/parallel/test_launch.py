@@ -16,21 +16,9 @@ from typer.testing import CliRunner
 from memplan.cli import app as cli
 from memplan.errors import MemplanError
 from memplan.parallel.launch import Launch, launch
+from tests.parallel.processes import LAUNCH, ROOT
 
-ROOT = Path(__file__).parents[2]
 RANK = "import os, sys, time; rank = int(os.environ['MEMPLAN_PROCESS'])\n"
-LAUNCH = (
-    sys.executable,
-    "-c",
-    "from memplan.cli import main; main()",
-    "launch",
-    "-n",
-    "2",
-    "--devices",
-    "1",
-    "--",
-)
-
 Result = tuple[int, list[str], str]
 
 
@@ -106,7 +94,7 @@ def test_a_rank_has_time_to_end_by_itself(run: Callable[..., Result]) -> None:
 def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
     program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(60)"
     launcher = subprocess.Popen(
-        [*LAUNCH, sys.executable, "-c", RANK + program],
+        [*LAUNCH, "-n2", "--devices=1", "--", sys.executable, "-c", RANK + program],
         env={**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu"},
         stderr=subprocess.DEVNULL,
     )
@@ -135,10 +123,8 @@ def test_a_program_that_does_not_exist_is_an_error() -> None:
 
 
 def test_a_port_in_use_is_an_error_before_a_process_starts() -> None:
-    with (
-        socket.create_server(("", 0)) as server,
-        pytest.raises(OSError, match="Address already in use"),
-    ):
+    in_use = pytest.raises(OSError, match="Address already in use")
+    with socket.create_server(("", 0)) as server, in_use:
         launch(Launch(("python",), 2, devices=1, port=server.getsockname()[1]))
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from memplan.errors import MeshError, TopologyError
 from memplan.hardware.collectives import all_reduce_seconds
+from memplan.hardware.machine import Machine
 from memplan.hardware.topology import Topology, topology_named
 from memplan.parallel import meshes
 from memplan.program import compat
@@ -21,10 +22,7 @@ def test_by_default_a_mesh_has_hosts_and_their_devices() -> None:
     assert dict(mesh.shape) == {"host": 1, "device": jax.device_count()}
 
 
-@pytest.mark.parametrize(
-    "sizes",
-    [{"a": 0}, {"a": -1}, {"a": 10_000}, {"a": -1, "b": -1}],
-)
+@pytest.mark.parametrize("sizes", [{"a": 0}, {"a": -1}, {"a": 10_000}, {"a": -1, "b": -1}])
 def test_a_mesh_of_impossible_sizes_is_refused(sizes: dict[str, int]) -> None:
     with pytest.raises(MeshError, match=r"needs .* devices; there are"):
         meshes.mesh(sizes)
@@ -80,20 +78,23 @@ def test_described_devices_replace_those_of_the_step() -> None:
     assert meshes.machine_of(shuffled, "2x2", described=True).devices == (3, 1, 2, 0)
 
 
-def test_processes_are_hosts() -> None:
-    machine = meshes.machine_of(division((1, 6), (0, 0), (1, 4), (0, 1)), None, described=False)
-    assert machine.topology == topology_named("local@2x2")
-    assert machine.devices == (3, 0, 2, 1)
-
-
-def test_gpus_of_this_machine_have_the_links_of_today() -> None:
-    machine = meshes.machine_of(division((0, 0), (0, 1), platform="cuda"), None, described=False)
-    assert machine == on(topology_named("today@1x2"), 2)
-
-
-def test_processes_with_unequal_numbers_are_one_host() -> None:
-    machine = meshes.machine_of(division((0, 0), (0, 1), (1, 2)), None, described=False)
-    assert machine == on(topology_named("local@1x3"), 3)
+@pytest.mark.parametrize(
+    ("devices", "platform", "machine"),
+    [
+        (
+            ((1, 6), (0, 0), (1, 4), (0, 1)),
+            "cpu",
+            Machine(topology_named("local@2x2"), (3, 0, 2, 1)),
+        ),
+        (((0, 0), (0, 1)), "cuda", on(topology_named("today@1x2"), 2)),
+        (((0, 0), (0, 1), (1, 2)), "cpu", on(topology_named("local@1x3"), 3)),
+    ],
+    ids=["processes are hosts", "GPUs of one machine", "unequal numbers are one host"],
+)
+def test_devices_have_a_machine(devices: Any, platform: str, machine: Machine) -> None:
+    assert (
+        meshes.machine_of(division(*devices, platform=platform), None, described=False) == machine
+    )
 
 
 def test_slices_are_hosts_where_each_gpu_has_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +143,5 @@ def test_faster_than_its_launch_is_no_latency(monkeypatch: pytest.MonkeyPatch) -
 def test_an_axis_of_one_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meshes, "_seconds", None)
     topology = meshes.measure_topology(jax.make_mesh((1, 1), ("host", "device")))
-    assert [(axis.size, axis.latency_s, axis.shared) for axis in topology.axes] == [
-        (1, 0.0, True),
-        (1, 0.0, False),
-    ]
+    axes = [(axis.size, axis.latency_s, axis.shared) for axis in topology.axes]
+    assert axes == [(1, 0.0, True), (1, 0.0, False)]

@@ -14,6 +14,7 @@ import memplan
 from memplan.errors import MemplanError
 from memplan.parallel.step import DataParallel, data_parallel
 from tests.parallel.printed import printed_by
+from tests.xla.steps import array
 
 SAME = 3e-5  # three times the rounding error of these steps
 W = jax.random.normal(jax.random.key(1), (6, 6))
@@ -26,6 +27,10 @@ def step(state: jax.Array, batch: jax.Array) -> jax.Array:
     return state - 0.1 * jax.grad(lambda w: ((batch @ w) ** 2).mean())(state)
 
 
+def over_four(**options: Any) -> DataParallel:
+    return data_parallel(step, FOUR, **options)
+
+
 def specs(divided: DataParallel, *args: Any) -> list[P]:
     return [sharding.spec for sharding in jax.tree.leaves(divided.shardings(*args))]
 
@@ -33,24 +38,15 @@ def specs(divided: DataParallel, *args: Any) -> list[P]:
 def test_shardings_say_what_is_divided() -> None:
     divided = data_parallel(step, FOUR, split_state="m")
     state = {"w": jnp.ones((6, 6)), "m": jnp.ones((6, 8)), "count": 1}
-    assert specs(divided, state, (X, jnp.ones(()))) == [
-        P(),
-        P(None, ("d",)),
-        P(),
-        P(("d",), None),
-        P(),
-    ]
+    expected = [P(), P(None, ("d",)), P(), P(("d",), None), P()]
+    assert specs(divided, state, (X, jnp.ones(()))) == expected
 
 
 def test_a_function_may_say_which_state_is_divided() -> None:
     divided = data_parallel(step, EIGHT, split_state=lambda path, leaf: leaf.ndim == 2)
     state = {"odd": jnp.ones((3, 5)), "b": jnp.ones(8), "w": jnp.ones((8, 16))}
-    assert specs(divided, state, X) == [
-        P(),
-        P(),
-        P(None, ("host", "device")),
-        P(("host", "device"), None),
-    ]
+    both = "host", "device"
+    assert specs(divided, state, X) == [P(), P(), P(None, both), P(both, None)]
 
 
 @pytest.mark.parametrize(
@@ -78,51 +74,40 @@ def test_new_state_has_the_shardings_of_the_old() -> None:
 
     divided = data_parallel(step, FOUR, split_state="m")
     args = {"w": jnp.ones(6), "m": jnp.ones((6, 8))}, X
+    eqns = jax.make_jaxpr(divided)(*args).eqns
     constraints = [
-        eqn.params["sharding"].spec
-        for eqn in jax.make_jaxpr(divided)(*args).eqns
+        tuple(eqn.params["sharding"].spec)
+        for eqn in eqns
         if eqn.primitive.name == "sharding_constraint"
     ]
-    expected = [P(None, ("d",)), P(), P(("d",), None)]
-    assert [tuple(spec) for spec in constraints[:3]] == [tuple(spec) for spec in expected]
-    assert [tuple(spec) for spec in constraints[3:]] == [tuple(spec) for spec in expected[:2]]
+    expected = [*map(tuple, (P(None, ("d",)), P(), P(("d",), None)))]
+    assert constraints == [*expected, *expected[:2]]
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: over_four().shardings(W, X[:6]), r"global batch of 6 \(.*Take 4 or 8"),
         (
-            lambda: data_parallel(step, FOUR).shardings(W, X[:6]),
-            r"global batch of 6 \(.*Take 4 or 8",
-        ),
-        (
-            lambda: data_parallel(step, FOUR).shardings(W, X[:3]),
+            lambda: over_four().shardings(W, X[:3]),
             r"global batch of 3 \(argument 1, .*Take 4, or a mesh",
         ),
         (
-            lambda: data_parallel(step, FOUR, space={"d": "depth"}).shardings(W, {"image": X}),
+            lambda: over_four(space={"d": "depth"}).shardings(W, {"image": X}),
             r"size 6 of dimension 1 of 6 \(argument 1\['image'\], dimension 1\)",
         ),
+        (lambda: over_four(space={"e": "depth"}), "divides along 'e'; the mesh has the axes d"),
         (
-            lambda: data_parallel(step, FOUR, space={"e": "depth"}),
-            r"divides along 'e'; the mesh has the axes d",
+            lambda: over_four(space={"d": "width"}),
+            "divides 'width' along 'd'; it is 'batch', 'depth'",
         ),
         (
-            lambda: data_parallel(step, FOUR, space={"d": "width"}),
-            r"divides 'width' along 'd'; it is 'batch', 'depth'",
-        ),
-        (
-            lambda: memplan.parallel.mesh({"host": 4, "device": 400}),
+            lambda: memplan.parallel.mesh({"a": 4, "b": 400}),
             r"needs 1600 devices; there are \d+ in 1 proc",
         ),
+        (lambda: over_four().assemble(X), "an AbstractMesh has no devices"),
         (
-            lambda: memplan.jit(step, topology="dll@2x4"),
-            r"Unknown topology 'dll@2x4'\. Did you mean ddl",
-        ),
-        (lambda: memplan.jit(step, between_hosts="int3"), "'bfloat16', 'float16'"),
-        (lambda: data_parallel(step, FOUR).assemble(X), "an AbstractMesh has no devices"),
-        (
-            lambda: memplan.jit(data_parallel(step, FOUR)).plan(W, X),
+            lambda: memplan.jit(over_four()).plan(W, X),
             r"AbstractMesh, which has no devices\. Pass device=",
         ),
     ],
@@ -139,11 +124,8 @@ def test_arguments_may_be_named() -> None:
         return state - rate * scale * (batch @ state).sum(0)
 
     divided = jax.jit(data_parallel(step, jax.make_mesh((1,), ("device",))))
-    for args, kwargs in [
-        ((W,), {"batch": X}),
-        ((W, X), {"rate": 0.5}),
-        ((), {"state": W, "batch": X, "scale": 1.0}),
-    ]:
+    named = {"state": W, "batch": X, "scale": 1.0}
+    for args, kwargs in [((W,), {"batch": X}), ((W, X), {"rate": 0.5}), ((), named)]:
         np.testing.assert_allclose(divided(*args, **kwargs), step(*args, **kwargs), rtol=1e-5)
     with pytest.raises(TypeError, match="unexpected keyword argument 'bacth'"):
         divided(W, bacth=X)
@@ -152,10 +134,7 @@ def test_arguments_may_be_named() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("axes", [AxisType.Auto, AxisType.Explicit])
 def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: AxisType) -> None:
-    shapes = (
-        jax.ShapeDtypeStruct((128, 128), jnp.float32),
-        jax.ShapeDtypeStruct((256, 128), jnp.float32),
-    )
+    shapes = array(128, 128), array(256, 128)
     of_eight = AbstractMesh((2, 4), ("host", "device"), axis_types=(axes, axes))
     planned = memplan.jit(data_parallel(step, of_eight), device="h100", topology="2x4").plan(
         *shapes

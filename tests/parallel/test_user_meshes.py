@@ -88,12 +88,8 @@ for order in (range(8), (7, 3, 5, 1, 6, 2, 4, 0)):
 @pytest.mark.slow
 @pytest.mark.gpu_aot
 def test_described_gpus_replace_the_devices_of_a_mesh() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CONCRETE, "fsdp", "constrained", "mapped"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
+    command = [sys.executable, "-c", CONCRETE, "fsdp", "constrained", "mapped"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     rows = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
     weights, batch = (sum(leaf.size * 4 for leaf in jax.tree.leaves(shapes)) for shapes in MLP)

@@ -35,10 +35,8 @@ def main() -> None:
     for k in range(STEPS):
         if k == MOMENT:
             act(fault)
-        state, loss = fit(
-            state,
-            step.assemble(np.random.default_rng(k).normal(size=(ROWS, width)).astype(np.float32)),
-        )
+        rows = np.random.default_rng(k).normal(size=(ROWS, width)).astype(np.float32)
+        state, loss = fit(state, step.assemble(rows))
         say(f"step {k} loss {float(loss):.5f}")
     say("done")
 

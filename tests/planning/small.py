@@ -39,34 +39,31 @@ def problem(
     return Problem(tuple(buffers), tuple(kernels), tuple(outputs), frozenset(donated))
 
 
+def buffers(text: str) -> tuple[Buffer, ...]:
+    """`name maker alias-set`, of 8 bytes each, some with their role."""
+    rows = (row.split() for row in text.split(", "))
+    return tuple(
+        Buffer(name, 8, Role(*role or ["temporary"]), int(maker), int(alias_set))
+        for name, maker, alias_set, *role in rows
+    )
+
+
 def updating() -> Problem:
     """A weight, what is computed from it, what from that, and the weight's update in place."""
-    buffers = (
-        Buffer("weight", 8, Role.ARGUMENT, None, 0),
-        Buffer("first", 8, Role.TEMPORARY, 0, 1),
-        Buffer("second", 8, Role.TEMPORARY, 1, 2),
-        Buffer("updated", 8, Role.OUTPUT, 2, 0),
-        Buffer("loss", 8, Role.OUTPUT, 3, 4),
-    )
+    results = "first 0 1, second 1 2, updated 2 0 output, loss 3 4 output"
     kernels = (
         Kernel("first", (0,), (1,)),
         Kernel("second", (1,), (2,)),
         Kernel("updated", (0, 2), (3,)),
         Kernel("loss", (1, 2), (4,)),
     )
-    return Problem(buffers, kernels, (3, 4), frozenset({0}))
+    weight = Buffer("weight", 8, Role.ARGUMENT, None, 0)
+    return Problem((weight, *buffers(results)), kernels, (3, 4), frozenset({0}))
 
 
 def looping() -> Problem:
     """A value, a loop with two kernels, and a reader of the value and of the loop's result."""
-    buffers = (
-        Buffer("before", 8, Role.TEMPORARY, 0, 0),
-        Buffer("state", 8, Role.TEMPORARY, 1, 1),
-        Buffer("inner", 8, Role.TEMPORARY, 2, 2),
-        Buffer("next", 8, Role.TEMPORARY, 3, 1),
-        Buffer("result", 8, Role.TEMPORARY, 5, 1),
-        Buffer("after", 8, Role.OUTPUT, 6, 5),
-    )
+    results = "before 0 0, state 1 1, inner 2 2, next 3 1, result 5 1, after 6 5 output"
     kernels = (
         Kernel("before", (), (0,)),
         Kernel("body:begin", (), (1,), block=5, recomputable=False, is_boundary=True),
@@ -76,17 +73,12 @@ def looping() -> Problem:
         Kernel("loop", (0,), (4,), recomputable=False, trips=3),
         Kernel("after", (0, 4), (5,)),
     )
-    return Problem(buffers, kernels, (5,), frozenset())
+    return Problem(buffers(results), kernels, (5,), frozenset())
 
 
 def calling() -> Problem:
     """A call with two kernels, both of whose results are read behind it, as XLA:CPU draws random bits."""
-    buffers = (
-        Buffer("state", 8, Role.TEMPORARY, 0, 0),
-        Buffer("bits", 8, Role.TEMPORARY, 1, 1),
-        Buffer("beside", 8, Role.TEMPORARY, 3, 2),
-        Buffer("after", 8, Role.OUTPUT, 4, 3),
-    )
+    results = "state 0 0, bits 1 1, beside 3 2, after 4 3 output"
     kernels = (
         Kernel("state", (), (0,), block=2, recomputable=False),
         Kernel("bits", (0,), (1,), block=2, recomputable=False),
@@ -94,20 +86,16 @@ def calling() -> Problem:
         Kernel("beside", (0,), (2,)),
         Kernel("after", (1, 2), (3,)),
     )
-    return Problem(buffers, kernels, (3,), frozenset())
+    return Problem(buffers(results), kernels, (3,), frozenset())
 
 
 def fetching() -> Problem:
     """A value that comes by an asynchronous pair, a kernel beside it, and a reader of both."""
-    buffers = (
-        Buffer("fetched", 8, Role.TEMPORARY, 0, 0),
-        Buffer("beside", 8, Role.TEMPORARY, 1, 1),
-        Buffer("loss", 8, Role.OUTPUT, 3, 2),
-    )
+    results = "fetched 0 0, beside 1 1, loss 3 2 output"
     kernels = (
         Kernel("copy-start", (), (0,), recomputable=False),
         Kernel("beside", (), (1,)),
         Kernel("copy-done", (0,), (), recomputable=False, started_by=0),
         Kernel("loss", (0, 1), (2,)),
     )
-    return Problem(buffers, kernels, (2,), frozenset())
+    return Problem(buffers(results), kernels, (2,), frozenset())

@@ -91,9 +91,7 @@ def training(layers: int, seed: int, sharing: bool = True) -> Problem:
         (own,) = b.kernel((values[layer], gradient), MIB, took())
         b.kernel((weights[layer], own), MIB, took(), aliases=weights[layer], output=True)
         if layer:
-            reads = (values[layer], gradient)
-            nbytes = size()
-            seconds = took()
+            reads, nbytes, seconds = (values[layer], gradient), size(), took()
             over = sharing and random.random() < 0.5
             (gradient,) = b.kernel(reads, nbytes, seconds, over=over)
     return b.problem()
@@ -159,19 +157,16 @@ def accumulating(layers: int, trips: int, seed: int) -> Problem:
 def in_a_loop(problem: Problem, trips: int) -> Problem:
     """The same kernels as the body of a loop; every kernel has the next number."""
     last = len(problem.kernels) + 2
+
+    def later(number: int | None) -> int | None:
+        return None if number is None else number + 1
+
     body = [
-        replace(
-            kernel,
-            block=last if kernel.block is None else kernel.block + 1,
-            started_by=None if kernel.started_by is None else kernel.started_by + 1,
-        )
+        replace(kernel, block=later(kernel.block) or last, started_by=later(kernel.started_by))
         for kernel in problem.kernels
     ]
     begin = Kernel("body:begin", (), (), block=last, recomputable=False, is_boundary=True)
     end = Kernel("body:end", problem.outputs, (), block=last, recomputable=False, is_boundary=True)
     loop = Kernel("loop", (), (), recomputable=False, trips=trips)
-    buffers = [
-        replace(buffer, maker=None if buffer.maker is None else buffer.maker + 1)
-        for buffer in problem.buffers
-    ]  # fmt: skip
+    buffers = [replace(buffer, maker=later(buffer.maker)) for buffer in problem.buffers]
     return replace(problem, buffers=tuple(buffers), kernels=(begin, *body, end, loop))

@@ -29,6 +29,9 @@ WRONG = {
 }
 
 
+AWAY, BACK = "offload {0}, offloaded {0}", "prefetch {0}, prefetched {0}"
+
+
 @pytest.mark.parametrize("text", RIGHT)
 def test_right(text: str) -> None:
     assert fault(updating(), actions(text)) is None
@@ -63,15 +66,15 @@ def test_what_breaks_a_loop(order: tuple[int, ...], said: str) -> None:
     ("text", "expected"),
     [
         (
-            "run 0, run 1, run 2, offload 2, offloaded 2, prefetch 2, prefetched 2, run 3, run 4, run 5, run 6",
+            f"run 0, run 1, run 2, {AWAY.format(2)}, {BACK.format(2)}, run 3, run 4, run 5, run 6",
             None,
         ),
         (
-            "run 0, run 1, run 2, offload 2, offloaded 2, run 3, run 4, run 5, prefetch 2, prefetched 2, run 6",
+            f"run 0, run 1, run 2, {AWAY.format(2)}, run 3, run 4, run 5, {BACK.format(2)}, run 6",
             "outside",
         ),
         (
-            "run 0, run 1, offload 0, offloaded 0, prefetch 0, prefetched 0, run 2, run 3, run 4, run 5, run 6",
+            f"run 0, run 1, {AWAY.format(0)}, {BACK.format(0)}, run 2, run 3, run 4, run 5, run 6",
             "outside",
         ),
     ],

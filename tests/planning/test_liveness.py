@@ -50,14 +50,14 @@ def test_what_a_loop_takes_over_ends_where_its_body_begins() -> None:
     names = [step.buffers[version.buffer].name for version in live.versions]
     ranges = [(version.start, version.end) for version in live.versions]
     spans = dict(zip(names, ranges, strict=True))
-    assert spans == {
+    expected = {
         "before": (0, 1),
         "state": (1, 2),
         "inner": (2, 3),
         "next": (3, 4),
         "result": (5, 6),
-        "after": (6, 7),
     }
+    assert spans == {**expected, "after": (6, 7)}
 
 
 def test_only_an_operand_that_ends_may_be_written_over() -> None:

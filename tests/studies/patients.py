@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from tests.xla.steps import array
+
 WIDTH, ROWS, LAYERS, WORDS = 512, 1024, 3, 1536
 HALF = jnp.bfloat16
 TABLE = np.cos(np.arange(ROWS * WIDTH, dtype=np.float32)).reshape(ROWS, WIDTH)
@@ -17,10 +19,6 @@ LISTED = [
 ]
 
 Step = Callable[..., Any]
-
-
-def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def weights(layers: int = LAYERS, dtype: Any = jnp.float32) -> list[jax.ShapeDtypeStruct]:

@@ -20,16 +20,8 @@ def outcome_of(
 ) -> Any:
     program = SimpleNamespace(in_slabs=in_slabs)
     unmodified = SimpleNamespace(device_bytes=12 * MIB, replay=SimpleNamespace(step_s=0.9))
-    return SimpleNamespace(
-        device_bytes=nbytes,
-        host_bytes=5,
-        step_s=0.5,
-        fits=fits,
-        plan=plan,
-        compilations=3,
-        program=program,
-        unmodified=unmodified,
-    )
+    figures = {"device_bytes": nbytes, "host_bytes": 5, "step_s": 0.5, "fits": fits, "plan": plan}
+    return SimpleNamespace(**figures, compilations=3, program=program, unmodified=unmodified)
 
 
 @pytest.fixture
@@ -64,21 +56,12 @@ def rows(comparison: Comparison) -> dict[str, Row]:
 
 def test_every_method_has_a_row_and_memplan_the_last(xla_limits: list[tuple[int, int]]) -> None:
     comparison = compared()
-    assert (comparison.device, comparison.budget_bytes, comparison.host_budget_bytes) == (
-        "v100",
-        10 * MIB,
-        MIB,
-    )
+    budgets = comparison.budget_bytes, comparison.host_budget_bytes
+    assert comparison.device == "v100" and budgets == (10 * MIB, MIB)
     offload = "XLA's rematerialization and host offload"
     off = "plain jax, XLA's rematerialization off"
-    assert list(rows(comparison)) == [
-        "plain jax",
-        *policies(),
-        "XLA's rematerialization",
-        offload,
-        off,
-        "memplan",
-    ]
+    of_xla = "XLA's rematerialization", offload, off
+    assert list(rows(comparison)) == ["plain jax", *policies(), *of_xla, "memplan"]
     assert rows(comparison)[off] == Row(off, 12 * MIB, 0, 0.9, False)
     assert rows(comparison)["plain jax"] == Row("plain jax", 10 * MIB, 0, 1.0, True)
     assert rows(comparison)[offload] == Row(offload, 9 * MIB, MIB, 2.0, True)

@@ -62,11 +62,9 @@ def line_of(mark: str) -> str:
 MOMENTUM = weights(), weights(), X, X
 WITH_HEAD = weights(), array(WIDTH, WORDS), X, X
 COMPILED = {
-    "the state is not donated": Patient(
-        "donate", patients.train, (weights(), X, X), patients.train, (weights(), X, X), ()
-    ),
+    "the state is not donated": Patient("donate", *(patients.train, (weights(), X, X)) * 2, ()),
     "the optimizer's state is not donated": Patient(
-        "donate", patients.with_momentum, MOMENTUM, patients.with_momentum, MOMENTUM, (0,), (0, 1)
+        "donate", *(patients.with_momentum, MOMENTUM) * 2, (0,), (0, 1)
     ),
     "logits are returned": Patient(
         "output",
@@ -164,10 +162,8 @@ def test_arrays_in_the_program_are_counted(
 @pytest.mark.gpu_aot
 def test_state_that_the_host_could_hold_is_found() -> None:
     x = array(128, WIDTH)
-    args, options = (
-        ((weights(), weights()), x, x),
-        {"device": "a100", "donate_argnums": 0, "split": False},
-    )
+    args = (weights(), weights()), x, x
+    options = {"device": "a100", "donate_argnums": 0, "split": False}
     budget = int(0.8 * device_bytes(patients.with_state, args, (0,), "a100"))
     diagnosis = api.doctor(patients.with_state, args, budget=budget, **options)
     finding = only("host state", diagnosis)
@@ -198,10 +194,8 @@ def test_a_batch_that_just_misses_is_found_and_then_the_plan() -> None:
     )
     assert (batch.added_s or 0.0) < 0.0
     assert plan.kind == "plan"
-    report = memplan.jit(
-        patients.train, budget=plan.device_bytes, split=False, donate_argnums=0
-    ).plan(*(weights(), X, X))
-    assert report.report.compiled_peak_bytes == plan.device_bytes
+    step = memplan.jit(patients.train, budget=plan.device_bytes, split=False, donate_argnums=0)
+    assert step.plan(weights(), X, X).report.compiled_peak_bytes == plan.device_bytes
 
 
 def test_a_kernel_above_the_budget_needs_slabs() -> None:

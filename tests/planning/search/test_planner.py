@@ -39,31 +39,16 @@ def check(problem: Problem, share: float, host_nbytes: int) -> None:
         assert not solution.fits
 
 
-@settings(max_examples=15)
-@given(
-    st.integers(3, 10),
-    st.integers(0, 99),
-    st.sampled_from([0.9, 0.75, 0.6]),
-    st.sampled_from([0, 2**40]),
-)
-def test_plans_are_what_they_say(layers: int, seed: int, share: float, host_nbytes: int) -> None:
-    check(training(layers, seed), share, host_nbytes)
+SEEDS = st.integers(0, 99)
+TRAININGS = st.builds(training, st.integers(3, 10), SEEDS)
+LOOPS = st.builds(accumulating, st.integers(3, 6), st.just(3), SEEDS)
+PAIRS = st.builds(fetching, st.integers(3, 8), SEEDS)
 
 
-@settings(max_examples=10)
-@given(
-    st.integers(3, 6), st.integers(0, 99), st.sampled_from([0.9, 0.75]), st.sampled_from([0, 2**40])
-)
-def test_bodies_of_loops_are_planned_too(
-    layers: int, seed: int, share: float, host_nbytes: int
-) -> None:
-    check(accumulating(layers, 3, seed), share, host_nbytes)
-
-
-@settings(max_examples=15)
-@given(st.integers(3, 8), st.integers(0, 99), st.sampled_from([0.9, 0.75, 0.6]))
-def test_what_comes_by_a_pair_leaves_behind_its_end(layers: int, seed: int, share: float) -> None:
-    check(fetching(layers, seed), share, 2**40)
+@settings(max_examples=40)
+@given(TRAININGS | LOOPS | PAIRS, st.sampled_from([0.9, 0.75, 0.6]), st.sampled_from([0, 2**40]))
+def test_plans_are_what_they_say(problem: Problem, share: float, host_nbytes: int) -> None:
+    check(problem, share, host_nbytes)
 
 
 def test_an_inner_kernel_runs_again_inside_of_its_body() -> None:

@@ -41,23 +41,17 @@ def check(problem: Problem, ledger: Ledger, share: float, streaming: Streaming) 
 
 @given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5, 0.2]), STREAMINGS)
 def test_plans_are_legal_and_copies_keep_the_limit(
-    layers: int,
-    seed: int,
-    share: float,
-    streaming: Streaming,
+    layers: int, seed: int, share: float, streaming: Streaming
 ) -> None:
     straight = training(layers, seed)
     for problem in (straight, accumulating(layers, 3, seed), in_a_loop(straight, 3)):
         check(problem, Ledger(record(problem)), share, streaming)
 
 
-@given(
-    st.integers(3, 10),
-    st.integers(0, 99),
-    st.sampled_from([0.8, 0.5]),
-    STREAMINGS,
-    st.randoms(use_true_random=False),
-)
+DRAWS = st.randoms(use_true_random=False)
+
+
+@given(st.integers(3, 10), st.integers(0, 99), st.sampled_from([0.8, 0.5]), STREAMINGS, DRAWS)
 def test_a_plan_goes_on_from_any_other(
     layers: int, seed: int, share: float, streaming: Streaming, draw: Random
 ) -> None:

@@ -14,12 +14,8 @@ def test_temporaries_are_values_and_kernels_are_slots_and_operations() -> None:
     assert (tape.order, [value.buffer for value in tape.values]) == ((0, 1, 2, 3), [1, 2])
     assert [value.first_slot for value in tape.values] == [0, 1]
     assert [slot.reads for slot in tape.slots] == [(), (0,), (1,), (0, 1)]
-    assert [operation.seconds is None for operation in tape.operations] == [
-        False,
-        False,
-        True,
-        True,
-    ]  # outputs are made once
+    once = [operation.seconds is None for operation in tape.operations]
+    assert once == [False, False, True, True]  # outputs
 
 
 def test_what_reads_an_argument_is_recomputed_before_its_update_alone() -> None:

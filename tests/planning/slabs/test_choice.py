@@ -1,6 +1,7 @@
 """Choices of stored values: their prices, their refinement, and the limits."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -35,9 +36,7 @@ def written_by(program: NamedGraph, slabs: Slabs) -> set[int]:
 @given(slab_graphs(), st.integers(50, 400), st.integers(0, 200))
 @settings(max_examples=25)
 def test_a_choice_is_what_it_says_and_refined_no_worse(
-    program: NamedGraph,
-    device: int,
-    host: int,
+    program: Any, device: int, host: int
 ) -> None:
     if not program.graph.along:
         return
@@ -71,12 +70,8 @@ def test_refined_no_value_written_or_not_makes_it_faster_by_itself(program: Name
     if not program.graph.along:
         return
     slabs, price = choice(program, ROOMY).refined(choice(program, ROOMY).best()[0])
-    values = [
-        v
-        for op in program.graph.along
-        for v in program.graph.graph.ops[op].outputs
-        if not program.graph.along[op].reduces
-    ]
+    ops, along = program.graph.graph.ops, program.graph.along
+    values = [value for op in along for value in ops[op].outputs if not along[op].reduces]
     assert not slabs.on_host
     for value in values:
         toggled = replace(slabs, stored=slabs.stored ^ {value})
@@ -121,11 +116,8 @@ def test_a_value_is_written_for_the_first_that_read_it_where_the_last_has_no_roo
         ["wide"],
     )
     a = program.values["a"]
-    roomy_choice = choice(program, SlabLimits(10**6, 0, 0))
-    (kept, roomy), tight = (
-        roomy_choice.refined(program.slabs(2)),
-        roomy_choice.refined(program.slabs(2))[1].device_bytes - 1,
-    )
+    kept, roomy = choice(program, SlabLimits(10**6, 0, 0)).refined(program.slabs(2))
+    tight = roomy.device_bytes - 1
     slabs, price = choice(program, SlabLimits(tight, 0, 0)).refined(program.slabs(2))
     assert (kept.stored, kept.recomputed_in) == ({a}, set())
     assert (slabs.stored, slabs.recomputed_in) == ({a}, {(a, 2)})
@@ -172,10 +164,8 @@ def test_what_is_made_again_by_too_many_rows_is_written_however_long_its_copies_
     bare = program.slabs(2)
     limits = SlabLimits(0, 10**6, 0)
     bare_bytes = price_of(program, bare, limits).device_bytes
-    roomy, tight = (
-        choice(program, replace(limits, device_bytes=device_bytes)).best()
-        for device_bytes in (bare_bytes, bare_bytes - 1)
-    )
+    sizes = bare_bytes, bare_bytes - 1
+    roomy, tight = (choice(program, replace(limits, device_bytes=size)).best() for size in sizes)
     assert not roomy[0].stored
     assert tight[0].stored and tight[1].device_bytes < bare_bytes
     assert tight[1].seconds > roomy[1].seconds + 240

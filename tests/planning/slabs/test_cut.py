@@ -39,12 +39,8 @@ def drawn(draw: st.DrawFn, names: list[str]) -> NamedOp:
     return NamedOp(reads, nbytes=draw(st.integers(20, 60)), seconds=float(draw(st.integers(0, 40))))
 
 
-def cut(
-    graph: NamedGraph,
-    bare: Slabs,
-    weight: float = 1.0,
-    on_device: Collection[int] = (),
-) -> set[int]:
+def cut(graph: NamedGraph, weight: float = 1.0, on_device: Collection[int] = ()) -> set[int]:
+    bare = graph.slabs(2)
     pricer = Pricer(Walls(graph.graph, bare.ops), SOLVABLE)
     return set(SlabCut(pricer, {1: weight}, {}, on_device).run())
 
@@ -54,13 +50,10 @@ def forced_of(graph: NamedGraph, bare: Slabs) -> set[int]:
 
 
 def seconds(
-    graph: NamedGraph,
-    bare: Slabs,
-    stored: Collection[int],
-    weight: float,
-    on_device: Collection[int],
+    graph: NamedGraph, stored: Collection[int], weight: float, on_device: Collection[int]
 ) -> float:
     """Of the second loop: what it makes again, what it reads, and writing that."""
+    bare = graph.slabs(2)
     walls = Walls(graph.graph, bare.ops)
     pricer = Pricer(walls, SOLVABLE)
     second = walls.loops(replace(bare, stored=frozenset(stored)))[-1]
@@ -79,22 +72,21 @@ def subsets(values: Collection[int]) -> Iterator[frozenset[int]]:
 
 @given(pairs_of_loops(), st.sampled_from([0.5, 1.0, 2.0]), st.booleans())
 def test_no_other_values_read_take_less(graph: NamedGraph, weight: float, free: bool) -> None:
-    bare = graph.slabs(2)
     early = {value for name, value in graph.values.items() if name.startswith("early")}
     on_device = {graph.values["early0"]} if free else set()
-    values = cut(graph, bare, weight, on_device)
-    best = min(seconds(graph, bare, stored, weight, on_device) for stored in subsets(early))
+    values = cut(graph, weight, on_device)
+    best = min(seconds(graph, stored, weight, on_device) for stored in subsets(early))
     assert values <= early
-    assert seconds(graph, bare, values, weight, on_device) == pytest.approx(best)
+    assert seconds(graph, values, weight, on_device) == pytest.approx(best)
 
 
 def test_a_value_that_is_dear_to_make_is_read_and_a_cheap_one_made_again() -> None:
     dear = norm(nbytes=8)
     cheap = norm(nbytes=30)
-    assert dear.named(cut(dear, dear.slabs(2))) == {"a"}  # two copies of 8 s against 40 s
-    assert cheap.named(cut(cheap, cheap.slabs(2))) == set()
-    assert cheap.named(cut(cheap, cheap.slabs(2), weight=2.0)) == {"a"}
-    assert cheap.named(cut(cheap, cheap.slabs(2), on_device=[cheap.values["a"]])) == {"a"}
+    assert dear.named(cut(dear)) == {"a"}  # two copies of 8 s against 40 s
+    assert cheap.named(cut(cheap)) == set()
+    assert cheap.named(cut(cheap, weight=2.0)) == {"a"}
+    assert cheap.named(cut(cheap, on_device=[cheap.values["a"]])) == {"a"}
 
 
 def test_what_is_written_in_any_case_is_read_where_it_is_wanted() -> None:
@@ -110,4 +102,4 @@ def test_what_is_written_in_any_case_is_read_where_it_is_wanted() -> None:
         },
         ["loss", "wanted"],
     )
-    assert graph.named(cut(graph, graph.slabs(2))) == {"cheap"}
+    assert graph.named(cut(graph)) == {"cheap"}

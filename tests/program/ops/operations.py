@@ -109,9 +109,13 @@ def reduced(function: Callable[..., Array]) -> Op:
     return op
 
 
+def at_dim(function: Callable[[Dice, Array, int], Array]) -> Op:
+    """At one dimension, of which there has to be one."""
+    return lambda dice, x: function(dice, x, dim(dice, x)) if x.ndim else x
+
+
 def along(function: Callable[[Array, int], Array]) -> Op:
-    """Along one dimension, of which there has to be one."""
-    return lambda dice, x: function(x, dim(dice, x)) if x.ndim else x
+    return at_dim(lambda dice, x, at: function(x, at))
 
 
 def truths(function: Callable[..., Array]) -> Op:
@@ -124,11 +128,9 @@ def dot(dice: Dice, x: Array) -> Array:
         return x * x
     at, variant = dim(dice, x), dice.below(4)
     if variant == 0:
-        return (
-            lax.dot_general(x, x, (((at,), (at,)), ((), ())))
-            if x.ndim <= 2
-            else jnp.tensordot(x, x.sum(0), 0).sum(0)
-        )
+        if x.ndim > 2:
+            return jnp.tensordot(x, x.sum(0), 0).sum(0)
+        return lax.dot_general(x, x, (((at,), (at,)), ((), ())))
     if variant == 1 and x.ndim >= 2:
         batch_dim = (at + 1) % x.ndim
         return lax.dot_general(x, x, (((at,), (at,)), ((batch_dim,), (batch_dim,))))
@@ -215,11 +217,10 @@ def gradient_of_pool(dice: Dice, x: Array) -> Array:
     return jax.grad(total)(lax.stop_gradient(x)) + x
 
 
-def taken(dice: Dice, x: Array) -> Array:
+@at_dim
+def taken(dice: Dice, x: Array, at: int) -> Array:
     """Rows by index, one of each row, a column; out of bounds at times."""
-    if not x.ndim:
-        return x
-    at, variant = dim(dice, x), dice.below(4)
+    variant = dice.below(4)
     size = x.shape[at]
     if variant == 0:
         return jnp.take(x, dice.below(size), axis=at)
@@ -236,17 +237,13 @@ def taken(dice: Dice, x: Array) -> Array:
     )
 
 
-def dynamic_slice(dice: Dice, x: Array) -> Array:
-    if not x.ndim:
-        return x
-    at = dim(dice, x)
+@at_dim
+def dynamic_slice(dice: Dice, x: Array, at: int) -> Array:
     return lax.dynamic_slice_in_dim(x, ints(x).sum() % 3, max(1, x.shape[at] // 2), at)
 
 
-def dynamic_update(dice: Dice, x: Array) -> Array:
-    if not x.ndim:
-        return x
-    at = dim(dice, x)
+@at_dim
+def dynamic_update(dice: Dice, x: Array, at: int) -> Array:
     part = 2 * lax.slice_in_dim(x, 0, max(1, x.shape[at] // 2), axis=at)
     return lax.dynamic_update_slice_in_dim(x, part, ints(x).sum() % 3, at)
 
@@ -264,18 +261,12 @@ def scattered(how: str) -> Op:
         if variant == 1 and x.ndim >= 2:
             column = ints(x.sum(tuple(range(1, x.ndim)))) % x.shape[1]
             place = jnp.expand_dims(column, tuple(range(1, x.ndim)))
-            return (
-                jnp.put_along_axis(x, place, 2.0, 1, inplace=False, mode="clip")
-                if how == "set"
-                else _put(x, column, how)
-            )
+            if how != "set":
+                return jax.vmap(lambda row, c: getattr(row.at[c], how)(2.0))(x, column)
+            return jnp.put_along_axis(x, place, 2.0, 1, inplace=False, mode="clip")
         return getattr(jnp.moveaxis(x, dim(dice, x), 0).at[dice.below(2)], how)(2.0)
 
     return op
-
-
-def _put(x: Array, column: Array, how: str) -> Array:
-    return jax.vmap(lambda row, c: getattr(row.at[c], how)(2.0))(x, column)
 
 
 def subtracted(dice: Dice, x: Array) -> Array:
@@ -315,15 +306,11 @@ def broadcast(dice: Dice, x: Array) -> Array:
     return jnp.broadcast_to(jnp.expand_dims(x, at), (*x.shape[:at], dice.of((2, 3)), *x.shape[at:]))
 
 
-def sliced(dice: Dice, x: Array) -> Array:
-    if not x.ndim:
-        return x
-    at = dim(dice, x)
-    return lax.slice_in_dim(
-        x,
-        *dice.of(((0, -(-x.shape[at] // 2), 1), (x.shape[at] // 3, None, 1), (0, None, 2))),
-        axis=at,
-    )
+@at_dim
+def sliced(dice: Dice, x: Array, at: int) -> Array:
+    size = x.shape[at]
+    span = dice.of(((0, -(-size // 2), 1), (size // 3, None, 1), (0, None, 2)))
+    return lax.slice_in_dim(x, *span, axis=at)
 
 
 def joined(x: Array, at: int) -> Array:
@@ -338,18 +325,14 @@ def split(dice: Dice, x: Array) -> Array:
     return jnp.concatenate([second, first], at) if dice.below(2) else first.sum() + second
 
 
-def sorted_by(dice: Dice, x: Array) -> Array:
-    if not x.ndim:
-        return x
-    at = dim(dice, x)
+@at_dim
+def sorted_by(dice: Dice, x: Array, at: int) -> Array:
     keys, values = lax.sort((x, jnp.flip(x, at)), dimension=at, num_keys=1)
     return keys + 2 * values
 
 
-def largest(dice: Dice, x: Array) -> Array:
-    if not x.ndim:
-        return x
-    at = dim(dice, x)
+@at_dim
+def largest(dice: Dice, x: Array, at: int) -> Array:
     moved = jnp.moveaxis(x, at, -1)
     values, places = lax.top_k(moved, 1 + dice.below(min(2, x.shape[at])))
     return values + places
@@ -363,15 +346,11 @@ def unstacked(x: Array, at: int) -> Array:
     return functools.reduce(operator.sub, jnp.unstack(x, axis=at))
 
 
-def windowed_pad(dice: Dice, x: Array) -> Array:
-    if not x.ndim:
-        return x
-    at, config = dim(dice, x), dice.of(((1, 2, 0), (0, 0, 1), (-1, 1, 0), (0, 0, 0)))
-    return lax.pad(
-        x,
-        np.float32(dice.below(2)).astype(x.dtype),
-        [config if i == at else (0, 0, 0) for i in range(x.ndim)],
-    )
+@at_dim
+def windowed_pad(dice: Dice, x: Array, at: int) -> Array:
+    config = dice.of(((1, 2, 0), (0, 0, 1), (-1, 1, 0), (0, 0, 0)))
+    fill = np.float32(dice.below(2)).astype(x.dtype)
+    return lax.pad(x, fill, [config if i == at else (0, 0, 0) for i in range(x.ndim)])
 
 
 def typed(kind: Any) -> Op:

@@ -68,7 +68,7 @@ class Step(NamedTuple):
         whole = draw.integers(-1, 2, shape) * draw.integers(0, 2, shape)
         return np.asarray(whole if self.exact else normal, jnp.dtype(self.dtype))
 
-    def made(self) -> tuple[compat.ClosedJaxpr, list[np.ndarray]]:
+    def flat_and_operands(self) -> tuple[compat.ClosedJaxpr, list[np.ndarray]]:
         """The flat jaxpr, and operands."""
         shapes: list[tuple[int, ...]] = []
 

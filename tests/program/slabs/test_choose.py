@@ -18,13 +18,10 @@ from memplan.program.slabs import choose
 from memplan.program.slabs.choose import PricedSlabs, frontier, large_ops, slab_programs
 from memplan.program.trace import Program, trace
 from tests.planning.slab_graphs import NamedGraph, NamedOp, named_graph
+from tests.xla.steps import array
 
 DEVICE = catalog.named("v100")
 KIB = 1 << 10
-
-
-def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def traced(step: Callable[..., Any], *args: Any, **options: Any) -> Program:

@@ -1,5 +1,6 @@
 """Slabs inside of branches and bodies: the same numbers, chosen where the largest kernels are, followed from a plan."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -77,6 +78,13 @@ def traced(name: str) -> Program:
     return trace(PLACES[name][0](step), (weights, x), {}, {"donate_argnums": 0})
 
 
+@functools.cache
+def rewritten_of(name: str) -> tuple[Program, Program]:
+    """A program, and the same in slabs."""
+    program = traced(name)
+    return program, in_slabs(program)
+
+
 def in_slabs(program: Program) -> Program:
     """Within what its arguments, gradients and a tenth of its logits take."""
     room = sum(program.input_nbytes) * 2 + 2 * LOGITS_BYTES
@@ -90,8 +98,7 @@ def numbers(program: Program) -> Any:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_the_numbers_are_the_same(name: str) -> None:
-    program = traced(name)
-    rewritten = in_slabs(program)
+    program, rewritten = rewritten_of(name)
     assert len(rewritten.in_slabs) == PLACES[name][1]
     assert all(bool(record.slabs.inside) == bool(record.where) for record in rewritten.in_slabs)
     loops = list[int]()
@@ -103,7 +110,7 @@ def test_the_numbers_are_the_same(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
-    rewritten = in_slabs(traced(name))
+    _, rewritten = rewritten_of(name)
     places = {record.slabs.inside for record in rewritten.in_slabs}
     for computation in computations(PlacedComputation((), rewritten.flat, 1, 0, {}, frozenset())):
         if any(computation.place[: len(place)] == place for place in places):
@@ -113,8 +120,7 @@ def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", PLACES)
 def test_a_plan_is_followed(name: str) -> None:
-    program = traced(name)
-    rewritten = in_slabs(program)
+    program, rewritten = rewritten_of(name)
     saved = io.encode([record.slabs for record in rewritten.in_slabs])
     slabs = io.decode(tuple[Slabs, ...], saved, complete=True)
     assert slabs == tuple(record.slabs for record in rewritten.in_slabs)
