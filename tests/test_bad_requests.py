@@ -176,9 +176,8 @@ def test_a_plan_of_another_program_is_refused(door: str, plan_of_another: Any) -
         DOORS[door].open(plan=plan_of_another, pin={"x": "host"})
 
 
-@pytest.mark.filterwarnings(
-    "ignore:Python iterable type 'generator'"
-)  # jax warns of it before it refuses it
+# jax warns of it before it refuses it
+@pytest.mark.filterwarnings("ignore:Python iterable type 'generator'")
 @pytest.mark.parametrize("door", OTHER)
 @pytest.mark.parametrize(
     "batch",

@@ -108,9 +108,8 @@ def test_an_edited_plan_is_refused_or_computes_the_step(
         edit(draw, document)
         try:
             plan = Plan.from_json(json.dumps(document))
-            with warnings.catch_warnings(
-                action="ignore", category=UserWarning
-            ):  # that it is planned again
+            # that it is planned again
+            with warnings.catch_warnings(action="ignore", category=UserWarning):
                 results = memplan.jit(step, plan=plan)(*args)
         except memplan.MemplanError as error:
             refusals.append(str(error))

@@ -91,9 +91,8 @@ def test_a_refused_budget_leaves_the_model_as_it_was() -> None:
     assert planned.report.budget_bytes == caught.value.smallest_bytes and not same(network, other)
 
 
-@pytest.mark.filterwarnings(
-    "ignore:__array__ implementation"
-)  # Keras' own, where it copies an optimizer
+# Keras' own, where it copies an optimizer
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_one_model_is_planned_and_stays_so_when_compiled_again() -> None:
     network, other = model(), model()
     planned = memplan.keras.plan(network)
@@ -149,9 +148,8 @@ def test_a_models_own_step_is_planned_but_no_train_function_of_its_own() -> None
     network = Halved()
     network.compile("sgd", "mse")
     planned = memplan.keras.plan(network, budget="1GiB")
-    whole = network.test_on_batch(X, Y, return_dict=True)[
-        "loss"
-    ]  # before the update, as the first step's
+    # before the update, as the first step's
+    whole = network.test_on_batch(X, Y, return_dict=True)["loss"]
     assert network.train_on_batch(X, Y, return_dict=True)["loss"] == pytest.approx(whole / 2)
     assert planned.report.status == "untouched"
     own = Own()

@@ -13,10 +13,8 @@ SOURCES = sorted((ROOT / "memplan").rglob("*.py")) + sorted((ROOT / "models").rg
 DOOR = "memplan/program/compat/"  # to what jax keeps to itself
 INTERNALS = ("jax._src", "jax.extend")
 EXTRAS = ("matplotlib", "perfetto")  # imported where they are used
-BY_NAME = (
-    "memplan/__init__.py",
-    "memplan/cli/factory.py",
-)  # public names when asked for; the user's MODULE:FACTORY
+# public names when asked for; the user's MODULE:FACTORY
+BY_NAME = ("memplan/__init__.py", "memplan/cli/factory.py")
 
 
 def breaches(tree: ast.AST, path: str) -> Iterator[str]:

@@ -192,9 +192,8 @@ def test_state_may_live_on_the_host() -> None:
     )
     placed = step.plan(model, x).place(model)
     assert placed.kernel.sharding.memory_kind == "pinned_host"
-    model = nnx.Linear(
-        600, 600, rngs=nnx.Rngs(0)
-    )  # small leaves of the first were not copied, and are donated
+    # small leaves of the first were not copied, and are donated
+    model = nnx.Linear(600, 600, rngs=nnx.Rngs(0))
     assert [float(step(placed, x)) for _ in range(2)] == [float(plain(model, x)) for _ in range(2)]
     assert placed.kernel.sharding.memory_kind == "pinned_host"
 

@@ -68,9 +68,8 @@ class Compiler:
         callback = self._callback(program, headroom)
         name = f"{self.key}_{next(self.numbers)}" if self.key else ""
         executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
-        if (
-            not callback.was_called
-        ):  # jax has the executable of an earlier start, whose plan is lost
+        # jax has the executable of an earlier start, whose plan is lost
+        if not callback.was_called:
             executable, gathers = self._compile(program, callback, profile, hides_latency)
             name = ""
         return self._outcome(program, executable, callback, hides_latency, gathers, name)

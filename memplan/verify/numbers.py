@@ -175,9 +175,8 @@ def _as_numbers(leaf: Any) -> np.ndarray:
     if jax.numpy.issubdtype(getattr(leaf, "dtype", np.float32), jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
     if isinstance(leaf, jax.Array) and not (leaf.is_fully_addressable or leaf.is_fully_replicated):
-        leaf = multihost_utils.process_allgather(
-            leaf, tiled=True
-        )  # its parts lie in other processes
+        # its parts lie in other processes
+        leaf = multihost_utils.process_allgather(leaf, tiled=True)
     return np.asarray(leaf)
 
 

@@ -24,9 +24,8 @@ from memplan.xla.replica_groups import replica_groups
 from memplan.xla.schema import InstructionMessage, ModuleMessage, UnreadableModuleError, unreadable
 from memplan.xla.shapes import Array, Shape, leaves, shape_of
 
-BLOCKS = frozenset(
-    {"call", "conditional", "while"}
-)  # what they call runs kernel by kernel, as the entry does
+# what they call runs kernel by kernel, as the entry does
+BLOCKS = frozenset({"call", "conditional", "while"})
 LARGE_NBYTES = 1 << 16  # of a constant: the device holds it beside what `memory_analysis()` counts
 
 # Fields of an instruction's message that are facts of their own, or say where it is or comes from.
@@ -103,16 +102,13 @@ class Instruction:
     shape: Shape  # of the result
     operands: tuple[str, ...]  # names, in order
     called: tuple[str, ...]  # names of the computations that it calls; a loop's condition first
-    predecessors: tuple[
-        str, ...
-    ]  # names of instructions that must run before it although it does not read them
+    # names of instructions that must run before it although it does not read them
+    predecessors: tuple[str, ...]
     root: bool
-    message: Any = field(
-        repr=False, compare=False
-    )  # of the instruction itself, or of what an asynchronous start wraps
-    start: Any = field(
-        default=None, repr=False, compare=False
-    )  # of the asynchronous start, where it wraps another
+    # of the instruction itself, or of what an asynchronous start wraps
+    message: Any = field(repr=False, compare=False)
+    # of the asynchronous start, where it wraps another
+    start: Any = field(default=None, repr=False, compare=False)
 
     def changed(self, **changes: Unpack[Changes]) -> Instruction:
         """A copy that states something else; itself if that changes nothing."""
@@ -437,9 +433,8 @@ class Computation:
     name: str
     is_fused: bool  # is it what a fusion calls?
     message: Any = field(repr=False, compare=False)  # as it was read; None of a new one
-    names: Numbers | None = field(
-        repr=False, compare=False
-    )  # None where the instructions are not the message's
+    # None where the instructions are not the message's
+    names: Numbers | None = field(repr=False, compare=False)
     # by kind of the fusion that calls it, which result may be written over which parameter
     # (`aliasing`)
     alias_cache: dict[str, Sequence[tuple[int, int]]] = field(

@@ -18,10 +18,8 @@ Made = tuple[Step, tuple[Any, ...]]
 Make = Callable[[], Made]
 """A step and its arguments, made anew for every run."""
 
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}  # for the compiler
+# for the compiler
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True)

@@ -69,12 +69,8 @@ def rewritten(toy: str, share: float, split: str | bool, runs: Runs) -> dict[str
     options = {"budget": budget, "device": fast_link(), "split": split}
     planned = memplan.jit(step, donate_argnums=0, **options).plan(state, batch)
     (row, found), (_, expected) = (_run(one, state, batch, runs) for one in (planned, plain))
-    first, gates, arrays, same = (
-        dict[int, list[np.ndarray]](),
-        [],
-        0,
-        0,
-    )  # by the number of steps, the first run's
+    # by the number of steps, the first run's
+    first, gates, arrays, same = (dict[int, list[np.ndarray]](), [], 0, 0)
     for (_, _, steps), here, there in zip(runs, found, expected, strict=True):
         if steps in first:
             arrays, same = arrays + len(here), same + equal(here, first[steps])
@@ -292,9 +288,8 @@ def mutated_modules(share: float, count: int) -> dict[str, Any]:
 
     Of each: whether the judge refuses it, whether XLA does, how many results are plain's, and the lines of the log.
     """
-    step, (params, batch) = mlp(
-        16, 512, 64
-    )  # within 70 % of its bytes, parameters are read after their update left
+    # within 70 % of its bytes, parameters are read after their update left
+    step, (params, batch) = mlp(16, 512, 64)
     start = jax.tree.map(np.asarray, params)
     plain = memplan.jit(step, donate_argnums=0).plan(params, batch)
     options = {"donate_argnums": 0, "host_state": 0, "split": False}

@@ -278,9 +278,8 @@ def _make(folder: Path, site: Path, plugin: Path) -> None:
             "-lm",
         ]
     )
-    for name in (
-        LIBRARIES
-    ):  # each with its own SONAME, so that whoever loaded it first has loaded it for all
+    # each with its own SONAME, so that whoever loaded it first has loaded it for all
+    for name in LIBRARIES:
         _gcc(["-shared", f"-Wl,-soname,{name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-as-needed",
               "-o", str(folder / "lib" / name), str(main)])  # fmt: skip
     _make_assembler(folder / "cuda", site)

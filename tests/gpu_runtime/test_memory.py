@@ -46,9 +46,8 @@ def twenty_steps(held: int | list[int]) -> dict[str, Any]:
     width = 512  # 1 MiB a leaf
     weights = [jax.random.normal(jax.random.key(n), (width, width)) / width**0.5 for n in range(2)]
     momentum, x = jax.tree.map(jnp.zeros_like, weights), jnp.ones((4, width))
-    device = jax.sharding.SingleDeviceSharding(
-        jax.devices()[0]
-    )  # in its own memory, as far as the user knows
+    # in its own memory, as far as the user knows
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     step = memplan.jit(train, donate_argnums=(0, 1), host_state=held, out_shardings=device)
     planned = step.plan(weights, momentum, x)
     state = (

@@ -70,9 +70,8 @@ def test_every_model_is_the_plain_one(watched, toy):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "toy", ["googlenet", "deeplab", "resnet"]
-)  # batch norms over few elements: much noise
+# batch norms over few elements: much noise
+@pytest.mark.parametrize("toy", ["googlenet", "deeplab", "resnet"])
 def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
     found = watched(programs.beside_a_cpu, toy).value
     assert found["passes"], found
@@ -84,9 +83,8 @@ def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
     [("unet3d", "a100"), ("nnunet2d", "a100"), ("decoder-bfloat16", "a100"), ("unet2d", "h100")],
 )
 def test_models_are_the_plain_ones_on_other_cards(watched, toy, card):
-    shares = (
-        [0.6] if toy == "decoder-bfloat16" else MODELS[toy]
-    )  # an A100's products take other workspaces
+    # an A100's products take other workspaces
+    shares = [0.6] if toy == "decoder-bfloat16" else MODELS[toy]
     check_planned(watched, toy, shares, RUNS[1:], card=card)
 
 
@@ -94,12 +92,8 @@ SLABS, LOOPS = (
     ("normalized", 0.4, "auto", "slabs on the host"),
     ("decoder-scan", 0.5, False, "loops on the host"),
 )
-AROUND_A_WORKSPACE = (
-    "decoder-scan",
-    0.82,
-    False,
-    "loops on the host",
-)  # on a Hopper XLA gives each cuBLAS call 32 MiB
+# on a Hopper XLA gives each cuBLAS call 32 MiB
+AROUND_A_WORKSPACE = ("decoder-scan", 0.82, False, "loops on the host")
 
 
 @pytest.mark.slow

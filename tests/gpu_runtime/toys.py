@@ -131,9 +131,8 @@ MODELS: dict[str, Callable[[], tuple[Any, Any]]] = {
 
 TOYS: dict[str, Callable[[], tuple[Any, Any]]] = {
     "mlp": mlp,
-    "wide mlp": partial(
-        mlp, 8, 512, 64
-    ),  # parameters of 1 MiB, which `host_state` keeps on the host
+    # parameters of 1 MiB, which `host_state` keeps on the host
+    "wide mlp": partial(mlp, 8, 512, 64),
     **{name: partial(within, name) for name in WITHIN},
     "normalized": normalized,
     **MODELS,

@@ -137,10 +137,8 @@ def slab_graphs(draw: st.DrawFn, max_ops: int = 9, halves: bool = True) -> Named
 
     None takes as long as four copies of any value, so that all may be made again.
     """
-    sides: dict[str, Fraction] = {
-        "x": Fraction(1),
-        "y": Fraction(1),
-    }  # what may be read by slabs, and its scale
+    # what may be read by slabs, and its scale
+    sides: dict[str, Fraction] = {"x": Fraction(1), "y": Fraction(1)}
     sums: list[str] = []
     ops: dict[str, NamedOp] = {}
     for number in range(draw(st.integers(1, max_ops))):

@@ -22,9 +22,8 @@ def test_no_order_goes_below(layers: int, seed: int, again: bool) -> None:
     assert 0 <= kernel < len(step.kernels)
     for order in (range(len(step.kernels)), reorder(step)):
         sequence = [number for n in order for number in ([n] if n or not again else [n, 0])]
-        if (
-            again and random.random() < 0.5
-        ):  # what the largest kernel reads is made again right before it
+        # what the largest kernel reads is made again right before it
+        if again and random.random() < 0.5:
             at = sequence.index(kernel)
             makers = {step.buffers[read].maker for read in step.kernels[kernel].reads}
             sequence[at:at] = sorted(

@@ -246,13 +246,8 @@ def test_what_is_there_at_different_times_lies_in_one_place() -> None:
 
 
 def test_the_smallest_gap_that_holds_it_is_taken() -> None:
-    stacked = [
-        (0, 9, 10),
-        (0, 3, 8),
-        (0, 9, 7),
-        (0, 3, 5),
-        (0, 9, 4),
-    ]  # gaps of 8 and of 5 once two have ended
+    # gaps of 8 and of 5 once two have ended
+    stacked = [(0, 9, 10), (0, 3, 8), (0, 9, 7), (0, 3, 5), (0, 9, 4)]
     assert nbytes(groups(*stacked, (5, 9, 5), (6, 9, 8))) == 34
     assert nbytes(groups(*stacked, (5, 9, 3), (6, 9, 8), (7, 9, 2))) == 34
 

@@ -22,15 +22,11 @@ def chain(*took_s: float) -> Problem:
     [
         ("run 0, run 1, run 2", 6.0),
         ("run 0, run 1, run 0, run 1, run 2", 9.0),
-        (
-            "run 0, offload 0, run 1, offloaded 0, run 2",
-            1 + 5 + 3,
-        ),  # waits for the copy, which takes five seconds
+        # waits for the copy, which takes five seconds
+        ("run 0, offload 0, run 1, offloaded 0, run 2", 1 + 5 + 3),
         ("run 0, offload 0, run 1, run 2, offloaded 0", 6.0),
-        (
-            "run 0, offload 0, run 1, offload 1, run 2, offloaded 0, offloaded 1",
-            1 + 5 + 5,
-        ),  # one at a time
+        # one at a time
+        ("run 0, offload 0, run 1, offload 1, run 2, offloaded 0, offloaded 1", 1 + 5 + 5),
         ("run 0, offload 0, run 1, offloaded 0, prefetch 0, run 2, prefetched 0", 1 + 5 + 5),
         (
             "run 0, offload 0, offloaded 0, offload 0, prefetch 0, prefetched 0, offloaded 0",

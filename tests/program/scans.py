@@ -14,10 +14,8 @@ from memplan.program import compat
 from memplan.program.trace import Program, trace
 
 Step = tuple[Callable[..., Any], tuple[Any, ...]]
-QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}  # for the compiler
+# for the compiler
+QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def _data(*shape: int, seed: int = 0) -> np.ndarray:

@@ -118,9 +118,8 @@ def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations() -> None:
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
     assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130), 120))
     assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9), 120))
-    assert f"{said}. Try" in str(
-        infeasible(attempted(in_slabs("sort", 90), 130), 120)
-    )  # it fits beside 10 bytes
+    # it fits beside 10 bytes
+    assert f"{said}. Try" in str(infeasible(attempted(in_slabs("sort", 90), 130), 120))
     whole = attempted(in_slabs("sort", 91), 130)
     assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole, 120))
     assert "slabs" not in str(infeasible(outcome(PROGRAM, 120), 120))

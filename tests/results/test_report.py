@@ -118,9 +118,8 @@ def test_all_arrays_at_the_peak_are_named(device: str | None) -> None:
         peak = report.timeline.instants[report.timeline.peak]
         live = sum(value.nbytes for value in report.live_at_peak)
         unexplained = report.predicted_peak_bytes - live - peak.other_bytes
-        assert unexplained == 8 * (
-            len(jax.tree.leaves(state)) + 1
-        )  # the outputs' table of pointers
+        # the outputs' table of pointers
+        assert unexplained == 8 * (len(jax.tree.leaves(state)) + 1)
         assert (
             peak.source
             and report.peak_kernel.endswith(f", {peak.source}")

@@ -142,9 +142,8 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
         assert loop.trips * loop.rows == SIDE
         # Rows around a slab: of one 3x3 convolution, up to two of them with their gradients.
         assert 1 <= loop.halo <= 4
-    assert (
-        report.slab_loops[0].halo == 1 and report.slab_loops[0].sums == 1
-    )  # the norm behind the first convolution
+    # the norm behind the first convolution
+    assert report.slab_loops[0].halo == 1 and report.slab_loops[0].sums == 1
     seconds = [loop.seconds or 0.0 for loop in report.slab_loops]
     assert min(seconds) > 0 and sum(seconds) <= (report.predicted_step_s or 0) * 1.001
     assert report.recomputed_flops > 0  # the first convolution is made again behind the wall
@@ -234,9 +233,8 @@ def test_slabs_inside_of_branches_and_bodies(name: str) -> None:
     )
     assert report.compiled_peak_bytes <= 10 * MIB < ARRAY_BYTES
     assert [loop.number for loop in report.slab_loops] == list(range(1, len(report.slab_loops) + 1))
-    assert (
-        len(report.slab_loops) >= 3
-    )  # the norm and the loss are walls, and the gradient comes after them
+    # the norm and the loss are walls, and the gradient comes after them
+    assert len(report.slab_loops) >= 3
     where = "cond" if name == "branch" else "scan"
     assert all(f" in the {where} (tests/within.py:" in loop.axis for loop in report.slab_loops)
     on_host = [

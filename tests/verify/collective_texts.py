@@ -91,11 +91,8 @@ def brackets(dims: Sequence[int]) -> str:
 
 
 INSIDE, ACROSS, ALL = along((2, 4), 1), along((2, 4), 0), along((2, 4), 0, 1)
-MEMBERS = (
-    (3, 5),
-    (7,),
-    (4, 6),
-)  # what is summed: 46 elements, of which two hosts of four have 48 with padding
+# what is summed: 46 elements, of which two hosts of four have 48 with padding
+MEMBERS = ((3, 5), (7,), (4, 6))
 Phases = Callable[[Lines, str, int], str]
 
 

@@ -128,11 +128,8 @@ def test_noise_widens_its_own_tolerance_only() -> None:
 
 def test_the_median_output_lends_its_rounding() -> None:
     usual = (ONES, ONES * (1 + 20 * EPS), ONES)
-    lucky = (
-        ONES,
-        ONES,
-        ONES * (1 + 50 * EPS),
-    )  # nothing by recompilation, within four times the others' by planning
+    # nothing by recompilation, within four times the others' by planning
+    lucky = (ONES, ONES, ONES * (1 + 50 * EPS))
     assert gate(usual, usual, lucky).passes
     assert not gate(lucky).passes
 

@@ -20,9 +20,8 @@ def test_the_same_numbers(name: str, length: int) -> None:
         plain(name), in_pieces(program.jaxpr, length, {})(leaves), strict=True
     ):
         assert expected.dtype == found.dtype
-        scale = float(
-            np.max(np.abs(expected), initial=1.0)
-        )  # differences of large sums are rounded as those are
+        # differences of large sums are rounded as those are
+        scale = float(np.max(np.abs(expected), initial=1.0))
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * scale)
 
 

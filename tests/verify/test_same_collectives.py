@@ -258,9 +258,8 @@ def test_accepts_an_equivalent_composition(name: str) -> None:
     check(ACCEPTED[name])
 
 
-_ONE_WAY = re.compile(
-    "rounded|rounding|^scatter|all-reduces$"
-)  # rounding, offsets, and barriers go one way alone
+# rounding, offsets, and barriers go one way alone
+_ONE_WAY = re.compile("rounded|rounding|^scatter|all-reduces$")
 
 
 @pytest.mark.parametrize("name", [name for name in ACCEPTED if not _ONE_WAY.search(name)])

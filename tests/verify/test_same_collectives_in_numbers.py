@@ -63,9 +63,8 @@ class Devices:
                 0, 1 << 30, (n, *op.result[0].dims)
             )
         if kind == "constant":
-            elements = (
-                op.integers or (0,) * op.result[0].size
-            )  # of floats only zeros are padded with
+            # of floats only zeros are padded with
+            elements = op.integers or (0,) * op.result[0].size
             return np.broadcast_to(
                 np.array(elements).reshape(op.result[0].dims), (n, *op.result[0].dims)
             )

@@ -32,15 +32,13 @@ def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     found = compile_step(step, args, name, random_recompute(seed), "v100")
     assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
     assert found.packing.live_nbytes <= found.packing.nbytes
-    assert bool(found.recomputed) == bool(
-        seed and name != "scanned"
-    )  # its body has nothing worth it
+    # its body has nothing worth it
+    assert bool(found.recomputed) == bool(seed and name != "scanned")
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize(
-    "seed", [43, 48, 91, 118]
-)  # of the first 149: where another rule gives other bytes
+# of the first 149: where another rule gives other bytes
+@pytest.mark.parametrize("seed", [43, 48, 91, 118])
 def test_what_is_updated_in_place_gets_the_bytes_that_were_predicted(seed: int) -> None:
     step, args = updating(seed)
     found = compile_step(step, args, "updating", random_recompute(seed % 3), "v100")
@@ -57,9 +55,8 @@ def test_copies_take_the_host_bytes_that_were_predicted(name: str) -> None:
     assert found.copies >= 4
     assert found.packing.host_nbytes == memory.host_temp_size_in_bytes > 0
     assert found.packing.nbytes == pytest.approx(memory.temp_size_in_bytes, abs=2048)
-    assert (
-        found.packing.live_nbytes < found.plain.live_nbytes or name == "branching"
-    )  # whose peak is in a branch
+    # whose peak is in a branch
+    assert found.packing.live_nbytes < found.plain.live_nbytes or name == "branching"
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -176,7 +173,6 @@ def test_a_fusions_result_may_be_a_tuple_itself() -> None:
     problem = problem_of(module, backend=GPU)
     made = next(kernel for kernel in problem.kernels if kernel.name == "made")
     assert [problem.buffers[one].nbytes for one in made.writes] == [4096] * 3
-    assert list(made.may_alias) == [
-        made.writes[-1]
-    ]  # the root of what is read alone, element by element
+    # the root of what is read alone, element by element
+    assert list(made.may_alias) == [made.writes[-1]]
     judge(module, module)

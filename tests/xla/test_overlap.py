@@ -68,9 +68,8 @@ def test_a_gather_starts_just_in_time() -> None:
     (sent,) = result.transfers
     next_kernel = order[order.index("g") + 1]
     start, end = result.clock[next_kernel]
-    assert (
-        result.clock[f"h{LAYERS - 1}"][1] - sent.end_s <= end - start
-    )  # one kernel later, somebody would wait
+    # one kernel later, somebody would wait
+    assert result.clock[f"h{LAYERS - 1}"][1] - sent.end_s <= end - start
 
 
 def test_a_sum_starts_as_soon_as_it_can_and_ends_when_the_links_are_done() -> None:

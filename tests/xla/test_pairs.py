@@ -61,9 +61,8 @@ def test_a_sum_beside_a_kernel_is_in_place() -> None:
     assert problem.kernels[number["s.done"]].started_by == number["s"]
     assert not problem.kernels[number["s"]].recomputable
     tables = 2 * 256  # of the start's tuple, and of the operands in it
-    assert (
-        ScheduledModule(found, A100, EIGHT).packing.nbytes == 2 * MIB + tables
-    )  # y is in the result's
+    # y is in the result's
+    assert ScheduledModule(found, A100, EIGHT).packing.nbytes == 2 * MIB + tables
 
 
 def test_a_sum_of_several_is_in_place_in_each() -> None:

@@ -25,21 +25,15 @@ def test_what_was_measured() -> None:
     ("requests", "taken"),
     [
         ([1], Taken(256, 2 * MIB)),  # the first region
-        (
-            [1000 * MIB],
-            Taken(1024 * MIB, 1024 * MIB),
-        ),  # the next power of two; less than 128 MiB is not split off
+        # the next power of two; less than 128 MiB is not split off
+        ([1000 * MIB], Taken(1024 * MIB, 1024 * MIB)),
         ([800 * MIB], Taken(800 * MIB, 1024 * MIB)),
-        (
-            [30 * MIB] * 2,
-            Taken(64 * MIB, 64 * MIB),
-        ),  # a rest that is as large as the request serves the next
+        # a rest that is as large as the request serves the next
+        ([30 * MIB] * 2, Taken(64 * MIB, 64 * MIB)),
         ([33 * GIB], Taken(33 * GIB, 64 * GIB)),
         ([40 * GIB, 20 * GIB], Taken(60 * GIB, 64 * GIB)),
-        (
-            [GIB] * 20 + [33 * GIB],
-            Taken(20 * GIB, 32 * GIB, 33 * GIB),
-        ),  # 53 of 64 GiB: the second half is too small
+        # 53 of 64 GiB: the second half is too small
+        ([GIB] * 20 + [33 * GIB], Taken(20 * GIB, 32 * GIB, 33 * GIB)),
         ([65 * GIB], Taken(0, 0, 65 * GIB)),
         ([0], Taken(0, 0)),
     ],

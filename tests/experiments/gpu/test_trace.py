@@ -67,9 +67,8 @@ def test_a_trace_stands_beside_the_replay(monkeypatch: pytest.MonkeyPatch, tmp_p
         name.startswith("far off") and pair[0] == pytest.approx(1e-3)
         for name, pair in figures.pairs.items()
     )
-    measure._look_inside(
-        moved, module, plan.report, 7e-3, tmp_path, measure.Figures()
-    )  # no kernel at all
+    # no kernel at all
+    measure._look_inside(moved, module, plan.report, 7e-3, tmp_path, measure.Figures())
 
 
 def _event(name: str, **stats: str) -> Any:

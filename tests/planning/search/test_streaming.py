@@ -73,26 +73,17 @@ def chain(inputs: list[list[int]], nbytes: list[int]) -> Ledger:
     return Ledger(tape_of_stages(stages_of_nodes(nbytes, [1] * len(inputs), inputs, 0)))
 
 
-SPANNED = [
-    [],
-    *([node] for node in range(8)),
-    [0, 8],
-]  # the first value is read once more by the last slot
+# the first value is read once more by the last slot
+SPANNED = [[], *([node] for node in range(8)), [0, 8]]
 
 
 @pytest.mark.parametrize(
     ("limit", "buffers", "offload"),
     [
-        (
-            7,
-            False,
-            Offload(0, 0, 1, 8),
-        ),  # eight bytes are too many in slots 5 and 6; kernels wait for both copies
-        (
-            7,
-            True,
-            Offload(0, 0, 2, 6),
-        ),  # copies of two seconds end beside slot 2, and begin after slot 6
+        # eight bytes are too many in slots 5 and 6; kernels wait for both copies
+        (7, False, Offload(0, 0, 1, 8)),
+        # copies of two seconds end beside slot 2, and begin after slot 6
+        (7, True, Offload(0, 0, 2, 6)),
         (5, True, Offload(0, 0, 1, 8)),  # no room beside two values of a byte: kernels wait
     ],
 )

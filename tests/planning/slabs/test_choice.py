@@ -81,12 +81,8 @@ def test_refined_no_value_written_or_not_makes_it_faster_by_itself(program: Name
 @pytest.mark.parametrize(
     ("device", "stored", "on_host", "seconds"),
     [
-        (
-            104,
-            {"a"},
-            set(),
-            42.0,
-        ),  # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
+        # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
+        (104, {"a"}, set(), 42.0),
         (103, set(), set(), 82.0),
     ],
 )

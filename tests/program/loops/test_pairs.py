@@ -90,9 +90,8 @@ def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     loop = loop_of(pair, forward, backward, runs=3, pins=())
     assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.available
-    assert {loop.body.values[value].shape for value in loop.available} == {
-        (4, 4)
-    }  # the weights of a layer
+    # the weights of a layer
+    assert {loop.body.values[value].shape for value in loop.available} == {(4, 4)}
     assert all(np.prod(loop.body.values[value].shape) for value in loop.needed)
     assert [loop.body.values[value].shape for value in loop.carried] == [(3, 4)] and loop.reverses
 

@@ -61,10 +61,8 @@ def dropped(x: Any) -> Any:
 CONFLICTS: dict[str, tuple[Callable[..., Any], set[str]]] = {
     "by rows and by columns": (lambda x: x + x.T, {"add"}),
     "drawn by number in the whole": (dropped, {"random_bits"}),
-    "two dimensions": (
-        lambda x: jnp.sin(x) + jnp.cos(x).T,
-        {"transpose"},
-    ),  # the sum lies as the sine does
+    # the sum lies as the sine does
+    "two dimensions": (lambda x: jnp.sin(x) + jnp.cos(x).T, {"transpose"}),
     "two scales": (lambda x: x[:4] + x[::2], {"add"}),
     "a product of rows with rows": (lambda x: x @ x.T, set()),  # the second operand is read whole
     "rows in a row": (lambda x: x.reshape(64) * 2, set()),

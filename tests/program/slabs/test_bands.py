@@ -133,9 +133,8 @@ def test_a_matrix_is_computed_once_for_its_products(monkeypatch: pytest.MonkeyPa
         bands._Constants, "value", lambda self, var: [computed.append(var), value(self, var)][1]
     )
     names, _ = rewritten(resized("linear", (1, 58, 58, 1)), normals(1, 29, 29, 1))
-    assert (
-        names.count("banded") == 4 and len(computed) == 2
-    )  # of rows and of columns; the gradient reads both again
+    # of rows and of columns; the gradient reads both again
+    assert names.count("banded") == 4 and len(computed) == 2
 
 
 def test_while_another_program_is_traced() -> None:

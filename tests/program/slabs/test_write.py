@@ -23,10 +23,8 @@ from memplan.program.trace import Program, trace
 from tests.arrays import assert_close, assert_equal, assert_near
 from tests.program.slabs.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
 
-_QUICK = {
-    "xla_backend_optimization_level": 0,
-    "xla_llvm_disable_expensive_passes": True,
-}  # compiled once, run once
+# compiled once, run once
+_QUICK = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 def results(programs: Sequence[compat.ClosedJaxpr], args: Sequence[Any]) -> list[list[np.ndarray]]:
@@ -213,9 +211,8 @@ def test_logits_never_exist_for_the_loss_of_tokens_and_its_gradient() -> None:
     """In one loop: 13 tokens in slabs of 4."""
     args = normals(13, 3), normals(3, 17, seed=1), jnp.arange(13) % 17
     axis, (loop,) = check_never_whole(gradients(token_loss, 2), args, (13, 17), 0, 4)
-    assert [axis.graph.graph.values[value].shape for value in loop.writes] == [
-        (13, 3)
-    ]  # the gradient of `hidden`
+    # the gradient of `hidden`
+    assert [axis.graph.graph.values[value].shape for value in loop.writes] == [(13, 3)]
     assert len(loop.sums) == 2  # the loss, the gradient of the table
 
 

@@ -63,9 +63,8 @@ class _Call:
         return np.arange(self.partitions)
 
     def constant(self) -> Values:
-        elements = (
-            self.op.integers or (0,) * self.array.size
-        )  # of floats only zeros are padded with
+        # of floats only zeros are padded with
+        elements = self.op.integers or (0,) * self.array.size
         return np.broadcast_to(
             np.array(elements).reshape(self.array.dims), (self.partitions, *self.array.dims)
         )

@@ -97,9 +97,8 @@ def test_bytes_that_a_host_and_a_device_send() -> None:
         found = of(opcode, ALL)
         assert (found.outside_nbytes, found.inside_nbytes) == (NBYTES * 7 / 8, NBYTES * 7 / 8)
     assert of("all-reduce", DEVICES).outside_nbytes == of("all-reduce", HOSTS).inside_nbytes == 0
-    exchanged = of(
-        "all-to-all", ALL
-    )  # 4 devices of a host send 4 of 8 parts out, and 3 to each other
+    # 4 devices of a host send 4 of 8 parts out, and 3 to each other
+    exchanged = of("all-to-all", ALL)
     assert (exchanged.outside_nbytes, exchanged.inside_nbytes) == (
         4 * NBYTES * 4 / 8,
         NBYTES * 3 / 8,

@@ -25,20 +25,16 @@ def check(found: dict[str, Any]) -> None:
         last = name.split()[-1]
         allowed = 0.0 if " over " in name else NARROW.get(last, 1e-6)
         assert case["off"] <= allowed, name
-        assert not case["in loops"] or last == "accumulate", (
-            name
-        )  # which XLA:CPU's layouts keep there
+        # which XLA:CPU's layouts keep there
+        assert not case["in loops"] or last == "accumulate", name
 
 
 def test_two_hosts() -> None:
     found = printed("sums_on_devices", "2x4")
     check(found)
     assert found["2x4 over a b"]["counts"] == {"all-reduce": 4, "all-to-all": 3, "all-gather": 3}
-    assert found["2x4 over b"]["counts"] == {
-        "all-reduce": 7,
-        "all-to-all": 0,
-        "all-gather": 0,
-    }  # within hosts
+    # within hosts
+    assert found["2x4 over b"]["counts"] == {"all-reduce": 7, "all-to-all": 0, "all-gather": 0}
     assert (
         found["2x4 bfloat16"]["counts"]["all-to-all"]
         > found["2x4 over a b"]["counts"]["all-to-all"]

@@ -89,9 +89,8 @@ def test_views_of_it_are_views_of_what_is_add_outputs() -> None:
 
 
 def test_the_price_is_what_it_writes_and_reads_alone() -> None:
-    assert priced(TEXT) == {
-        "masked": pytest.approx(2 / 3)
-    }  # writes one array, reads one of two alone
+    # writes one array, reads one of two alone
+    assert priced(TEXT) == {"masked": pytest.approx(2 / 3)}
     assert priced(changed(TEXT, ("fusion(%x, %mid)", "fusion(%y, %x)"))) == {
         "masked": pytest.approx(1 / 3)
     }
@@ -157,10 +156,8 @@ def test_one_fusion_makes_two_values() -> None:
     found = made(text, "both{0}", "both{1}")
     assert list(fusions(found).values()) == [("x", "y"), ("x", "mid", "y")]
     assert found.entry.ops["late"].operands == ("grad.all1", "both.again1.all1", "both.again2.all2")
-    assert priced(text) == {
-        "both{0}": pytest.approx(2 / 3),
-        "both{1}": pytest.approx(2 / 3),
-    }  # each by itself
+    # each by itself
+    assert priced(text) == {"both{0}": pytest.approx(2 / 3), "both{1}": pytest.approx(2 / 3)}
 
 
 NEAR = f"  %near = {ARRAY} fusion(%y, %z), kind=kLoop, calls=%bent.1\n"

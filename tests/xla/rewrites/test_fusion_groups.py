@@ -31,9 +31,8 @@ from tests.xla.rewrites.test_merge import (
     returned,
 )
 
-SHARED = (
-    5 * NBYTES + 2 * 2048
-)  # two of them read two arrays and make two, all three one more and two sums
+# two of them read two arrays and make two, all three one more and two sums
+SHARED = 5 * NBYTES + 2 * 2048
 
 UPDATE = f"""
 %update.0 (p: f32[1024,512], q: f32[512]) -> f32[1024,512] {{

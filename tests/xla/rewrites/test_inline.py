@@ -99,10 +99,8 @@ def test_fewer_bytes_are_there_at_once() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        (
-            f"%t = {ARRAY} tanh(%p)",
-            f"%n = {INTEGER} convert(%p)\n  %t = {ARRAY} convert(%n)",
-        ),  # could be rounded once
+        # could be rounded once
+        (f"%t = {ARRAY} tanh(%p)", f"%n = {INTEGER} convert(%p)\n  %t = {ARRAY} convert(%n)"),
         ("fusion(%far, %flat, %w)", "fusion(%far, %flat, %far)"),  # it would keep w for longer
         ("fusion(%far, %flat, %w), kind=kLoop", "fusion(%far, %flat, %w), kind=kCustom"),
         ("%flat = f32[524288]{0} bitcast(%both.1)", "%flat = f32[524288]{0} reshape(%both.1)"),

@@ -218,10 +218,8 @@ OTHER_SUM = bent(
         ("bent", [*OF_A_SUM, ("fusion(%x, %y)", "fusion(%x, %z, %first)")]),
         ("sums", [*OTHER_SUM, (KIND, "kind=kInput, calls=%bent.0")]),
         ("sums", [("reduce(%m, %c), dimensions={0}", "reduce(%m, %c), dimensions={1}")]),
-        (
-            "sums",
-            [(KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)")],
-        ),  # could be rounded once
+        # could be rounded once
+        ("sums", [(KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)")]),
         ("sums", bent("sine(%t)")),
         ("sums", bent("cosine(%t)")),
         ("sums", bent("power(%t, %p)")),
@@ -361,9 +359,8 @@ def modules(draw: st.DrawFn) -> str:
             [*unread, *draw(st.lists(st.sampled_from(there[3:] or sums), max_size=2)), *sums]
         )
     )
-    since = max(
-        (n for n, op in enumerate(ops) if "%x" in op), default=0
-    )  # nobody reads that argument any more
+    # nobody reads that argument any more
+    since = max((n for n, op in enumerate(ops) if "%x" in op), default=0)
     donated = any(f"%{results[0]} = {ARRAY}" in op for op in ops[since:]) and draw(st.booleans())
     head = HEAD.replace(*DONATED, 1) if donated else HEAD
     return "\n".join([head, *computations]) + ENTRY + "".join(ops) + returned(*results)

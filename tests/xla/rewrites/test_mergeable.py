@@ -63,10 +63,8 @@ def test_what_it_reads_is_known_behind_views() -> None:
         ("bent", [(KIND, "kind=kCustom, calls=%bent.0")]),
         ("bent", [(KIND, "kind=kInput, calls=%bent.0")]),  # and sums nothing
         ("bent", OTHER_SUM),  # and is no kInput
-        (
-            "bent",
-            [(f"ROOT %u = {ARRAY} tanh(%t)", f"ROOT %u = {ARRAY} bitcast(%p)")],
-        ),  # computes nothing
+        # computes nothing
+        ("bent", [(f"ROOT %u = {ARRAY} tanh(%t)", f"ROOT %u = {ARRAY} bitcast(%p)")]),
         (
             "sums",
             [
@@ -76,10 +74,8 @@ def test_what_it_reads_is_known_behind_views() -> None:
                 )
             ],
         ),  # of a sum
-        (
-            "sums",
-            [("  %first", f"  %both = ({SUM}, {SUM}) opt-barrier(%sums)\n  %first")],
-        ),  # handed on as a whole
+        # handed on as a whole
+        ("sums", [("  %first", f"  %both = ({SUM}, {SUM}) opt-barrier(%sums)\n  %first")]),
     ],
 )
 def test_other_fusions_are_not(name: str, changes: list[tuple[str, str]]) -> None:

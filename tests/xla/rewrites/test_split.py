@@ -116,9 +116,8 @@ def test_the_floor_falls() -> None:
     found, plain = made(TEXT), read_module(TEXT)
     assert found is not None
     before, after = (floor(problem_of(one, backend=GPU))[0] for one in (plain, found))
-    assert (
-        before == 2 * NBYTES + 256
-    )  # beside what lies in the output's place, and over what is read for the last time
+    # beside what lies in the output's place, and over what is read for the last time
+    assert before == 2 * NBYTES + 256
     assert after == NBYTES + NBYTES // 4
 
 

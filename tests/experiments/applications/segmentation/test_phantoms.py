@@ -57,9 +57,8 @@ def test_same_seed_same_bytes(pristine: Path, tmp_path: Path) -> None:
     write_phantoms(tmp_path / "again", cases=2, size=16, seed=0)
     again = contents(tmp_path / "again")
     assert again == contents(pristine)
-    stamps = {
-        content[4:8] for name, content in again.items() if name.endswith(".gz")
-    }  # RFC 1952: MTIME
+    # RFC 1952: MTIME
+    stamps = {content[4:8] for name, content in again.items() if name.endswith(".gz")}
     assert stamps == {bytes(4)}
 
 
