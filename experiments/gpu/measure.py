@@ -50,7 +50,6 @@ from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
 from memplan.xla.module import Module
 from memplan.xla.replay import Replay, replay
-from tests.hlo import read_module
 
 Run = Callable[..., Any]
 Steps = Sequence[Sequence[np.ndarray]]
@@ -259,8 +258,8 @@ def restart(row: Row, folder: Path, figures: Figures) -> None:
             plain_bytes,
         )
         ours, theirs = (
-            _largest_workspace(text)
-            for text in (plan.compile().as_text(), described.executable.text)
+            _largest_workspace(module)
+            for module in (_module(plan.compile()), described.executable.module)
         )
         figures.pairs["largest workspace, here and described_bytes"] = ours, theirs
     with tempfile.TemporaryDirectory() as place:
@@ -511,9 +510,9 @@ def _after(run: Run, state: Any, batch: Any) -> list[list[np.ndarray]]:
     return outputs
 
 
-def _largest_workspace(text: str) -> int:
+def _largest_workspace(module: Module) -> int:
     """Bytes of the largest workspace of a library call."""
-    calls = (op for op in read_module(text).entry.ops.values() if op.opcode == "custom-call")
+    calls = (op for op in module.entry.ops.values() if op.opcode == "custom-call")
     return max(
         (leaf.nbytes for op in calls for leaf in op.result[1:] if leaf.dtype in ("s8", "u8")),
         default=0,
