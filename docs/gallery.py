@@ -67,56 +67,31 @@ def run(name: str, *, plain: bool = False) -> Run:
     done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
     found = json.loads(done.stdout.splitlines()[-1])
     report = found["report"] and Report.from_json(found["report"])
-    return Run(
-        [float.fromhex(loss) for loss in found["losses"]],
-        report,
-        found["printed"],
-        found["seconds"],
-    )
+    return Run([float.fromhex(loss) for loss in found["losses"]], report, found["printed"], found["seconds"])
 
 
 def main(name: str, *options: str) -> None:
     source = source_of(name)
     began, namespace = time.perf_counter(), dict[str, Any]({"__name__": "__main__"})
-    exec(
-        compile(
-            without(source)[0] if "--plain" in options else source, EXAMPLES / f"{name}.py", "exec"
-        ),
-        namespace,
-    )
+    exec(compile(without(source)[0] if "--plain" in options else source, EXAMPLES / f"{name}.py", "exec"), namespace)
     seconds = time.perf_counter() - began
-    report = next(
-        (step.report for one in _STEPS if hasattr(step := namespace.get(one), "report")), None
-    )
+    report = next((step.report for one in _STEPS if hasattr(step := namespace.get(one), "report")), None)
     losses = [loss.hex() for loss in namespace["losses"]]
     printed = str(report or "")
-    print(
-        json.dumps(
-            {
-                "losses": losses,
-                "report": report and report.to_json(),
-                "printed": printed,
-                "seconds": seconds,
-            }
-        )
-    )
+    print(json.dumps({"losses": losses, "report": report and report.to_json(), "printed": printed, "seconds": seconds}))
 
 
 def overview() -> str:
     """A row of Markdown for each script."""
     head = "| script | bytes | planned | step | planned |\n|---|---:|---:|---:|---:|\n"
     rows = "\n".join(f"| {name} | {' | '.join(_figures(name))} |" for name in NAMES)
-    return head + rows.replace(" MiB", "\N{NO-BREAK SPACE}MiB").replace(
-        " ms", "\N{NO-BREAK SPACE}ms"
-    )
+    return head + rows.replace(" MiB", "\N{NO-BREAK SPACE}MiB").replace(" ms", "\N{NO-BREAK SPACE}ms")
 
 
 def shown(name: str) -> str:
     """One script in Markdown: what it is, the lines that memplan changes, seconds, the first tables of the report."""
     source, docstring = source_of(name), source_of(name).split('"""')[1]
-    lines = difflib.unified_diff(
-        without(source)[0].splitlines(), source.splitlines(), n=0, lineterm=""
-    )
+    lines = difflib.unified_diff(without(source)[0].splitlines(), source.splitlines(), n=0, lineterm="")
     changed = "\n".join(line for line in lines if not line.startswith(("---", "+++", "@@")))
     screen = run(name).printed.partition("\n\nOn the device at the peak")[0].strip()
     took = f"The script took {run(name, plain=True).seconds:.1f} s without and {run(name).seconds:.1f} s with memplan."
@@ -128,9 +103,7 @@ def _figures(name: str) -> tuple[str, ...]:
     planned, plain = run(name), run(name, plain=True)
     report = planned.report
     assert report is not None and report.planner != "none", name
-    assert report.compiled_peak_bytes <= report.budget_bytes < 0.82 * report.baseline_peak_bytes, (
-        name
-    )
+    assert report.compiled_peak_bytes <= report.budget_bytes < 0.82 * report.baseline_peak_bytes, name
     assert planned.losses == plain.losses and planned.losses[-1] < planned.losses[0], name
     sizes = format_bytes(report.baseline_peak_bytes), format_bytes(report.compiled_peak_bytes)
     times = format_seconds(report.baseline_step_s), format_seconds(report.predicted_step_s)

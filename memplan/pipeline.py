@@ -180,7 +180,7 @@ def _restored(
 
 
 def _candidates(program: Program, request: Request) -> Candidates:
-    """The programs of a step that may be compiled, with the state that the request has on the host."""
+    """The programs of a step that may be compiled, with the same state on the host."""
     limits = limits_of(request, request.target)
     on_host: Collection[int] = ()
     if request.plan is not None:

@@ -47,10 +47,7 @@ def start():
 
 def loss_of(params, images, key):
     keys = jax.random.split(key)
-    time, noise = (
-        jax.random.uniform(keys[0], (len(images),)),
-        jax.random.normal(keys[1], images.shape),
-    )
+    time, noise = jax.random.uniform(keys[0], (len(images),)), jax.random.normal(keys[1], images.shape)
     signal = jnp.cos(time * jnp.pi / 2)[:, None, None, None]
     noisy = signal * images + jnp.sqrt(1 - signal**2) * noise
     return ((network.apply(params, noisy, time) - noise) ** 2).mean()

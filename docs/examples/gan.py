@@ -8,12 +8,8 @@ import optax
 import memplan
 
 ROWS, NOISE = 2048, 8
-generator = hk.without_apply_rng(
-    hk.transform(lambda z: hk.nets.MLP((64, 64, 2), activation=jnp.tanh)(z))
-)
-critic = hk.without_apply_rng(
-    hk.transform(lambda x: hk.nets.MLP((64, 64, 64, 1), activation=jnp.tanh)(x)[:, 0])
-)
+generator = hk.without_apply_rng(hk.transform(lambda z: hk.nets.MLP((64, 64, 2), activation=jnp.tanh)(z)))
+critic = hk.without_apply_rng(hk.transform(lambda x: hk.nets.MLP((64, 64, 64, 1), activation=jnp.tanh)(x)[:, 0]))
 optimizers = {"generator": optax.adam(1e-4), "critic": optax.adam(2e-3, b1=0.5)}
 
 
@@ -30,9 +26,7 @@ def start():
 
 def critic_loss(own, params, real, noise):
     fake = generator.apply(params["generator"], noise)
-    return (
-        jax.nn.softplus(-critic.apply(own, real)) + jax.nn.softplus(critic.apply(own, fake))
-    ).mean()
+    return (jax.nn.softplus(-critic.apply(own, real)) + jax.nn.softplus(critic.apply(own, fake))).mean()
 
 
 def generator_loss(own, params, real, noise):

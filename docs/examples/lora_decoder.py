@@ -7,12 +7,7 @@ import optax
 import memplan
 
 VOCABULARY, WIDTH, LAYERS, RANK, BATCH, LENGTH = 64, 64, 3, 4, 8, 64
-SHAPES = {
-    "qkv": (WIDTH, 3 * WIDTH),
-    "out": (WIDTH, WIDTH),
-    "up": (WIDTH, 4 * WIDTH),
-    "down": (4 * WIDTH, WIDTH),
-}
+SHAPES = {"qkv": (WIDTH, 3 * WIDTH), "out": (WIDTH, WIDTH), "up": (WIDTH, 4 * WIDTH), "down": (4 * WIDTH, WIDTH)}
 optimizer = optax.MultiSteps(optax.adamw(2e-2), every_k_schedule=2)
 
 
@@ -27,10 +22,7 @@ def start():
         "layers": [{name: normal(*shape) for name, shape in SHAPES.items()} for _ in range(LAYERS)],
     }
     adapters = [
-        {
-            name: (normal(rows, RANK), jnp.zeros((RANK, columns)))
-            for name, (rows, columns) in SHAPES.items()
-        }
+        {name: (normal(rows, RANK), jnp.zeros((RANK, columns))) for name, (rows, columns) in SHAPES.items()}
         for _ in range(LAYERS)
     ]
     tokens = jnp.cumsum(jax.random.randint(next(keys), (BATCH, LENGTH), 1, 4), axis=1) % VOCABULARY

@@ -57,9 +57,7 @@ def initial_state(rng):
     return TrainState.create(apply_fn=model.apply, params=params, tx=optax.adamw(1e-3))
 
 
-state_shardings = jax.tree.map(
-    lambda leaf: replicated, jax.eval_shape(initial_state, jax.random.key(0))
-)
+state_shardings = jax.tree.map(lambda leaf: replicated, jax.eval_shape(initial_state, jax.random.key(0)))
 state = jax.jit(initial_state, out_shardings=state_shardings)(jax.random.key(0))
 
 p_train_step = memplan.jit(budget="16MiB")(  # was: p_train_step = jax.jit(
@@ -70,9 +68,7 @@ p_train_step = memplan.jit(budget="16MiB")(  # was: p_train_step = jax.jit(
     donate_argnums=1,
 )
 shaped_batch = jax.ShapeDtypeStruct((config.batch, config.length), jnp.int32)
-print(
-    p_train_step.lower(config, state, shaped_batch, jax.random.key(1)).compile().memory_analysis()
-)
+print(p_train_step.lower(config, state, shaped_batch, jax.random.key(1)).compile().memory_analysis())
 
 losses = []
 for step in range(5):

@@ -18,20 +18,13 @@ optimizer = optax.apply_if_finite(optax.sgd(0.05, momentum=0.9), max_consecutive
 
 def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
-    params = [
-        jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)
-    ]
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)]
     scale = {
         "factor": jnp.float32(2.0**15),
         "good_steps": jnp.int32(0),
     }
     x = jax.random.normal(data, (8192, 2))
-    return (
-        params,
-        optimizer.init(params),
-        scale,
-        {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)},
-    )
+    return params, optimizer.init(params), scale, {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
 
 
 def loss_of(params, batch):
@@ -58,12 +51,7 @@ def train_step(params, opt_state, scale, batch):
     (_, loss), gradients = jax.value_and_grad(scaled, has_aux=True)(params)
     gradients = jax.tree.map(lambda gradient: gradient / scale["factor"], gradients)
     updates, opt_state = optimizer.update(gradients, opt_state, params)
-    return (
-        optax.apply_updates(params, updates),
-        opt_state,
-        rescaled(scale, opt_state.last_finite),
-        loss,
-    )
+    return optax.apply_updates(params, updates), opt_state, rescaled(scale, opt_state.last_finite), loss
 
 
 params, opt_state, scale, batch = start()

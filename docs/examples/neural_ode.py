@@ -13,13 +13,9 @@ optimizer = optax.adam(5e-3)
 
 def start():
     weights, data = jax.random.split(jax.random.key(0))
-    field = eqx.nn.MLP(
-        in_size=2, out_size=2, width_size=32, depth=2, activation=jnp.tanh, key=weights
-    )
+    field = eqx.nn.MLP(in_size=2, out_size=2, width_size=32, depth=2, activation=jnp.tanh, key=weights)
     points = jax.random.normal(data, (512, 2))
-    turned = points @ jnp.array(
-        [[0.0, 1.0], [-1.0, 0.0]]
-    )  # what the flow shall do in one unit of time
+    turned = points @ jnp.array([[0.0, 1.0], [-1.0, 0.0]])  # what the flow shall do in one unit of time
     return field, optimizer.init(eqx.filter(field, eqx.is_array)), (points, turned)
 
 
@@ -41,9 +37,7 @@ def loss_of(field, batch):
     return ((solve(field, points) - turned) ** 2).mean()
 
 
-@memplan.equinox.filter_jit(
-    budget="9MiB", donate="all-except-first"
-)  # was: @eqx.filter_jit(donate="all-except-first")
+@memplan.equinox.filter_jit(budget="9MiB", donate="all-except-first")  # was: @eqx.filter_jit(donate="all-except-first")
 def train_step(batch, field, opt_state):
     loss, gradients = eqx.filter_value_and_grad(loss_of)(field, batch)
     loss = eqx.error_if(loss, ~jnp.isfinite(loss), "the loss is not finite")

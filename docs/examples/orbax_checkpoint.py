@@ -22,9 +22,7 @@ optimizer = optax.adam(1e-2)
 
 def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
-    params = [
-        jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)
-    ]
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)]
     x = jax.random.normal(data, (4096, 2))
     return params, optimizer.init(params), {"x": x, "y": jnp.sin(3 * x).sum(1, keepdims=True)}
 
@@ -50,13 +48,9 @@ options = ocp.CheckpointManagerOptions(max_to_keep=2)
 with ocp.CheckpointManager(folder.absolute(), options=options) as manager:
     if (last := manager.latest_step()) is not None:  # without interrupted saves
         like = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding),
-            (params, opt_state),
+            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), (params, opt_state)
         )
-        (params, opt_state), first = (
-            manager.restore(last, args=ocp.args.StandardRestore(like)),
-            last + 1,
-        )
+        (params, opt_state), first = manager.restore(last, args=ocp.args.StandardRestore(like)), last + 1
     print(f"begins at {first}", flush=True)
     for number in range(first, STEPS):
         params, opt_state, loss = train_step(params, opt_state, batch)

@@ -15,10 +15,7 @@ optimizer = optax.sgd(0.05, momentum=0.9)
 def start():
     *keys, data = jax.random.split(jax.random.key(0), len(SIZES))
     params = [
-        {
-            "kernel": jax.random.normal(key, (inputs, outputs)) / inputs**0.5,
-            "bias": jnp.zeros(outputs),
-        }
+        {"kernel": jax.random.normal(key, (inputs, outputs)) / inputs**0.5, "bias": jnp.zeros(outputs)}
         for key, (inputs, outputs) in zip(keys, pairwise(SIZES), strict=True)
     ]
     x = jax.random.normal(data, (4096, 2))
@@ -32,9 +29,7 @@ def loss_of(params, batch):
     return ((x - batch["y"]) ** 2).mean()
 
 
-@memplan.jit(
-    budget="1700KiB", donate_argnums=(0, 1), verify="numbers"
-)  # was: @jax.jit(donate_argnums=(0, 1))
+@memplan.jit(budget="1700KiB", donate_argnums=(0, 1), verify="numbers")  # was: @jax.jit(donate_argnums=(0, 1))
 def train_step(params, opt_state, batch):
     loss, gradients = jax.value_and_grad(loss_of)(params, batch)
     updates, opt_state = optimizer.update(gradients, opt_state, params)

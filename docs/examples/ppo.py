@@ -15,15 +15,8 @@ optimizer = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(3e-3))
 
 def start():
     *keys, states = jax.random.split(jax.random.key(0), len(SIZES))
-    params = [
-        jax.random.normal(key, shape) / shape[0] ** 0.5
-        for key, shape in zip(keys, pairwise(SIZES), strict=True)
-    ]
-    return (
-        params,
-        optimizer.init(params),
-        jax.random.uniform(states, (ENVIRONMENTS, 2), minval=-1, maxval=1),
-    )
+    params = [jax.random.normal(key, shape) / shape[0] ** 0.5 for key, shape in zip(keys, pairwise(SIZES), strict=True)]
+    return params, optimizer.init(params), jax.random.uniform(states, (ENVIRONMENTS, 2), minval=-1, maxval=1)
 
 
 def heads(params, states):
@@ -41,13 +34,7 @@ def play(params, states, key):
         angle, speed = states[:, 0], states[:, 1]
         speed = 0.95 * speed + 0.1 * (jnp.sin(angle) + jnp.clip(action, -2, 2))
         reward = jnp.cos(angle) - 0.1 * speed**2
-        return jnp.stack([angle + 0.1 * speed, speed], -1), (
-            states,
-            action,
-            -((action - mean) ** 2) / 2,
-            value,
-            reward,
-        )
+        return jnp.stack([angle + 0.1 * speed, speed], -1), (states, action, -((action - mean) ** 2) / 2, value, reward)
 
     return jax.lax.scan(tick, states, jax.random.split(key, TIME))
 
@@ -77,9 +64,7 @@ def train_step(params, opt_state, states, key):
 
     def epoch(carry, _):
         params, opt_state = carry
-        loss, gradients = jax.value_and_grad(loss_of)(
-            params, seen, actions, old, advantages, advantages + values
-        )
+        loss, gradients = jax.value_and_grad(loss_of)(params, seen, actions, old, advantages, advantages + values)
         updates, opt_state = optimizer.update(gradients, opt_state)
         return (optax.apply_updates(params, updates), opt_state), loss
 

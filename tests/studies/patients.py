@@ -54,9 +54,10 @@ def descend(params: Any, gradient: Any) -> Any:
 
 
 def train(params: Any, x: jax.Array, y: jax.Array) -> tuple[Any, jax.Array]:
-    value, gradient = jax.value_and_grad(lambda params: ((network(params, x) - y) ** 2).mean())(
-        params
-    )  # the loss
+    def loss(params: Any) -> jax.Array:
+        return ((network(params, x) - y) ** 2).mean()  # the loss
+
+    value, gradient = jax.value_and_grad(loss)(params)
     return descend(params, gradient), value
 
 

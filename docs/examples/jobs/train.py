@@ -28,9 +28,7 @@ optimizer = optax.adam(1e-2)
 
 def start():
     keys = jax.random.split(jax.random.key(0), len(SIZES) - 1)
-    params = [
-        jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)
-    ]
+    params = [jax.random.normal(key, shape) for key, shape in zip(keys, pairwise(SIZES), strict=True)]
     return params, optimizer.init(params)
 
 
@@ -67,24 +65,16 @@ state, batches, first = step.place(start()), batches_of(cluster.process, cluster
 options = ocp.CheckpointManagerOptions(save_interval_steps=EVERY, max_to_keep=2)
 with ocp.CheckpointManager(Path(os.environ["CHECKPOINTS"]).absolute(), options=options) as manager:
     if (last := manager.latest_step()) is not None:  # without interrupted saves
-        like = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state
-        )
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
         parts = ocp.args.Composite(
-            state=ocp.args.StandardRestore(like),
-            batches=grain.checkpoint.CheckpointRestore(batches),
+            state=ocp.args.StandardRestore(like), batches=grain.checkpoint.CheckpointRestore(batches)
         )
         state, first = manager.restore(last, args=parts).state, last + 1
     print(f"{cluster}, begins at {first}", flush=True)
     for number in range(first, int(os.environ.get("STEPS", "12"))):
         state, loss = train(state, step.assemble(next(batches)))
         if number == first:
-            print(
-                f"planner {train.report.planner}: {train.report.compiled_peak_bytes} bytes",
-                flush=True,
-            )
+            print(f"planner {train.report.planner}: {train.report.compiled_peak_bytes} bytes", flush=True)
         print(f"step {number} loss {float(loss):.6f} {float(loss).hex()}", flush=True)
-        parts = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), batches=grain.checkpoint.CheckpointSave(batches)
-        )
+        parts = ocp.args.Composite(state=ocp.args.StandardSave(state), batches=grain.checkpoint.CheckpointSave(batches))
         manager.save(number, args=parts)  # every third; the state is written in the background
