@@ -143,9 +143,8 @@ class ResNet(nn.Module):
 
     @nn.compact
     def __call__(self, image: jax.Array, train: bool = False) -> jax.Array:
-        """(batch, h, w, 3) -> logits (batch, classes), float32.
-
-        In training, apply with `mutable=["batch_stats"]`.
+        """(batch, h, w, 3) -> logits (batch, classes), float32. In training, apply with
+        `mutable=["batch_stats"]`.
         """
         config = self.config
         last = stage_outputs(config, image, train)[-1]

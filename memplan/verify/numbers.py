@@ -38,9 +38,9 @@ class Gate:
     Errors are differences over the largest magnitude of the output; for integers and booleans, the
     share of elements that differ. The tolerance is what compiling the step in pieces causes by
     itself, nothing recomputed or moved: four times the larger of this output's own error and the
-      median output's, and one rounding of the coarsest type that
-    it is computed in. An output that is rounding noise (the gradient of a bias that a softmax
-    cancels) so gets its own, wide tolerance and widens no other.
+    median output's, and one rounding of the coarsest type that it is computed in. An output that is
+    rounding noise (the gradient of a bias that a softmax cancels) so gets its own, wide tolerance
+    and widens no other.
     """
 
     leaves: tuple[Leaf, ...]

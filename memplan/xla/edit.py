@@ -29,8 +29,8 @@ class Edit:
     """Changes a module: the one way to do so.
 
     Instructions and computations are values: an edit replaces computations by others
-      (`Computation.with_ops`) and adds
-    new ones (`Computation.fused`, `clone`); what it does not touch stays the same object.
+    (`Computation.with_ops`) and adds new ones (`Computation.fused`, `clone`); what it does not
+    touch stays the same object.
     """
 
     def __init__(self, module: Module) -> None:

@@ -2,9 +2,8 @@
 it.
 
 The hook belongs to the platform and sees every compilation of the process; of other modules it
-reads only the name. It
-raises nothing into XLA: it keeps an error and leaves the module unchanged, and `Interception.check`
-  raises.
+reads only the name. It raises nothing into XLA: it keeps an error and leaves the module unchanged,
+and `Interception.check` raises.
 """
 
 from __future__ import annotations

@@ -412,11 +412,9 @@ class Instruction:
         """All that it says, as (field, value) pairs: equal where two instructions say the same.
 
         Left out are its name, operands and shape, its source and control predecessors, the names of
-        the computations
-        that it calls, and what may differ between equal instructions and is a fact of its own:
-          `kind`, `channel`,
-        `backend_config` and `frontend_attributes`. The literal of a constant and a parameter's
-        number are in it.
+        the computations that it calls, and what may differ between equal instructions and is a fact
+        of its own: `kind`, `channel`, `backend_config` and `frontend_attributes`. The literal of a
+        constant and a parameter's number are in it.
         """
         message = _copy_of(self.message)
         for name in _FACTS:

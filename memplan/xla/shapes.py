@@ -73,7 +73,6 @@ class Array:
     @property
     def is_row_major(self) -> bool:
         """Do its elements lie in the order of its indices, untiled and in the device's memory?
-
         Before XLA assigns layouts, every array's do.
         """
         order = self.layout.order
