@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -11,8 +10,9 @@ from memplan import io
 from memplan.compilation.outcome import Outcome
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.packing import live_nbytes
+from memplan.planning.plan import name_actions
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, Kind, Schedule, runs
+from memplan.planning.schedule import Kind, Schedule, runs
 from memplan.program import compat
 from memplan.results.memory import Origins
 from memplan.units import format_bytes, format_seconds
@@ -108,14 +108,9 @@ def _live(title: str, problem: Problem, schedule: Schedule) -> Iterator[str]:
     live = live_nbytes(problem, schedule).tolist()
     most = max([1, *live])
     yield f"Live temporaries, {title}: at most {format_bytes(max([0, *live]))}"
-    for action, nbytes in zip(schedule, live, strict=False):
+    for (kind, name), nbytes in zip(name_actions(problem, schedule), live, strict=False):
         bar = "#" * round(_BAR * nbytes / most)
-        yield f"{format_bytes(nbytes):>10} {bar:{_BAR}} {_named(problem, action)}"
-
-
-def _named(problem: Problem, action: Action) -> str:
-    names = problem.kernels if action.kind is Kind.RUN else problem.buffers
-    return f"{action.kind.value} {names[action.number].name}"
+        yield f"{format_bytes(nbytes):>10} {bar:{_BAR}} {kind.value} {name}"
 
 
 def _decisions(outcome: Outcome) -> Iterator[str]:
@@ -125,14 +120,12 @@ def _decisions(outcome: Outcome) -> Iterator[str]:
         yield "No plan: every value is kept from its computation to its last read."
         return
     problem, origins = planned.base.problem, Origins(planned.base.module)
-    ran: Counter[int] = Counter()
-    for position, action in enumerate(planned.schedule):
-        if action.kind is Kind.RUN:
-            ran[action.number] += 1
-            if ran[action.number] == 1:
-                continue
-        word = "recompute" if action.kind is Kind.RUN else action.kind.value
-        name = (problem.kernels if action.kind is Kind.RUN else problem.buffers)[action.number].name
+    ran = set[str]()
+    for position, (kind, name) in enumerate(name_actions(problem, planned.schedule)):
+        if kind is Kind.RUN and name not in ran:
+            ran.add(name)
+            continue
+        word = "recompute" if kind is Kind.RUN else kind.value
         yield f"{position:5}  {word:10} {name}  {origins.source(name)}"
 
 

@@ -29,7 +29,7 @@ class Edit:
     """Changes a module: the one way to do so.
 
     Instructions and computations are values: an edit replaces computations by others
-    (`Computation.with_ops`) and adds new ones (`Computation.fused`, `clone`); what it does not
+    (`Computation.with_ops`) and adds new ones (`fused_computation`, `clone`); what it does not
     touch stays the same object.
     """
 

@@ -369,7 +369,9 @@ class Instruction:
 
     @cached_property
     def integers(self) -> tuple[int, ...] | None:
-        """Elements of a constant of integers, in order; None of other constants."""
+        """Elements of a constant of integers, in order; None of others, and of a large one."""
+        if self.nbytes >= LARGE_NBYTES:
+            return None
         dtype = self.shape.dtype if isinstance(self.shape, Array) else ""
         literal = self.message.literal
         match dtype:
@@ -419,7 +421,11 @@ class Instruction:
         message = _copy_of(self.message)
         for name in _FACTS:
             message.ClearField(name)
-        return (("message", message.SerializeToString(deterministic=True)),)
+        literal = b""
+        if self.nbytes >= LARGE_NBYTES and message.HasField("literal"):
+            literal = hashlib.sha256(message.literal.SerializeToString()).digest()
+            message.ClearField("literal")
+        return (("message", message.SerializeToString(deterministic=True)), ("literal", literal))
 
 
 @dataclass(frozen=True)

@@ -62,14 +62,10 @@ class _Writer:
 
     def _order(self, message: Any) -> Sequence[int]:
         """Ids in the order in which they run."""
-        if message is self._numbers.computations.get(message.id) or self._is_as_read(message):
+        body = self._module.get(message.name)  # None of what an asynchronous start wraps
+        if message.id in self._numbers.schedule and (body is None or body.is_as_read):
             return self._numbers.schedule[message.id]
         return [op.id for op in message.instructions]
-
-    def _is_as_read(self, message: Any) -> bool:
-        body = self._module.get(message.name)
-        known = message.id in self._numbers.schedule
-        return known and (body is None or body.is_as_read)
 
     def _add_wrappers_of(self, body: Computation) -> None:
         """What the asynchronous starts of a computation that did not change call."""
@@ -98,7 +94,6 @@ class _Writer:
         for name in body.ops:
             last += name not in known
             numbers[name] = known.get(name, last)
-        wrappers: dict[str, int] = {}  # start -> the computation that wraps what it starts
         for op in body.ops.values():
             written = message.instructions.add()
             written.CopyFrom(op.message if op.start is None else op.start)
@@ -109,8 +104,7 @@ class _Writer:
             if shape_of(written.shape) != op.shape:
                 written.shape.CopyFrom(shape_message(op.shape))
             if op.start is not None:
-                wrappers[op.name] = self._wrapper(op)
-                written.called_computation_ids[:] = [wrappers[op.name]]
+                written.called_computation_ids[:] = [self._wrapper(op)]
             else:
                 written.called_computation_ids[:] = [self._ids[name] for name in op.called]
                 written.called_computation_ids[:] = in_order(written)

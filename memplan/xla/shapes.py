@@ -14,11 +14,11 @@ from memplan.xla.schema import ShapeMessage, UnreadableModuleError
 HOST_SPACE = 5  # of a layout: memory of the host
 
 _DTYPES = {
-    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64", 10:
-    "f16", 11: "f32", 12: "f64", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128", 19:
-    "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz", 25:
-    "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1", 32:
-    "f4e2m1fn", 33: "f8e8m0fnu", 34: "buffer", 35: "f6e3m2fn", 36: "f6e2m3fn",
+    1: "pred", 2: "s8", 3: "s16", 4: "s32", 5: "s64", 6: "u8", 7: "u16", 8: "u32", 9: "u64",
+    10: "f16", 11: "f32", 12: "f64", 14: "opaque", 15: "c64", 16: "bf16", 17: "token", 18: "c128",
+    19: "f8e5m2", 20: "f8e4m3fn", 21: "s4", 22: "u4", 23: "f8e4m3b11fnuz", 24: "f8e5m2fnuz",
+    25: "f8e4m3fnuz", 26: "s2", 27: "u2", 28: "f8e4m3", 29: "f8e3m4", 30: "s1", 31: "u1",
+    32: "f4e2m1fn", 33: "f8e8m0fnu", 34: "buffer", 35: "f6e3m2fn", 36: "f6e2m3fn",
 }  # fmt: skip
 _NUMBERS = {dtype: number for number, dtype in _DTYPES.items()}
 _TUPLE = 13
@@ -122,11 +122,6 @@ def _bits(dtype: str) -> int:
 
 
 Shape = Array | tuple["Shape", ...]
-
-
-def shape_text(shape: Shape) -> str:
-    """The shape's text."""
-    return str(shape) if isinstance(shape, Array) else f"({', '.join(map(shape_text, shape))})"
 
 
 def leaves(shape: Shape) -> Iterator[Array]:

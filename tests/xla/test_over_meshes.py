@@ -10,8 +10,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from memplan import parallel, pipeline
 from memplan.compilation.callback import Callback, PlannedModule
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.scheduled import ScheduledModule
@@ -19,10 +20,12 @@ from memplan.compilation.shaping import collective_flags
 from memplan.hardware.backend import GPU
 from memplan.planning.registry import OWN
 from memplan.program import compat
+from memplan.request import Request
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module
 from memplan.xla.target import described_devices
 from tests.xla.collective_modules import A100, EIGHT
+from tests.xla.steps import dense
 
 pytestmark = pytest.mark.gpu_aot
 BOTH, WHOLE = PartitionSpec(("data", "model")), PartitionSpec()
@@ -197,3 +200,17 @@ def test_woven_sums_take_the_bytes_that_were_predicted() -> None:
     assert woven.hidden_collective_s > one.before.replay.hidden_collective_s
     assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
     assert one.nbytes <= one.before.device_bytes
+
+
+@pytest.mark.slow
+def test_a_step_over_a_mesh_fits_its_budget() -> None:
+    """Collectives of a planned module are those of the plain one, asynchronous as there."""
+    step, (state, _) = dense(256, 8)
+    args = state, jax.ShapeDtypeStruct((16384, 256), jnp.float32)
+    divided = parallel.data_parallel(step, AbstractMesh((2, 4), ("host", "device")))
+    options = {"donate_argnums": 0}
+    plain = pipeline.best(divided, args, {}, options, Request(device="v100"))
+    request = Request(int(0.7 * plain.device_bytes), device="v100")
+    outcome = pipeline.best(divided, args, {}, options, request)
+    assert outcome.fits and outcome.planned is not None and outcome.planned.plan is not None
+    assert outcome.device_bytes <= 0.7 * plain.device_bytes

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.xla.shapes import Array, Layout, Shape, leaves, shape_message, shape_of, shape_text
+from memplan.xla.shapes import Array, Layout, Shape, leaves, shape_message, shape_of
 from tests.hlo import read_instruction
 
 DTYPES = st.sampled_from(["f32", "bf16", "pred", "s8", "u64", "c64", "f8e4m3fn"])
@@ -24,6 +24,11 @@ def arrays(draw: st.DrawFn) -> Array:
 
 ARRAYS = arrays() | st.just(Array("token", ()))
 SHAPES = st.recursive(ARRAYS, lambda parts: st.lists(parts, max_size=4).map(tuple), max_leaves=12)
+
+
+def shape_text(shape: Shape) -> str:
+    """The shape as HLO writes it."""
+    return str(shape) if isinstance(shape, Array) else f"({', '.join(map(shape_text, shape))})"
 
 
 def read_shape(text: str) -> Shape:
