@@ -25,6 +25,9 @@ MOST_BYTES = 2**28
 _MAX_ENTRIES = 2**24  # of a document: commas and opening brackets
 _INTEGER_LIMIT = 2**63  # integers of a document are smaller, so they fit in 64 bits
 
+# Class variable by which the members of a union of dataclasses are told apart in a document.
+_TAG = "tag"
+
 _DESCRIPTIONS = {
     str: "text",
     int: "a whole number",
@@ -143,7 +146,8 @@ def parse_json(text: str, form: int) -> dict[str, Any]:
 def encode(record: Any, where: str = "") -> Any:
     """Convert a dataclass to dicts, lists and scalars that JSON can represent.
 
-    Sets become sorted lists, enumerations their values, and numpy's integers Python's.
+    A dataclass with a class variable `tag` gets an entry of that name, by which `decode` tells the
+    members of a union apart. Sets become sorted lists, enumerations their values, and numpy's integers Python's.
 
     Args:
       where: path of the record in the document, for errors.
@@ -155,7 +159,8 @@ def encode(record: Any, where: str = "") -> Any:
         return record
     if dataclasses.is_dataclass(record):
         names = [field.name for field, _ in _fields(type(record))]
-        return {name: encode(getattr(record, name), f"{where}.{name}") for name in names}
+        entries = {name: encode(getattr(record, name), f"{where}.{name}") for name in names}
+        return {_TAG: getattr(record, _TAG), **entries} if hasattr(record, _TAG) else entries
     if isinstance(record, Mapping):
         return {name: encode(entry, f"{where}.{name}") for name, entry in record.items()}
     if isinstance(record, Enum):
@@ -208,13 +213,15 @@ def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
     """Convert `value` to the annotation `kind`.
 
     It is a dataclass, tuple, frozenset, mapping, enumeration, literal or scalar, or one of these
-    or None.
+    or None, or a union of dataclasses with tags.
     """
     kind, optional, origin, inner = _annotation(kind)
     if kind is int is type(value) and abs(value) >= _INTEGER_LIMIT:
         raise ValueError(f"its {where!r} is a number of more than 64 bits")
     if (value is None and optional) or (type(value) is kind and kind is not float):
         return value
+    if origin is types.UnionType and isinstance(value, dict):
+        kind = _member(inner, value, where)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _dataclass(typing.cast(type, kind), value, where, strict)
     if (
@@ -249,6 +256,16 @@ def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
     raise ValueError(f"its {where!r} is {value!r:.40}, not {_description(kind, origin, inner)}")
 
 
+def _member(members: tuple[Any, ...], document: dict[str, Any], where: str) -> Any:
+    """The dataclass of a union that an object's tag names."""
+    by_tag = {getattr(member, _TAG): member for member in members}
+    tag = document.get(_TAG)
+    if not isinstance(tag, str) or tag not in by_tag:
+        choices = ", ".join(by_tag)
+        raise ValueError(f"its {_join(where, _TAG)!r} is {tag!r:.40}, not one of {choices}")
+    return by_tag[tag]
+
+
 def _dataclass(kind: type, document: dict[str, Any], where: str, strict: _Strict) -> Any:
     """Convert an object to the dataclass `kind`."""
     entries: dict[str, Any] = {}
@@ -261,6 +278,8 @@ def _dataclass(kind: type, document: dict[str, Any], where: str, strict: _Strict
             raise ValueError(f"it has no entry {_join(where, field.name)!r}")
     if strict.exact:
         unknown = set(document) - {field.name for field, _ in _fields(kind)}
+        if hasattr(kind, _TAG):
+            unknown.discard(_TAG)
         if unknown:
             raise ValueError(f"it has an unknown entry {_join(where, min(unknown))!r:.80}")
     return kind(**entries)
@@ -277,10 +296,15 @@ def _fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
 def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...]]:
     """The annotation without None, whether None is allowed, its origin and its arguments.
 
-    The arguments of an enumeration are its values.
+    The arguments of an enumeration are its values, those of a union its members without None.
     """
-    kind, *alternatives = typing.get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
-    optional = types.NoneType in alternatives
+    members = list(typing.get_args(kind)) if isinstance(kind, types.UnionType) else [kind]
+    optional = types.NoneType in members
+    if optional:
+        members.remove(types.NoneType)
+    if len(members) > 1:
+        return kind, optional, types.UnionType, tuple(members)
+    [kind] = members
     if isinstance(kind, type) and issubclass(kind, Enum):
         return kind, optional, Enum, tuple(member.value for member in kind)
     return kind, optional, typing.get_origin(kind), typing.get_args(kind)

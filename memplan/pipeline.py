@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -19,11 +19,12 @@ from memplan.parallel.meshes import machine_of, processes_of
 from memplan.parallel.step import options_with_shardings
 from memplan.planning.plan import Plan
 from memplan.planning.registry import planner_named
+from memplan.planning.transforms import StateOnHost
 from memplan.program.candidates import Candidates
 from memplan.program.pins import check as check_pins
-from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program, trace
+from memplan.program.transforms import apply_all
 from memplan.request import UNLIMITED, Request, cache_key, limits_of
 from memplan.results.infeasible import infeasible, refuse_host_memory_on_device, working_budget
 from memplan.results.report import report_of
@@ -137,23 +138,14 @@ def _best(program: Program, request: Request, notify: Notify, key: str = "") -> 
     processes = processes_of(program.traced.division, target.described)
     same_step(processes, program, (program.options, request))
     candidates = _candidates(program, request)
-
-    def in_slabs(_: Program, slowdown: float) -> Iterator[SlabCandidate]:
-        if not request.split:
-            return iter(())
-        notify("choosing slabs", None)
-        return candidates.in_slabs(slowdown)
-
     outcome = Attempts(
         _compiler(program, request, notify, key),
-        candidates.indexed_stacks,
-        candidates.fewer_residuals,
-        in_slabs,
+        candidates,
         notify,
         saved_plan,
         tries=MOST_TRIES if request.verify else 1,
         copies_overlap=target.backend.has_own_memory,
-    ).run(candidates.first(saved_plan))
+    ).run(apply_all(program, saved_plan.transforms) if saved_plan else candidates.first)
     if processes:
         sequence = collective_sequence(outcome.planned.result.module)
         same_collectives(processes, program.step, sequence)
@@ -172,7 +164,7 @@ def _restored(
     try:
         plan = None if entry.plan is None else Plan.from_json(entry.plan)
         request = replace(request, plan=plan)
-        transformed = _candidates(program, request).first(plan)
+        transformed = apply_all(program, plan.transforms if plan else ())
         outcome = _compiler(program, request, notify).restore(transformed, entry)
     except PlanMismatchError:
         return None
@@ -182,13 +174,11 @@ def _restored(
 def _candidates(program: Program, request: Request) -> Candidates:
     """The programs of a step that may be compiled, with the same state on the host."""
     limits = limits_of(request, request.target)
-    on_host: Collection[int] = ()
-    if request.plan is not None:
-        on_host = request.plan.on_host
-    elif request.host_state:
-        on_host = large_leaves(program, request.host_state)
     device = request.target.device
-    return Candidates(program, device, limits.device_bytes, limits.host_bytes, on_host)
+    on_host = large_leaves(program, request.host_state) if request.host_state else ()
+    state = StateOnHost(tuple(sorted(on_host)), streams=device.backend.has_own_memory)
+    splits = bool(request.split)
+    return Candidates(program, device, limits.device_bytes, limits.host_bytes, state, splits)
 
 
 def _compiler(program: Program, request: Request, notify: Notify, key: str = "") -> Compiler:

@@ -16,6 +16,7 @@ from memplan.parallel.meshes import topology_for
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
 from memplan.planning.registry import OWN, Planner, planner_named
+from memplan.planning.transforms import inputs_on_host
 from memplan.program import compat
 from memplan.program.constants import digests_of_constants
 from memplan.program.trace import Program
@@ -129,7 +130,7 @@ class Request:
     @property
     def holds_state(self) -> bool:
         """May arguments be in host memory?"""
-        return bool(self.host_state or (self.plan and self.plan.on_host))
+        return bool(self.host_state or (self.plan and inputs_on_host(self.plan.transforms)))
 
     def local(self, device_bytes: int) -> Request:
         """This request for the local backend, within `device_bytes`.

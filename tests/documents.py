@@ -21,6 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
 from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.transforms import IndexedStacks, LoopResiduals, StateOnHost
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import MEMPLAN, Curve, Point
 from memplan.report.diagnosis import Diagnosis, Finding
@@ -92,10 +93,15 @@ def _report() -> Report:
     )
 
 
+TRANSFORMS = (
+    IndexedStacks(),
+    LoopResiduals((Residuals((1,), (2,)), None)),
+    Slabs(3, 0, 16, frozenset({1, 2}), frozenset({4}), frozenset(), frozenset({(4, 1)})),
+    StateOnHost((0,)),
+)
 PLAN = Plan(
     ((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")),
-    *("f00d", "kernels", "v100", (Residuals((1,), (2,)), None), (0,), 2**20, ("dot.4",)),
-    slabs=(Slabs(3, 0, 16, frozenset({1, 2}), frozenset({4}), frozenset(), frozenset({(4, 1)})),),
+    *("f00d", "kernels", "v100", TRANSFORMS, 2**20, ("dot.4",)),
     kernels=(("dot.4", "gemm"),),
     overlapped=(2**20, True),
     pins=(Pin("name", Where.HOST),),

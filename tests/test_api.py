@@ -388,7 +388,7 @@ class TestSlabs:
         first = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(
             *vocabulary.shapes()
         )
-        assert first.plan.slabs
+        assert first.plan.transforms
         first.plan.save(tmp_path / "plan.json")
         saved = memplan.Plan.load(tmp_path / "plan.json")
         second = memplan.jit(vocabulary.step, plan=saved, donate_argnums=0, split=False).plan(

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import pytest
@@ -41,6 +41,24 @@ class Outer:
             raise ValueError("it has no name")
 
 
+@dataclass(frozen=True)
+class Circle:
+    tag: ClassVar = "circle"
+    radius: int
+
+
+@dataclass(frozen=True)
+class Square:
+    tag: ClassVar = "square"
+    side: int
+
+
+@dataclass(frozen=True)
+class Drawing:
+    shapes: tuple[Circle | Square, ...]
+    frame: Square | None = None
+
+
 PAIRS = frozenset({(3, 1), (2, 5)})
 OUTER = Outer(
     "x", (Inner(1), Inner(2, 0.5)), ("red", 3), {"f": 1.0}, "b", Inner(4), Colour.BLUE, PAIRS
@@ -55,6 +73,24 @@ def test_a_dataclass_comes_back() -> None:
     assert io.decode(Outer, {"name": "x", "later": 1}) == Outer("x")
     assert io.encode(OUTER)["pairs"] == [[2, 5], [3, 1]]
     assert io.encode(Inner(np.int64(3), np.float64(0.5))) == {"number": 3, "share": 0.5}
+
+
+def test_members_of_a_union_are_told_apart_by_their_tags() -> None:
+    drawing = Drawing((Circle(1), Square(2)), Square(3))
+    document = io.encode(drawing)
+    assert document["shapes"] == [{"tag": "circle", "radius": 1}, {"tag": "square", "side": 2}]
+    assert io.decode(Drawing, document, complete=True, exact=True) == drawing
+    shape = r"'shapes\[0\]\.tag' is .*, not one of circle, square"
+    for entries, error in (
+        ({"tag": "oval"}, shape),
+        ({"tag": ["circle"]}, shape),
+        ({}, shape),
+        ({"tag": "circle"}, r"no entry 'shapes\[0\]\.radius'"),
+        ({"tag": "circle", "radius": 1, "side": 1}, r"unknown entry 'shapes\[0\]\.side'"),
+        (3, r"'shapes\[0\]' is 3, not an object"),
+    ):
+        with pytest.raises(ValueError, match=error):
+            io.decode(Drawing, {"shapes": [entries]}, exact=True)
 
 
 @pytest.mark.parametrize(

@@ -87,7 +87,7 @@ class Outcome:
         if plan is None:
             return _main_transform(program) or "plain"
         slabs = ", in slabs" if program.in_slabs else ""
-        residuals = ", fewer residuals" if any(program.residuals) else ""
+        residuals = ", fewer residuals" if program.loops else ""
         return plan.planner + slabs + residuals
 
     @property
@@ -119,10 +119,7 @@ class Outcome:
             plan = Plan(actions, module.fingerprint, transform, self.target.device.name)
         return replace(
             plan,
-            loops=program.residuals,
-            indexed_stacks=program.has_indexed_stacks,
-            slabs=tuple(part.slabs for part in program.in_slabs),
-            on_host=tuple(sorted(program.on_host)),
+            transforms=program.transforms,
             program=program.original.digest,
             structure=module.structure,
             kernels=tuple(module.chosen_kernels.items()),
@@ -137,6 +134,6 @@ def _main_transform(program: Program) -> str | None:
     """
     if program.in_slabs:
         return "slabs"
-    if any(program.residuals):
+    if program.loops:
         return "residuals"
-    return "none" if program.on_host or program.has_indexed_stacks else None
+    return "none" if program.transforms else None

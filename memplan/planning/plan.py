@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from memplan import io
 from memplan.errors import PlanMismatchError
 from memplan.io import write_atomic
-from memplan.planning.loops import Residuals
 from memplan.planning.problem import Pin, Problem
 from memplan.planning.schedule import Action, Kind, Schedule
-from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.transforms import Transform
 
-FORMAT = 6  # 5 had fingerprints of XLA's text
+FORMAT = 7  # 6 had no list of transforms
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
@@ -30,11 +29,7 @@ class Plan:
       fingerprint: of the module.
       planner: name of the planner that made it.
       device: name of the device that the module was compiled for.
-      loops: residuals of the step's pairs of loops, in the order of `program.loops`; None leaves a
-        pair unchanged, an empty tuple all pairs.
-      indexed_stacks: loops read their stacks by index (`program.loops.stacks`).
-      slabs: parts of the step that run in loops over slabs, in order.
-      on_host: positions of inputs in host memory.
+      transforms: of the step's program, in the order in which they are applied.
       extra_outputs: names of buffers that are recomputed as additional outputs of later fusions
         that read their inputs.
       program: digest of the step. If another module has the same digest, the plan is followed or
@@ -58,12 +53,9 @@ class Plan:
     fingerprint: str
     planner: str
     device: str = ""
-    loops: tuple[Residuals | None, ...] = ()
-    on_host: tuple[int, ...] = ()
+    transforms: tuple[Transform, ...] = ()
     rewritten_for_nbytes: int | None = None
     extra_outputs: tuple[str, ...] = ()
-    indexed_stacks: bool = False
-    slabs: tuple[Slabs, ...] = ()
     program: str = ""
     structure: str = ""
     kernels: tuple[tuple[str, str], ...] = ()

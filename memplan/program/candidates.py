@@ -4,18 +4,16 @@ The transforms are applied in one order: stacks by index, residuals, slabs, stat
 """
 
 import functools
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
-from memplan.planning.plan import Plan
+from memplan.planning.transforms import StateOnHost
 from memplan.program.loops.choose import fewer_residuals, pinned_residuals
-from memplan.program.loops.residuals import follow_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.slabs.choose import SlabCandidate, slab_programs
-from memplan.program.slabs.write import follow_slabs
-from memplan.program.state.host_state import offload_state
 from memplan.program.trace import Program
+from memplan.program.transforms import apply
 
 
 @dataclass(frozen=True)
@@ -26,20 +24,14 @@ class Candidates:
     device: Device
     device_bytes: int  # the limit
     host_bytes: int  # the limit
-    on_host: Collection[int]  # positions of the inputs in host memory
+    state: StateOnHost
+    splits: bool = True  # parts of the step may run in slabs
 
-    def first(self, plan: Plan | None) -> Program:
-        """The step with a plan's transforms; without a plan, with the residuals of its pins."""
-        program = self.step
-        if plan is not None:
-            if plan.indexed_stacks:
-                program = with_indexed_stacks(program) or program
-            if plan.loops:
-                program = follow_residuals(program, plan.loops)
-            program = follow_slabs(program, plan.slabs)
-        elif program.pins:
-            program = pinned_residuals(program, self.device)
-        return self._with_state_on_host(program)
+    @property
+    def first(self) -> Program:
+        """The step with the residuals that its pins need."""
+        pinned = pinned_residuals(self.step, self.device) if self.step.pins else self.step
+        return self._with_state(pinned)
 
     def indexed_stacks(self, program: Program) -> Program | None:
         """The program with stacks that loops read by index; None if it has no large stacks.
@@ -47,7 +39,7 @@ class Candidates:
         Only for one GPU, without state on the host.
         """
         is_divided = program.traced.division is not None
-        if not self.device.backend.has_own_memory or is_divided or self.on_host:
+        if not self.device.backend.has_own_memory or is_divided or self.state.inputs:
             return None
         return with_indexed_stacks(program)
 
@@ -60,9 +52,9 @@ class Candidates:
         """The fastest program whose loops keep so many bytes fewer (see `loops.choose`)."""
         host_bytes = self.host_bytes if may_use_host else 0
         # With state on the host, each trip of a loop in one piece streams its layer.
-        may_segment = not self.on_host
+        may_segment = not self.state.inputs
         candidate = fewer_residuals(program, self.device, host_bytes, excess_bytes, may_segment)
-        return None if candidate is None else self._with_state_on_host(candidate)
+        return None if candidate is None else self._with_state(candidate)
 
     def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
         """Yield the step in slabs; none is expected to take more than `slowdown` times as long."""
@@ -72,8 +64,7 @@ class Candidates:
             yield replace(candidate, write=functools.partial(self._written, candidate))
 
     def _written(self, slabs: SlabCandidate) -> Program:
-        return self._with_state_on_host(slabs.write())
+        return self._with_state(slabs.write())
 
-    def _with_state_on_host(self, program: Program) -> Program:
-        streams = self.device.backend.has_own_memory
-        return offload_state(program, inputs=self.on_host, streams=streams)
+    def _with_state(self, program: Program) -> Program:
+        return apply(program, self.state)

@@ -16,6 +16,7 @@ from memplan.hardware.machine import Machine
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.problem import Pin
 from memplan.planning.slabs.slabs import LoopOverSlabs, SlabGraph, Slabs
+from memplan.planning.transforms import LoopResiduals, StateOnHost, Transform, inputs_on_host
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.pins import marked
@@ -81,27 +82,33 @@ class TracedStep:
 
 
 @dataclass(frozen=True)
-class LoopResiduals:
-    """A transform: pairs of loops with other residuals."""
+class Applied:
+    """A transform that a program went through, and what reports say about it."""
 
-    # the step's pairs of loops (`loops.residuals`) and their residuals; None means as the user
-    # wrote them
-    loops: tuple[tuple[Loop, Residuals | None], ...]
+    transform: Transform
 
 
 @dataclass(frozen=True)
-class StateOnHost:
-    """A transform: state in host memory (`state.host_state`)."""
+class WithResiduals(Applied):
+    """Pairs of loops with other residuals (`loops.residuals`)."""
 
-    inputs: frozenset[int]  # positions of inputs in host memory
+    transform: LoopResiduals
+    loops: tuple[Loop, ...]  # the pairs, before this transform
+
+
+@dataclass(frozen=True)
+class WithStateOnHost(Applied):
+    """State in host memory (`state.host_state`)."""
+
+    transform: StateOnHost
     outputs: frozenset[int]  # positions of outputs in host memory
 
 
 @dataclass(frozen=True)
-class InSlabs:
-    """A transform: equations of one computation in loops over slabs (`slabs.write`)."""
+class InSlabs(Applied):
+    """Equations of one computation in loops over slabs (`slabs.write`)."""
 
-    slabs: Slabs  # the decision
+    transform: Slabs
     graph: SlabGraph  # the computation before this transform, rewritten for the axis
     begins: int  # value of `graph` at which the axis begins
     loops: tuple[LoopOverSlabs, ...]  # the resulting loops, with values and ops of `graph`
@@ -120,20 +127,12 @@ class InSlabs:
 
 
 @dataclass(frozen=True)
-class IndexedStacks:
-    """A transform: loops read their stacks by index, in order (`loops.stacks`)."""
-
-
-Transform = LoopResiduals | StateOnHost | InSlabs | IndexedStacks
-
-
-@dataclass(frozen=True)
 class Program:
     """A step and its transforms."""
 
     traced: TracedStep  # the unmodified step
     machine: Machine | None = None  # runs the partitions, if the step is divided over devices
-    transforms: tuple[Transform, ...] = ()  # in order of application
+    applied: tuple[Applied, ...] = ()  # transforms, in order
     rewritten: compat.ClosedJaxpr | None = None  # the flat jaxpr after them; None before the first
     pins: tuple[Pin, ...] = ()  # in the order of their marks (`pins`)
 
@@ -156,14 +155,19 @@ class Program:
         """The flat closed jaxpr; raises like `flat`."""
         return self.flat.closed
 
-    def transform(self, record: Transform, rewritten: compat.ClosedJaxpr | None) -> Program:
+    def transformed(self, applied: Applied, rewritten: compat.ClosedJaxpr | None) -> Program:
         """The program after one more transform."""
-        return replace(self, transforms=(*self.transforms, record), rewritten=rewritten)
+        return replace(self, applied=(*self.applied, applied), rewritten=rewritten)
+
+    @property
+    def transforms(self) -> tuple[Transform, ...]:
+        """The transforms that it went through, in order, as a plan stores them."""
+        return tuple(applied.transform for applied in self.applied)
 
     @property
     def original(self) -> Program:
         """The same step before all transforms."""
-        return replace(self, transforms=(), rewritten=None) if self.transforms else self
+        return replace(self, applied=(), rewritten=None) if self.applied else self
 
     @functools.cached_property
     def digest(self) -> str:
@@ -210,34 +214,31 @@ class Program:
     @property
     def loops(self) -> tuple[tuple[Loop, Residuals | None], ...]:
         """Its pairs of loops and their residuals; empty if all are as the user wrote them."""
-        records = (record for record in self.transforms if isinstance(record, LoopResiduals))
-        return tuple(loop for record in records for loop in record.loops)
-
-    @property
-    def residuals(self) -> tuple[Residuals | None, ...]:
-        """The residuals of its loops, as a plan stores them."""
-        return tuple(residuals for _, residuals in self.loops)
+        with_residuals = self._applied(WithResiduals)
+        return tuple(
+            pair
+            for applied in with_residuals
+            for pair in zip(applied.loops, applied.transform.residuals, strict=True)
+        )
 
     @property
     def in_slabs(self) -> tuple[InSlabs, ...]:
         """Its computations in slabs; empty if it has none."""
-        return tuple(record for record in self.transforms if isinstance(record, InSlabs))
-
-    @property
-    def has_indexed_stacks(self) -> bool:
-        return any(isinstance(record, IndexedStacks) for record in self.transforms)
+        return self._applied(InSlabs)
 
     @property
     def on_host(self) -> frozenset[int]:
         """Positions of inputs in host memory."""
-        records = (record for record in self.transforms if isinstance(record, StateOnHost))
-        return frozenset[int]().union(*(record.inputs for record in records))
+        return frozenset(inputs_on_host(self.transforms))
 
     @property
     def returned_to_host(self) -> frozenset[int]:
         """Positions of outputs in host memory."""
-        records = (record for record in self.transforms if isinstance(record, StateOnHost))
-        return frozenset[int]().union(*(record.outputs for record in records))
+        with_state = self._applied(WithStateOnHost)
+        return frozenset(output for applied in with_state for output in applied.outputs)
+
+    def _applied[Kind: Applied](self, kind: type[Kind]) -> tuple[Kind, ...]:
+        return tuple(applied for applied in self.applied if isinstance(applied, kind))
 
 
 def trace(

@@ -108,12 +108,12 @@ def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
     """A row for every array that is computed in slabs and stored."""
     for record in outcome.program.in_slabs:
         graph = record.graph.graph
-        trips = trips_of(record.graph, record.slabs)
+        trips = trips_of(record.graph, record.transform)
         # A host array is copied when it is written, and by every loop that reads it.
         copies = Counter(value for loop in record.loops for value in (*loop.writes, *loop.reads))
         for value in (value for loop in record.loops for value in loop.writes):
             array = graph.values[value]
-            on_host = value in record.slabs.on_host
+            on_host = value in record.transform.on_host
             copy_s = copy_seconds(array.nbytes, outcome.target.device)
             yield Decision(
                 name=f"{array.name} in {trips} slabs{' on the host' if on_host else ''}",

@@ -222,7 +222,7 @@ def numbers_gate(outcome: Outcome, args: Sequence[Any], kwargs: Mapping[str, Any
     plain = jax.jit(compat.jaxpr_as_fun(original.jaxpr), compiler_options=AS_TYPED)
     rewritten_step = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=AS_TYPED)
     pieces = [in_pieces(original.jaxpr, length, AS_TYPED)(leaves) for length in _LENGTHS]
-    if any(program.residuals):  # Hundreds of trips may amplify a rounding: measure by how much.
+    if program.loops:  # Hundreds of trips may amplify a rounding: measure by how much.
         draw = np.random.default_rng(0)
         pieces.append(plain(*(nudged(leaf, draw) for leaf in leaves)))
     coarsest = roundings(original.jaxpr)

@@ -59,16 +59,7 @@ def _transforms(outcome: Outcome) -> Iterator[str]:
         yield "No transform: XLA compiles the step as it was traced."
         return
     for transform in program.transforms:
-        yield f"{type(transform).__name__}"
-    plan = outcome.plan
-    if plan is not None:
-        yield ""
-        yield from (
-            f"residuals of loop {number}: {kept}" for number, kept in enumerate(plan.loops) if kept
-        )
-        yield from (f"slabs: {slabs}" for slabs in plan.slabs)
-        if plan.on_host:
-            yield f"on the host: inputs {', '.join(map(str, plan.on_host))}"
+        yield f"{transform.tag}: {transform}"
     yield ""
     yield str(program.jaxpr)
 

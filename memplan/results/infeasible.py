@@ -210,7 +210,7 @@ def axis_of(record: InSlabs) -> str:
     """The array and the dimension where an axis starts, as text."""
     array = record.graph.graph.values[record.begins]
     inside = f" in the {record.where}" if record.where else ""
-    return f"dimension {record.slabs.dim} of {shape(array.shape, array.dtype)}{inside}"
+    return f"dimension {record.transform.dim} of {shape(array.shape, array.dtype)}{inside}"
 
 
 def refuse_host_memory_on_device(host_bytes: int) -> None:

@@ -38,8 +38,8 @@ def slab_loops(
         yield SlabLoopRow(
             number=number,
             axis=axis_of(record),
-            trips=trips_of(record.graph, record.slabs),
-            rows=record.slabs.rows,
+            trips=trips_of(record.graph, record.transform),
+            rows=record.transform.rows,
             halo=_halo(record, loop),
             ops=len(loop.ops),
             reads=tuple(arrays.row(record, value) for value in loop.reads),
@@ -57,7 +57,7 @@ def _halo(record: InSlabs, loop: LoopOverSlabs) -> int:
     halos = [0]
     for value in loop.reads:
         low, high = loop.spans[value]
-        halos += [-low, high - slab_rows(record.graph, record.slabs, value)]
+        halos += [-low, high - slab_rows(record.graph, record.transform, value)]
     return max(halos)
 
 
@@ -71,8 +71,8 @@ class _Arrays:
 
     def row(self, record: InSlabs, value: int) -> SlabArray:
         array = record.graph.graph.values[value]
-        is_input = value < len(self._inputs) and not record.slabs.inside
-        on_host = value in record.slabs.on_host or value in self._on_host
+        is_input = value < len(self._inputs) and not record.transform.inside
+        on_host = value in record.transform.on_host or value in self._on_host
         return SlabArray(
             name=self._inputs[value] if is_input else array.name,
             shape=array.shape,

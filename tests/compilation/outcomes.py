@@ -22,7 +22,7 @@ PROGRAM = trace(lambda x: x + 1, (jax.ShapeDtypeStruct((4,), jnp.float32),), {},
 def in_slabs(on_host: bool = False) -> Program:
     """The program, as if its op ran in slabs of two rows."""
     slabs = Slabs(0, 0, 2, frozenset({0}), frozenset({1}), frozenset({1} if on_host else ()))
-    return PROGRAM.transform(InSlabs(slabs, cast(Any, None), 0, ()), None)
+    return PROGRAM.transformed(InSlabs(slabs, cast(Any, None), 0, ()), None)
 
 
 def outcome(

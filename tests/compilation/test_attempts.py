@@ -14,11 +14,12 @@ from memplan.compilation.outcome import Outcome
 from memplan.planning.graph import Graph, Value
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
+from memplan.planning.transforms import IndexedStacks, LoopResiduals, StateOnHost
 from memplan.program.slabs.choose import SlabCandidate
-from memplan.program.trace import IndexedStacks, LoopResiduals, Program, StateOnHost
+from memplan.program.trace import Applied, Program, WithResiduals, WithStateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
-COPYING = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
+COPYING = PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset()), None)
 
 
 @dataclass
@@ -41,6 +42,31 @@ class Fake:
         return outcome(program, answer) if isinstance(answer, int) else answer
 
 
+@dataclass
+class FakeCandidates:
+    """The other programs of a step, in order."""
+
+    program: Program
+    by_index: Program | None
+    choices: list[Program]  # with fewer residuals
+    slabs: tuple[SlabCandidate, ...]
+    expected_s: float  # of all slabs, relative to the step
+    splits: bool = True
+    missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
+
+    def indexed_stacks(self, program: Program) -> Program | None:
+        assert program is self.program
+        return self.by_index
+
+    def fewer_residuals(self, program: Program, excess: int, may_use_host: bool) -> Program | None:
+        assert program in (self.program, self.by_index)
+        self.missing.append(excess)
+        return self.choices.pop(0) if self.choices else None
+
+    def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
+        return iter(self.slabs if slowdown >= self.expected_s else ())
+
+
 def attempt(
     compiler: Fake,
     program: Program = PROGRAM,
@@ -51,27 +77,15 @@ def attempt(
     by_index: Program | None = None,
     **options: Any,
 ) -> Outcome:
-    choices = list(programs)
-    missing = list[int]()
-
-    def fewer_residuals(original: Program, excess_bytes: int, moves: bool) -> Program | None:
-        assert original is program or original is by_index
-        missing.append(excess_bytes)
-        return choices.pop(0) if choices else None
-
-    def by_slabs(asked: Program, seconds: float) -> Iterator[SlabCandidate]:
-        assert asked is program or asked is by_index
-        if seconds >= expected_s:
-            for number, one in enumerate(slabs):
-                yield SlabCandidate(
-                    expected_bytes[number] if expected_bytes else 100, lambda one=one: one
-                )
-
-    result = Attempts(
-        compiler, lambda _: by_index, fewer_residuals, by_slabs, lambda *_: None, **options
-    ).run(program)
+    nbytes = expected_bytes or (100,) * len(slabs)
+    in_slabs = tuple(
+        SlabCandidate(size, lambda part=part: part)
+        for part, size in zip(slabs, nbytes, strict=True)
+    )
+    candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
+    result = Attempts(compiler, cast(Any, candidates), lambda *_: None, **options).run(program)
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
-    compiler.missing = missing
+    compiler.missing = candidates.missing
     return result
 
 
@@ -137,9 +151,8 @@ def test_where_copies_do_not_overlap_there_is_one_schedule() -> None:
 
 def with_residuals(*kept: int) -> Program:
     body = Graph((Value("carry", 8),), ())
-    return PROGRAM.transform(
-        LoopResiduals(((Loop(body, 4, 1, frozenset(), frozenset()), Residuals(kept)),)), None
-    )
+    loop = Loop(body, 4, 1, frozenset(), frozenset())
+    return PROGRAM.transformed(WithResiduals(LoopResiduals((Residuals(kept),)), (loop,)), None)
 
 
 def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
@@ -343,7 +356,7 @@ def test_after_slabs_that_a_slow_plan_makes_fit_those_are_tried_that_are_expecte
 
 
 def by_index() -> Program:
-    return PROGRAM.transform(IndexedStacks(), None)
+    return PROGRAM.transformed(Applied(IndexedStacks()), None)
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,12 @@ from memplan.compilation.callback import PlannedModule
 from memplan.compilation.outcome import Outcome
 from memplan.planning.plan import Plan
 from memplan.planning.schedule import Kind
-from memplan.program.trace import Program, StateOnHost
+from memplan.planning.transforms import StateOnHost
+from memplan.program.trace import Program, WithStateOnHost
 from tests.compilation.modules import WITH_RECOMPUTE, scheduled
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
-ON_HOST = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
+ON_HOST = PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset()), None)
 
 
 def test_it_fits_where_the_compiler_keeps_both_limits() -> None:
@@ -34,7 +35,7 @@ def test_a_transformed_program_has_one_without_any_of_its_module() -> None:
     result = planned(ON_HOST)
     plan, plain = result.plan, result.planned.plain
     assert plan is not None
-    assert plan.on_host == (0,) and plan.planner == "none"
+    assert plan.transforms == ON_HOST.transforms == (StateOnHost((0,)),) and plan.planner == "none"
     assert plan.fingerprint == plain.module.fingerprint
     assert plan.actions == tuple((Kind.RUN, kernel.name) for kernel in plain.problem.kernels)
 
@@ -42,8 +43,8 @@ def test_a_transformed_program_has_one_without_any_of_its_module() -> None:
 def test_a_savedsays_what_the_program_has_on_the_host() -> None:
     saved = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
     whole, on_host = planned(PROGRAM, saved).plan, planned(ON_HOST, saved).plan
-    assert whole is not None and on_host == replace(whole, on_host=(0,))
-    assert (whole.actions, whole.fingerprint, whole.on_host) == (saved.actions, "f00d", ())
+    assert whole is not None and on_host == replace(whole, transforms=ON_HOST.transforms)
+    assert (whole.actions, whole.fingerprint, whole.transforms) == (saved.actions, "f00d", ())
 
 
 def test_a_savedtells_its_program_and_its_kernels() -> None:
@@ -60,7 +61,7 @@ def test_a_program_in_slabs_has_a_savedthat_says_which() -> None:
     program = in_slabs()
     result = planned(program)
     assert result.plan is not None and result.plan.planner == result.method == "slabs"
-    assert result.plan.slabs == tuple(part.slabs for part in program.in_slabs)
+    assert result.plan.transforms == program.transforms
     saved = Plan(tuple((Kind.RUN, name) for name in WITH_RECOMPUTE), "f00d", "kernels")
     assert (
         planned(program, saved).method == "kernels, in slabs"

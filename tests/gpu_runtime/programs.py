@@ -20,6 +20,8 @@ import numpy as np
 import memplan
 from memplan.compilation.callback import Callback
 from memplan.planning.plan import Plan
+from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.transforms import LoopResiduals
 from memplan.verify.numbers import compare, nudged
 from memplan.verify.same_module import judge
 from memplan.xla.module import Module
@@ -77,12 +79,18 @@ def rewritten(toy: str, share: float, split: str | bool, runs: Runs) -> dict[str
         else:
             first[steps] = here
             gates.append(compare(there, _on_a_cpu(step, state, batch, steps), here))
-    report, plan = planned.report, planned.plan
+    report, transforms = planned.report, planned.plan.transforms
+    residuals = (
+        decision.residuals for decision in transforms if isinstance(decision, LoopResiduals)
+    )
+    slabs = (transform for transform in transforms if isinstance(transform, Slabs))
     return {
         "programs": 2, "arrays": arrays, "equal": same, "row": row,
         "passes": all(gate.passes for gate in gates), "gate": "\n".join(map(str, gates)),
-        "loops on the host": sum(len(one.on_host) for one in plan.loops if one),
-        "slabs on the host": sum(len(one.on_host) for one in plan.slabs),
+        "loops on the host": sum(
+            len(loop.on_host) for loop in itertools.chain(*residuals) if loop is not None
+        ),
+        "slabs on the host": sum(len(part.on_host) for part in slabs),
         "copies": report.loop_copies, "kernels": report.loop_kernels,
         "loops": planned.compile().as_text().count(" while("),
     }  # fmt: skip

@@ -16,7 +16,7 @@ MESH = AbstractMesh((4,), ("device",), axis_types=(AxisType.Auto,))
 
 def dims_of_slabs(program: Program, nbytes: int) -> set[int]:
     candidates = slab_programs(program, catalog.named("v100"), nbytes, 0, float("inf"))
-    return {candidate.write().in_slabs[0].slabs.dim for candidate in candidates}
+    return {candidate.write().in_slabs[0].transform.dim for candidate in candidates}
 
 
 @pytest.mark.parametrize("divided", [1, 2, 3])

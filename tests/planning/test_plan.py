@@ -10,12 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from memplan import io
 from memplan.errors import MemplanError, PlanMismatchError
 from memplan.planning.loops import Residuals
 from memplan.planning.plan import FORMAT, Plan, name_actions
 from memplan.planning.problem import Buffer, Kernel, Problem, Role
 from memplan.planning.schedule import Action, Kind
 from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.transforms import IndexedStacks, LoopResiduals, StateOnHost
 
 ACTIONS = st.tuples(st.sampled_from(list(Kind)), st.text())
 NUMBERS = st.lists(st.integers(0, 10**6), max_size=3).map(tuple)
@@ -27,20 +29,26 @@ LOOPS = st.lists(
 ROOMS = st.none() | st.integers(0, 1 << 40)
 NUMBER, SET = st.integers(0, 10**6), st.frozensets(st.integers(0, 10**6), max_size=3)
 PAIRS = st.frozensets(st.tuples(NUMBER, NUMBER), max_size=4)
-SLABS = st.lists(st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET, PAIRS), max_size=2).map(
-    tuple
-)
+TRANSFORMS = st.lists(
+    st.just(IndexedStacks())
+    | st.builds(LoopResiduals, LOOPS)
+    | st.builds(Slabs, NUMBER, NUMBER, NUMBER, SET, SET, SET, PAIRS)
+    | st.builds(StateOnHost, NUMBERS, st.booleans()),
+    max_size=4,
+).map(tuple)
 NAMES = st.lists(st.text(), max_size=2).map(tuple)
 KERNELS = st.lists(st.tuples(st.text(), st.text()), max_size=2).map(tuple)
 PLANS = st.builds(
     Plan,
     st.lists(ACTIONS, max_size=8).map(tuple),
     *[st.text()] * 3,
-    *(LOOPS, NUMBERS, ROOMS, NAMES, st.booleans(), SLABS),
+    *(TRANSFORMS, ROOMS, NAMES),
     *(st.text(), st.text(), KERNELS, st.none() | st.booleans()),
     st.none() | st.tuples(NUMBER, st.booleans()),
     ROOMS,
 )
+RESIDUALS = io.encode(Residuals((1,)))
+SLABS = io.encode(Slabs(1, 0, 8, *[frozenset({2})] * 3))
 SMALL = Plan(((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")), "f00d", "kernels", "v100")
 
 
@@ -105,17 +113,22 @@ def test_garbage_is_refused(tmp_path: Path, content: bytes) -> None:
         {"actions": [["explode", "a"]] * 2},
         {"actions": [["run", "a", 2]] * 2},
         {"actions": "abc"},
-        {"loops": [{"kept": [1.5], "on_host": []}]},
-        {"loops": [{"kept": [1]}]},
-        {"on_host": ["1"]},
-        {"on_host": None},
         {"format": 3},
-        {"slabs": None},
-        {"slabs": [3]},
-        {"slabs": [{"value": 1, "dim": 0, "rows": 8, "ops": [2], "stored": []}]},
-        {"slabs": [{"value": 1, "dim": 0, "rows": 8, "ops": [2], "stored": [], "on_host": ["1"]}]},
-        {"slabs": [{"value": 1, "dim": 0, "rows": 1.5, "ops": [2], "stored": [], "on_host": []}]},
-        {"slabs": [{"value": 1, "dim": None, "rows": 8, "ops": [2], "stored": [], "on_host": []}]},
+        {"transforms": None},
+        {"transforms": [3]},
+        {"transforms": [{}]},
+        {"transforms": [{"tag": "tiles"}]},
+        {"transforms": [{"tag": ["slabs"]}]},
+        {"transforms": [{"tag": "residuals"}]},
+        {"transforms": [{"tag": "residuals", "residuals": [{**RESIDUALS, "kept": [1.5]}]}]},
+        {"transforms": [{"tag": "residuals", "residuals": [{"kept": [1], "on_host": []}]}]},
+        {"transforms": [{"tag": "state on the host", "inputs": ["1"], "streams": True}]},
+        {"transforms": [{"tag": "state on the host", "inputs": None, "streams": True}]},
+        {"transforms": [{"tag": "state on the host", "inputs": [1]}]},
+        {"transforms": [{**SLABS, "tag": "residuals"}]},
+        {"transforms": [{**SLABS, "on_host": ["1"]}]},
+        {"transforms": [{**SLABS, "rows": 1.5}]},
+        {"transforms": [{**SLABS, "dim": None}]},
     ],
     ids=str,
 )

@@ -13,8 +13,9 @@ import pytest
 
 from memplan.compilation.outcome import Outcome
 from memplan.errors import MemplanError, OutOfMemoryError
+from memplan.planning.transforms import StateOnHost
 from memplan.program.state.host_state import place_leaf
-from memplan.program.trace import StateOnHost, trace
+from memplan.program.trace import WithStateOnHost, trace
 from memplan.results import execute
 from memplan.results.execute import Runner, numbers_gate
 from memplan.xla import local
@@ -38,7 +39,7 @@ PROGRAM = trace(step, ARGS, {}, {"donate_argnums": 0})
 
 def compiled_as(call: Any, on_host: bool = False) -> Outcome:
     """The outcome of a step that was compiled into this function."""
-    moved = PROGRAM.transform(StateOnHost(frozenset({0}), frozenset({0})), None)
+    moved = PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset({0})), None)
     compiled = outcome(moved if on_host else PROGRAM, 10)
     executable = Executable(call, compiled.executable.memory)
     return replace(compiled, executable=executable, target=Target(CPU, described=False))

@@ -83,7 +83,7 @@ def test_forms_of_a_transformed_step(tmp_path: Path) -> None:
     plan = planned(0.6)
     assert plan.report.slab_loops
     forms = texts(plan.dump(tmp_path))
-    assert "InSlabs" in forms["transforms"] and "slabs: Slabs(" in forms["transforms"]
+    assert "slabs: Slabs(" in forms["transforms"]
     assert "scan" in forms["transforms"] and "scan" not in forms["program"]
     assert 'verify="numbers"' in forms["verdict"] and "not chosen: " in forms["verdict"]
 

@@ -16,7 +16,8 @@ from memplan.errors import InfeasibleBudgetError
 from memplan.hardware.backend import CPU
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
-from memplan.program.trace import InSlabs, Program, StateOnHost
+from memplan.planning.transforms import StateOnHost
+from memplan.program.trace import InSlabs, Program, WithStateOnHost
 from memplan.results import infeasible as errors
 from memplan.results.infeasible import floor_of, infeasible, working_budget
 from memplan.xla.target import Executable, Memory
@@ -69,7 +70,7 @@ def test_large_state_may_be_donated_or_moved_to_the_host() -> None:
     large = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)))
     assert "donate_argnums" in advice(large) and "host_state" in advice(large)
     moved = replace(
-        large, program=PROGRAM.transform(StateOnHost(frozenset({0}), frozenset()), None)
+        large, program=PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset()), None)
     )
     assert "host_state" not in advice(moved)
     on_cpu = replace(
@@ -105,7 +106,7 @@ def in_slabs(op: str = "", nbytes: int = 0) -> Program:
         Graph(values, (Op(op, (0,), (1,), source="net.py:7"),)), frozenset(), {}, {}, {}
     )
     slabs = Slabs(0, 0, 2, frozenset(), frozenset(), frozenset())
-    return PROGRAM.transform(InSlabs(slabs, graph, 0, (), frozenset({0} if op else ())), None)
+    return PROGRAM.transformed(InSlabs(slabs, graph, 0, (), frozenset({0} if op else ())), None)
 
 
 def attempted(program: Program, device_bytes: int, host_bytes: int = 0) -> Outcome:
@@ -124,7 +125,7 @@ def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations() -> None:
     assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole, 120))
     assert "slabs" not in str(infeasible(outcome(PROGRAM, 120), 120))
     (record,) = in_slabs("print", 1).in_slabs
-    shown = PROGRAM.transform(
+    shown = PROGRAM.transformed(
         replace(record, graph=replace(record.graph, effects=frozenset({0}))), None
     )
     assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(

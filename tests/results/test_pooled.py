@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 
 from memplan.compilation.outcome import Outcome
-from memplan.program.trace import StateOnHost, trace
+from memplan.planning.transforms import StateOnHost
+from memplan.program.trace import WithStateOnHost, trace
 from memplan.results.report import pooled
 from memplan.xla.local import Pools, Taken
 from memplan.xla.target import Executable, Memory, Target
@@ -24,7 +25,9 @@ def compiled(
     """A step of eight arguments of 1 GiB, some of them on the host."""
     program = trace(lambda *arrays: arrays, [X] * 8, {}, {"donate_argnums": tuple(range(8))})
     on_host = frozenset(range(host_inputs))
-    program = program.transform(StateOnHost(on_host, on_host), None)
+    program = program.transformed(
+        WithStateOnHost(StateOnHost(tuple(sorted(on_host))), on_host), None
+    )
     resident = (8 - host_inputs) * GIB
     memory = Memory(resident + temp_bytes, host_bytes, temp_bytes, resident)
     step = outcome(program, 0)

@@ -30,6 +30,8 @@ from experiments.bench.random_steps import drawn_step
 from experiments.bench.results import Measurement
 from experiments.compiled import device_bytes
 from memplan.compilation.outcome import Outcome
+from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.transforms import LoopResiduals
 from memplan.results.execute import numbers_gate
 from memplan.stages import Planned
 
@@ -143,7 +145,8 @@ def _numbers(
     percent, planned = training.fitting(plain_bytes, share)
     unequal = tuple(differing(training.run(planned.compile()), expected))
     effects = drain_effects()
-    other_kernels = planned.plan is not None and bool(planned.plan.loops or planned.plan.slabs)
+    transforms = planned.plan.transforms if planned.plan else ()
+    other_kernels = any(isinstance(change, LoopResiduals | Slabs) for change in transforms)
     gated = other_kernels and (not unequal or training.passes_gate(planned))
     drain_effects()
     report = planned.report

@@ -3,6 +3,8 @@
 import memplan
 from experiments.bench.cases import Case
 from experiments.bench.results import Measurement
+from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.transforms import LoopResiduals
 
 _SHARES = (90, 75, 60, 50, 45, 40, 35, 30, 25, 20)
 
@@ -23,6 +25,7 @@ def measure(case: Case) -> Measurement:
             wrong[f"{share} %"] = f"{type(error).__name__}: {error}"[:300]
         else:
             row["plans"] += 1
-            row["in_slabs"] += bool(plan and plan.slabs)
-            row["with_loops"] += bool(plan and any(plan.loops))
+            kinds = {type(transform) for transform in plan.transforms} if plan else set()
+            row["in_slabs"] += Slabs in kinds
+            row["with_loops"] += LoopResiduals in kinds
     return Measurement([{**row, "wrong": wrong}])

@@ -121,7 +121,7 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
     The unmodified step lacks XLA's own rematerialization, which the plain compilation has.
     """
     planned = outcome.planned
-    loops = outcome.program.loops if any(outcome.program.residuals) else ()
+    loops = outcome.program.loops
     runs = sum(action.kind is Kind.RUN for action in planned.schedule)
     return {
         "unmodified_bytes": (outcome.unmodified or planned.plain).device_bytes,

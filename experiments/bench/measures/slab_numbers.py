@@ -54,7 +54,7 @@ def measure(case: Case) -> Measurement:
         )
         counts = {
             "loops": len(record.loops),
-            "in_slabs": len(record.slabs.ops),
+            "in_slabs": len(record.transform.ops),
             "ops": len(record.graph.graph.ops),
         }
         worst = worst_array(expected, recompiled, sliced, places)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import ClassVar
 
 from memplan.planning.graph import Graph, Rows, Span
 
@@ -74,6 +75,8 @@ ComputationPath = tuple[tuple[int, int], ...]
 @dataclass(frozen=True)
 class Slabs:
     """The ops of a computation that run in slabs, and the values that their loops write."""
+
+    tag: ClassVar = "slabs"
 
     # value, dim: where the axis begins: value id in the original computation, dimension
     value: int

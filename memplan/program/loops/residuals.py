@@ -13,12 +13,13 @@ from typing import Any
 from memplan.errors import PlanMismatchError
 from memplan.planning.loops import Loop, Residuals, can_segment, recomputed_ops
 from memplan.planning.problem import Pin
+from memplan.planning.transforms import LoopResiduals
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
 from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
 from memplan.program.loops.write import PairBodies, SavedForBackward
-from memplan.program.trace import LoopResiduals, Program
+from memplan.program.trace import Program, WithResiduals
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops unchanged
 
@@ -32,8 +33,11 @@ def with_residuals(program: Program, decide: Decide) -> Program:
         return decisions[-1][1]
 
     rewritten = rewrite_loops(program.flat, record, program.pins).closed
-    decided = any(residuals is not None for _, residuals in decisions)
-    return program.transform(LoopResiduals(tuple(decisions)), rewritten) if decided else program
+    residuals = tuple(decision for _, decision in decisions)
+    if not any(residuals):
+        return program
+    loops = tuple(loop for loop, _ in decisions)
+    return program.transformed(WithResiduals(LoopResiduals(residuals), loops), rewritten)
 
 
 def outer_loops(program: Program) -> list[Loop]:
@@ -58,7 +62,7 @@ def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Pro
         return residuals
 
     rewritten = with_residuals(program, next_of)
-    if remaining or rewritten.residuals != tuple(loops):
+    if remaining or tuple(residuals for _, residuals in rewritten.loops) != tuple(loops):
         raise _mismatch()
     return rewritten
 

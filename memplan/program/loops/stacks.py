@@ -16,11 +16,13 @@ from typing import Any
 
 import jax
 
+from memplan.errors import PlanMismatchError
+from memplan.planning.transforms import IndexedStacks
 from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.interpret import interpret
 from memplan.program.loops.pairs import loop_pairs
-from memplan.program.trace import IndexedStacks, Program
+from memplan.program.trace import Applied, Program
 
 # Index only stacks of at least 1 MiB: a smaller one is no reason to compile a step again.
 _LEAST_NBYTES = 1 << 20
@@ -35,7 +37,18 @@ def with_indexed_stacks(program: Program) -> Program | None:
     if not _has_stacks(flat, in_loop=False):
         return None
     rewritten = flat.retraced(lambda *inputs: _run(flat, inputs, in_loop=False))
-    return program.transform(IndexedStacks(), rewritten)
+    return program.transformed(Applied(IndexedStacks()), rewritten)
+
+
+def follow_indexed_stacks(program: Program) -> Program:
+    """The program whose loops index their stacks; PlanMismatchError if it has no such stacks."""
+    rewritten = with_indexed_stacks(program)
+    if rewritten is None:
+        raise PlanMismatchError(
+            "the plan has loops that read their stacks by index, which this step does not have. "
+            "Plan again."
+        )
+    return rewritten
 
 
 def _has_stacks(flat: Flat, in_loop: bool) -> bool:

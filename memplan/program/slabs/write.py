@@ -75,9 +75,9 @@ def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> 
     """
     flat = computation_at(program.flat, slabs.inside)
     axis = axis or axis_at(flat, slabs.value, slabs.dim)
-    first = 1 + sum(len(record.loops) for record in program.in_slabs)
-    record = InSlabs(
-        slabs=slabs,
+    first = 1 + sum(len(applied.loops) for applied in program.in_slabs)
+    applied = InSlabs(
+        transform=slabs,
         graph=axis.graph,
         begins=axis.flat.number_of[flat.values[slabs.value]],
         loops=tuple(Walls(axis.graph, slabs.ops).loops(slabs)),
@@ -86,7 +86,7 @@ def with_slabs(program: Program, slabs: Slabs, axis: SlabAxis | None = None) -> 
         where=_owner(program.flat, slabs.inside),
     )
     body = in_slabs(axis, slabs, first)
-    return program.transform(record, with_computation(program.flat, slabs.inside, body))
+    return program.transformed(applied, with_computation(program.flat, slabs.inside, body))
 
 
 def _owner(flat: Flat, inside: ComputationPath) -> str:
@@ -98,27 +98,25 @@ def _owner(flat: Flat, inside: ComputationPath) -> str:
     return f"{eqn.primitive.name} ({source})" if source else eqn.primitive.name
 
 
-def follow_slabs(program: Program, slabs: Sequence[Slabs]) -> Program:
-    """The program with its ops in the loops of a plan.
+def follow_slabs(program: Program, slabs: Slabs) -> Program:
+    """The program with ops of one computation in the loops of a plan.
 
     Raises:
-      PlanMismatchError: the program does not have the plan's computations, values or ops.
+      PlanMismatchError: the program does not have the plan's computation, values or ops.
     """
-    for planned in slabs:
-        try:
-            flat = computation_at(program.flat, planned.inside)
-        except LookupError:
-            raise _mismatch() from None
-        if not 0 <= planned.value < len(flat.values):
-            raise _mismatch()
-        shape = shape_of(flat.values[planned.value])
-        if not (0 <= planned.dim < len(shape) and planned.rows > 0):
-            raise _mismatch()
-        axis = axis_at(flat, planned.value, planned.dim)
-        if not _fits(planned, axis.graph, shape[planned.dim]):
-            raise _mismatch()
-        program = with_slabs(program, planned, axis)
-    return program
+    try:
+        flat = computation_at(program.flat, slabs.inside)
+    except LookupError:
+        raise _mismatch() from None
+    if not 0 <= slabs.value < len(flat.values):
+        raise _mismatch()
+    shape = shape_of(flat.values[slabs.value])
+    if not (0 <= slabs.dim < len(shape) and slabs.rows > 0):
+        raise _mismatch()
+    axis = axis_at(flat, slabs.value, slabs.dim)
+    if not _fits(slabs, axis.graph, shape[slabs.dim]):
+        raise _mismatch()
+    return with_slabs(program, slabs, axis)
 
 
 def _fits(slabs: Slabs, graph: SlabGraph, rows: int) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 
 from memplan.errors import MemplanError, PlanMismatchError
+from memplan.planning.transforms import StateOnHost
 from memplan.program import compat
 from memplan.program.flat import flatten
 from memplan.program.host_memory import DEVICE, HOST
@@ -28,7 +29,7 @@ from memplan.program.state.layerwise import (
     UpdatingScan,
     layerwise_state,
 )
-from memplan.program.trace import Program, StateOnHost
+from memplan.program.trace import Program, WithStateOnHost
 
 # Leaves of fewer bytes stay on the device.
 _LEAST_NBYTES = 1 << 20
@@ -52,8 +53,9 @@ def offload_state(program: Program, inputs: Collection[int], streams: bool = Tru
             "the plan keeps arguments in host memory that this step does not have. Plan again.",
         )
     stream = _Stream(program, on_host)
-    record = StateOnHost(on_host, frozenset(stream.returned))
-    return program.transform(record, stream.rewritten() if streams else program.rewritten)
+    transform = StateOnHost(tuple(sorted(on_host)), streams)
+    applied = WithStateOnHost(transform, frozenset(stream.returned))
+    return program.transformed(applied, stream.rewritten() if streams else program.rewritten)
 
 
 def large_leaves(program: Program, argnums: Collection[int]) -> frozenset[int]:

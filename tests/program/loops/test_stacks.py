@@ -12,6 +12,7 @@ import pytest
 
 import memplan
 from memplan.planning.plan import Plan
+from memplan.planning.transforms import IndexedStacks
 from memplan.program import compat
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.trace import Program, trace
@@ -141,7 +142,7 @@ def large_slices(closed: Any) -> int:
 def test_the_same_bits_and_every_slice_of_a_large_stack_in_order(step: Step) -> None:
     program = of(step)
     rewritten = with_indexed_stacks(program)
-    assert rewritten.has_indexed_stacks and not program.has_indexed_stacks
+    assert rewritten.transforms == (IndexedStacks(),) and not program.transforms
     assert large_slices(rewritten.jaxpr) == 0
     assert any(eqn.primitive.name == "layout_constraint" for eqn in equations(rewritten.jaxpr))
     steps = (compat.jaxpr_as_fun(version.jaxpr) for version in (program, rewritten))
@@ -191,7 +192,7 @@ def test_xla_writes_no_second_stack(tmp_path: Path) -> None:
     plain = memplan.jit(images, device="a100").plan(*IMAGES).report.compiled_peak_bytes
     budget = plain - math.prod(IMAGES[1].shape) * 4
     planned = memplan.jit(images, device="a100", budget=budget).plan(*IMAGES)
-    assert planned.plan.indexed_stacks
+    assert planned.plan.transforms == (IndexedStacks(),)
     assert planned.report.compiled_peak_bytes <= budget
     planned.plan.save(tmp_path / "plan.json")
     saved = Plan.load(tmp_path / "plan.json")

@@ -19,6 +19,7 @@ from memplan.program.lowerable import lowerable
 from memplan.program.slabs.choose import slab_programs
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.trace import Program, comparable, trace
+from memplan.program.transforms import apply_all
 from tests import vocabulary
 from tests.arrays import assert_close
 from tests.within import WITHIN, Step, in_a_body, in_a_branch
@@ -100,7 +101,7 @@ def numbers(program: Program) -> Any:
 def test_the_numbers_are_the_same(name: str) -> None:
     program, rewritten = rewritten_of(name)
     assert len(rewritten.in_slabs) == PLACES[name][1]
-    assert all(bool(record.slabs.inside) == bool(record.where) for record in rewritten.in_slabs)
+    assert all(bool(record.transform.inside) == bool(record.where) for record in rewritten.in_slabs)
     loops = list[int]()
     for record in rewritten.in_slabs:
         loops += range(record.first, record.first + len(record.loops))
@@ -111,7 +112,7 @@ def test_the_numbers_are_the_same(name: str) -> None:
 @pytest.mark.parametrize("name", PLACES)
 def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
     _, rewritten = rewritten_of(name)
-    places = {record.slabs.inside for record in rewritten.in_slabs}
+    places = {record.transform.inside for record in rewritten.in_slabs}
     for computation in computations(PlacedComputation((), rewritten.flat, 1, 0, {}, frozenset())):
         if any(computation.place[: len(place)] == place for place in places):
             shapes = {var.aval.shape for eqn in computation.flat.eqns for var in eqn.outvars}
@@ -121,14 +122,14 @@ def test_no_array_of_a_split_computation_has_all_tokens(name: str) -> None:
 @pytest.mark.parametrize("name", PLACES)
 def test_a_plan_is_followed(name: str) -> None:
     program, rewritten = rewritten_of(name)
-    saved = io.encode([record.slabs for record in rewritten.in_slabs])
+    saved = io.encode([record.transform for record in rewritten.in_slabs])
     slabs = io.decode(tuple[Slabs, ...], saved, complete=True)
-    assert slabs == tuple(record.slabs for record in rewritten.in_slabs)
-    again = follow_slabs(program, slabs)
+    assert slabs == tuple(record.transform for record in rewritten.in_slabs)
+    again = apply_all(program, slabs)
     assert comparable(str(again.jaxpr)) == comparable(str(rewritten.jaxpr))
     for place in (((0, 7),), (*slabs[0].inside, (0, 0)), ((999, 0),)):
         with pytest.raises(PlanMismatchError):
-            follow_slabs(program, [replace(slabs[0], inside=place)])
+            follow_slabs(program, replace(slabs[0], inside=place))
 
 
 def test_a_computation_whose_kernels_are_small_is_left_alone() -> None:
@@ -140,4 +141,4 @@ def test_a_computation_whose_kernels_are_small_is_left_alone() -> None:
 
     weights, x, _ = vocabulary.shapes(TOKENS)
     rewritten = in_slabs(trace(both, (weights, x), {}, {"donate_argnums": 0}))
-    assert [record.slabs.inside for record in rewritten.in_slabs] == [()]
+    assert [record.transform.inside for record in rewritten.in_slabs] == [()]

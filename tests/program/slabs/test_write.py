@@ -424,7 +424,7 @@ def planned() -> tuple[Program, Slabs]:
 
 def test_a_plan_is_followed_and_recorded() -> None:
     program, slabs = planned()
-    followed = follow_slabs(program, [slabs])
+    followed = follow_slabs(program, slabs)
     assert str(followed.jaxpr) == str(with_slabs(program, slabs).jaxpr)
     (recorded,) = followed.in_slabs
     assert recorded.slabs == slabs and recorded.loops
@@ -456,4 +456,4 @@ def test_a_plan_with_loops_that_a_step_does_not_have_is_refused(wrong: dict[str,
     with pytest.raises(
         PlanMismatchError, match=r"loops over slabs that this step does not have.*Plan again\."
     ):
-        follow_slabs(program, [replace(slabs, **wrong)])
+        follow_slabs(program, replace(slabs, **wrong))

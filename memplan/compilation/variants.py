@@ -1,0 +1,145 @@
+"""The programs that are compiled if the step does not fit, or fits by a slow plan only.
+
+Each transform proposes programs, one at a time, and learns from how the last one compiled.
+"""
+
+import math
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from memplan.compilation.compiler import Notify
+from memplan.compilation.outcome import Outcome
+from memplan.compilation.scheduled import ScheduledModule
+from memplan.planning.transforms import Transform
+from memplan.program.candidates import Candidates
+from memplan.program.trace import Program
+
+# A plan above 1.25 times its bound is slow, and compared with other programs.
+_SLOW_RATIO = 1.25
+# If a step uses less than this share of the budget, its loops may keep more residuals.
+_FULL_SHARE = 0.8
+# More bytes than any step has: with this excess, loops keep as few residuals as they can.
+_EXCEEDS_ALL = 1 << 62
+# Raise the excess by at least a hundredth of the budget, so that a near miss or a slow plan does
+# not select the same residuals again. A GRU of 1,000 trips missed half its bytes by 1 MiB, less
+# than a trip stacks; the same residuals were chosen again, and at last all were on the host: 253
+# ms instead of 191. On an A100, a value went to the host and back in each trip: 241 ms instead of
+# 39.
+_STEP_PARTS = 100
+# Compile a program without host copies if copies stall more than this share of a step.
+_STALL_SHARE = 0.05
+# Compile at most three programs in slabs: the estimate orders them, the compiler decides. For a
+# ResNet of 14 layers in a loop the first missed 40 % by 12 %; without a second, copies that no
+# kernel hides made a trip 19 times as long.
+_MOST_SLAB_PROGRAMS = 3
+
+type Proposals[Result] = Generator[Program, Outcome, Result]
+"""Yields programs to compile, and receives the outcome of each."""
+
+
+@dataclass(frozen=True)
+class Variants:
+    """The other programs of a step, by the transform that makes them, in the order of trial."""
+
+    candidates: Candidates
+    notify: Notify
+    tries: int  # most programs with other residuals, with and without the host each
+
+    def indexed_stacks(self, best: Outcome) -> Proposals[None]:
+        """The best program with stacks that loops read by index."""
+        indexed = self.candidates.indexed_stacks(best.program)
+        if indexed is not None:
+            self.notify("compiling with its stacks read by index", None)
+            yield indexed
+
+    def fewer_residuals(self, best: Outcome, unmodified: ScheduledModule | None) -> Proposals[None]:
+        """The best program with as few residuals fewer in its loops as needed.
+
+        If its residuals' host copies stall the step, it is compared with one without host copies.
+        """
+        baseline = (unmodified or best.planned.plain) if best.fits else best
+        excess = baseline.device_bytes - best.limits.device_bytes
+        for may_use_host in (True, False):
+            fitted = yield from self._fit_residuals(best.program, excess, may_use_host)
+            if fitted is None or not _stalls(fitted):
+                return
+
+    def _fit_residuals(
+        self, program: Program, excess: int, may_use_host: bool
+    ) -> Proposals[Outcome | None]:
+        """Returns the best outcome with fewer residuals; None if no choice keeps fewer.
+
+        The first choice keeps `excess` bytes fewer. Each compilation corrects that figure for the
+        next. If none fits, the choice with the fewest residuals is the last.
+        """
+        tried = set[tuple[Transform, ...]]()
+        best: Outcome | None = None
+        while choice := self.candidates.fewer_residuals(program, excess, may_use_host):
+            is_new = choice.transforms not in tried
+            if is_new:
+                tried.add(choice.transforms)
+                self.notify("compiling with fewer residuals in its loops", None)
+                outcome = yield choice
+                best = outcome if best is None else better(best, outcome)
+                if excess == _EXCEEDS_ALL or (not needs_better(outcome) and _is_full(outcome)):
+                    break
+                excess += _correction(outcome)
+            if not is_new or len(tried) >= self.tries:
+                if excess == _EXCEEDS_ALL or best is None or best.fits:
+                    break
+                excess = _EXCEEDS_ALL
+        return best
+
+    def in_slabs(self, best: Outcome) -> Proposals[None]:
+        """Parts of the step in slabs.
+
+        If a candidate misses the limit by x %, or fits by a slow plan only, the next is the fastest
+        whose estimate is x % lower, else the smallest. It goes by the ratio because on a mesh the
+        estimate may be the bytes of several devices.
+        """
+        # A value in slabs never exists as a whole, so no pin can hold on it.
+        if not self.candidates.splits or (best.fits and best.program.pins):
+            return
+        self.notify("choosing slabs", None)
+        slowdown = best.step_s / best.planned.bound_s if best.fits else math.inf
+        candidates = list(self.candidates.in_slabs(slowdown))
+        estimate_limit = math.inf
+        for _ in range(min(_MOST_SLAB_PROGRAMS, len(candidates))):
+            self.notify("compiling in slabs", None)
+            small_enough = (slabs for slabs in candidates if slabs.expected_bytes <= estimate_limit)
+            smallest = min(candidates, key=lambda slabs: slabs.expected_bytes)
+            candidate = next(small_enough, smallest)
+            candidates.remove(candidate)
+            outcome = yield candidate.write()
+            if not needs_better(outcome):
+                return
+            size = outcome.planned.plain if outcome.fits else outcome
+            overshoot = size.device_bytes / outcome.limits.device_bytes
+            estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
+
+
+def needs_better(outcome: Outcome) -> bool:
+    """Whether other programs are worth compiling: the outcome does not fit, or is slow."""
+    return not outcome.fits or outcome.step_s > _SLOW_RATIO * outcome.planned.bound_s
+
+
+def better(best: Outcome, candidate: Outcome) -> Outcome:
+    """The better of two outcomes by `Outcome.rank`, the first if they are equal."""
+    return min(best, candidate, key=lambda outcome: outcome.rank)
+
+
+def _is_full(outcome: Outcome) -> bool:
+    return outcome.device_bytes > _FULL_SHARE * outcome.limits.device_bytes
+
+
+def _correction(outcome: Outcome) -> int:
+    """By how many bytes the excess was too low; negative if loops may keep more residuals."""
+    limit = outcome.limits.device_bytes
+    overshoot = outcome.device_bytes - limit
+    return max(overshoot, limit // _STEP_PARTS) if needs_better(outcome) else overshoot
+
+
+def _stalls(outcome: Outcome) -> bool:
+    """Do copies between host and device stall the step?"""
+    replay = outcome.planned.result.replay
+    return replay.copy_s - replay.hidden_copy_s >= _STALL_SHARE * outcome.step_s

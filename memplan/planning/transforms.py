@@ -1,0 +1,49 @@
+"""The transforms of a step's program: what a plan changes before XLA compiles it.
+
+A transform is a decision. A plan stores its transforms in the order in which they are applied, and
+`program.transforms.apply` carries them out.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+from memplan.planning.loops import Residuals
+from memplan.planning.slabs.slabs import Slabs
+
+
+@dataclass(frozen=True)
+class IndexedStacks:
+    """Loops read their stacks by index (`program.loops.stacks`)."""
+
+    tag: ClassVar = "indexed stacks"
+
+
+@dataclass(frozen=True)
+class LoopResiduals:
+    """Pairs of loops keep other residuals (`program.loops.residuals`)."""
+
+    tag: ClassVar = "residuals"
+
+    # by pair of loops, in the order of `Program.loops`; None leaves a pair as the user wrote it
+    residuals: tuple[Residuals | None, ...]
+
+
+@dataclass(frozen=True)
+class StateOnHost:
+    """Inputs are in host memory, and the outputs that take their buffers (`program.state`)."""
+
+    tag: ClassVar = "state on the host"
+
+    inputs: tuple[int, ...]  # positions, ascending
+    streams: bool = True  # the step itself copies them to the device; False if its caller does
+
+
+Transform = IndexedStacks | LoopResiduals | Slabs | StateOnHost
+"""A decision about a program; `Slabs` runs parts of one computation in loops over slabs."""
+
+
+def inputs_on_host(transforms: Iterable[Transform]) -> tuple[int, ...]:
+    """Positions of the inputs that transforms put into host memory."""
+    states = (transform for transform in transforms if isinstance(transform, StateOnHost))
+    return tuple(position for state in states for position in state.inputs)
