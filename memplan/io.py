@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import importlib.metadata
-import itertools
 import json
 import math
 import numbers
@@ -209,51 +208,44 @@ def scalars(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
         yield where, value
 
 
-def _decode(kind: Any, value: Any, where: str, strict: _Strict) -> Any:
-    """Convert `value` to the annotation `kind`.
+def _decode(hint: Any, value: Any, where: str, strict: _Strict) -> Any:
+    """Convert `value` to the annotation `hint`.
 
     It is a dataclass, tuple, frozenset, mapping, enumeration, literal or scalar, or one of these
     or None, or a union of dataclasses with tags.
     """
-    kind, optional, origin, inner = _annotation(kind)
+    annotation = _annotation(hint)
+    kind, optional, origin, arguments = annotation
     if kind is int is type(value) and abs(value) >= _INTEGER_LIMIT:
         raise ValueError(f"its {where!r} is a number of more than 64 bits")
     if (value is None and optional) or (type(value) is kind and kind is not float):
         return value
     if origin is types.UnionType and isinstance(value, dict):
-        kind = _member(inner, value, where)
+        kind = _member(arguments, value, where)
     if dataclasses.is_dataclass(kind) and isinstance(value, dict):
         return _dataclass(typing.cast(type, kind), value, where, strict)
-    if (
-        origin is tuple
-        and isinstance(value, list)
-        and (inner[-1] is ... or len(inner) == len(value))
-    ):
-        kinds = inner if inner[-1] is not ... else itertools.repeat(inner[0])
-        pairs = enumerate(zip(kinds, value, strict=False))
-        return tuple(
-            _decode(item_kind, item, f"{where}[{number}]", strict)
-            for number, (item_kind, item) in pairs
-        )
-    if origin is frozenset and isinstance(value, list):
-        items = enumerate(value)
-        return frozenset(
-            _decode(inner[0], item, f"{where}[{number}]", strict) for number, item in items
-        )
     if origin is Mapping and isinstance(value, dict):
-        entries = value.items()
         return {
-            name: _decode(inner[1], entry, _join(where, name), strict) for name, entry in entries
+            name: _decode(arguments[1], entry, _join(where, name), strict)
+            for name, entry in value.items()
         }
-    if origin is typing.Literal and value in inner:
+    if origin in (tuple, frozenset) and isinstance(value, list):
+        item_hints = annotation.hints_of_items(len(value))
+        if len(item_hints) == len(value):
+            pairs = enumerate(zip(item_hints, value, strict=True))
+            return origin(
+                _decode(item_hint, item, f"{where}[{number}]", strict)
+                for number, (item_hint, item) in pairs
+            )
+    if origin is typing.Literal and value in arguments:
         return value
-    if origin is Enum and value in inner:
+    if origin is Enum and value in arguments:
         return typing.cast(Any, kind)(value)
     number: Any = value
     # NaN fails this comparison.
     if kind is float and type(value) in (float, int) and abs(number) <= sys.float_info.max:
         return float(number)
-    raise ValueError(f"its {where!r} is {value!r:.40}, not {_description(kind, origin, inner)}")
+    raise ValueError(f"its {where!r} is {value!r:.40}, not {annotation.description}")
 
 
 def _member(members: tuple[Any, ...], document: dict[str, Any], where: str) -> Any:
@@ -292,35 +284,47 @@ def _fields(kind: type) -> tuple[tuple[dataclasses.Field[Any], Any], ...]:
     return tuple((field, hints[field.name]) for field in dataclasses.fields(kind))
 
 
-@functools.cache
-def _annotation(kind: Any) -> tuple[Any, bool, Any, tuple[Any, ...]]:
-    """The annotation without None, whether None is allowed, its origin and its arguments.
+class _Annotation(NamedTuple):
+    """The type of an entry."""
 
-    The arguments of an enumeration are its values, those of a union its members without None.
-    """
-    members = list(typing.get_args(kind)) if isinstance(kind, types.UnionType) else [kind]
+    kind: Any  # without None
+    optional: bool  # is None allowed, too?
+    origin: Any  # of a generic kind; `Enum` for an enumeration, `UnionType` for a union
+    arguments: tuple[Any, ...]  # of a generic kind; an enumeration's values, a union's members
+
+    @property
+    def description(self) -> str:
+        """The type in words, for errors."""
+        if self.origin in (typing.Literal, Enum):
+            return f"one of {', '.join(map(str, self.arguments))}"
+        if self.origin is tuple:
+            return "a list" if self.arguments[-1] is ... else f"a list of {len(self.arguments)}"
+        return _DESCRIPTIONS.get(self.origin or self.kind, "an object")
+
+    def hints_of_items(self, count: int) -> tuple[Any, ...]:
+        """The annotations of a list's items: `count`, or as many as a tuple must have."""
+        if self.origin is tuple and self.arguments[-1] is not ...:
+            return self.arguments
+        return self.arguments[:1] * count
+
+
+@functools.cache
+def _annotation(hint: Any) -> _Annotation:
+    """The parts of an annotation that tell how to decode an entry."""
+    members = list(typing.get_args(hint)) if isinstance(hint, types.UnionType) else [hint]
     optional = types.NoneType in members
     if optional:
         members.remove(types.NoneType)
     if len(members) > 1:
-        return kind, optional, types.UnionType, tuple(members)
+        return _Annotation(hint, optional, types.UnionType, tuple(members))
     [kind] = members
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return kind, optional, Enum, tuple(member.value for member in kind)
-    return kind, optional, typing.get_origin(kind), typing.get_args(kind)
+        return _Annotation(kind, optional, Enum, tuple(member.value for member in kind))
+    return _Annotation(kind, optional, typing.get_origin(kind), typing.get_args(kind))
 
 
 def _join(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
-
-
-def _description(kind: Any, origin: Any, inner: tuple[Any, ...]) -> str:
-    """An annotation in words, for errors."""
-    if origin in (typing.Literal, Enum):
-        return f"one of {', '.join(map(str, inner))}"
-    if origin is tuple:
-        return "a list" if inner[-1] is ... else f"a list of {len(inner)}"
-    return _DESCRIPTIONS.get(origin or kind, "an object")
 
 
 def versions(*packages: str) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,9 @@ moved.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from itertools import pairwise
+from typing import NamedTuple
 
 from memplan.planning.legal import pair_ends
 from memplan.planning.problem import Kernel, Problem
@@ -27,11 +29,12 @@ def precedence(
     ends = pair_ends(problem)
     pairs = {*ends, *ends.values()} if free is None else set[int]()
     predecessors = dict[int, set[int]]()
-    for block, units in units_of.items():
+    for block, numbers in units_of.items():
+        units = [_unit(problem, number, contents, free or ()) for number in numbers]
         fences = set(pairs)
         if block is not None:
-            fences.update(unit for unit in units if _is_fence(kernels[unit]))
-        predecessors |= _predecessors(problem, units, contents, fences, free or ())
+            fences.update(number for number in numbers if _is_fence(kernels[number]))
+        predecessors |= _predecessors(problem, units, fences)
     return predecessors
 
 
@@ -62,51 +65,100 @@ def by_block(
     return units, contents
 
 
+class _Unit(NamedTuple):
+    """A kernel, or a block as a whole."""
+
+    number: int  # of the kernel
+    reads: Set[int]  # buffers, also those that kernels inside it read
+    writes: Set[int]
+    runs_once: bool  # in order with the others that do; not if it is free
+
+
+def _unit(
+    problem: Problem, number: int, contents: Mapping[int, Sequence[int]], free: Collection[int]
+) -> _Unit:
+    kernels = [problem.kernels[inside] for inside in (*contents.get(number, ()), number)]
+    return _Unit(
+        number,
+        reads={read for kernel in kernels for read in kernel.reads},
+        writes={written for kernel in kernels for written in kernel.writes},
+        runs_once=number not in free and any(not kernel.recomputable for kernel in kernels),
+    )
+
+
+_Precedence = Iterator[tuple[int, Iterable[int]]]
+"""Units of a computation, each with units that must precede it."""
+
+
 def _predecessors(
-    problem: Problem,
-    units: Sequence[int],
-    contents: Mapping[int, Sequence[int]],
-    fences: Collection[int],
-    free: Collection[int],
+    problem: Problem, units: Sequence[_Unit], fences: Collection[int]
 ) -> Mapping[int, set[int]]:
     """Unit of a computation -> the units that must precede it; nothing crosses a fence."""
-    before: dict[int, set[int]] = {unit: set() for unit in units}
-    maker_of: dict[int, int] = {}
-    end_of: dict[int, int] = {}  # result of an asynchronous pair -> its end
-    # by alias set: the units that used it so far, and the last that wrote it
-    users: dict[int, set[int]] = defaultdict(set)
-    writer: dict[int, int] = {}
-    last_effect = fence = None
-    since_fence: list[int] = []
-    for unit in units:
-        predecessors = before[unit]
-        kernels = [problem.kernels[number] for number in (*contents.get(unit, ()), unit)]
-        reads = {read for kernel in kernels for read in kernel.reads}
-        writes = {written for kernel in kernels for written in kernel.writes}
-        for sources in (maker_of, end_of):
-            predecessors.update(sources[read] for read in reads if read in sources)
-        for buffer in reads | writes:
-            alias_set = problem.buffers[buffer].alias_set
-            if len(problem.alias_sets[alias_set]) > 1:
-                predecessors.update({writer[alias_set]} if alias_set in writer else ())
-                predecessors.update(users[alias_set] if buffer in writes else ())
-        for buffer in reads | writes:
-            alias_set = problem.buffers[buffer].alias_set
-            users[alias_set].add(unit)
-            if buffer in writes:
-                maker_of[buffer] = writer[alias_set] = unit
-        start = problem.kernels[unit].started_by
-        if start is not None:
-            end_of.update(dict.fromkeys(problem.kernels[start].writes, unit))
-        if unit not in free and any(not kernel.recomputable for kernel in kernels):
-            predecessors.update(() if last_effect is None else (last_effect,))
-            last_effect = unit
-        if fence is not None:
-            predecessors.add(fence)
-        if unit in fences:
-            predecessors.update(since_fence)
-            fence = unit
-            since_fence = []
-        since_fence.append(unit)
+    before: dict[int, set[int]] = {unit.number: set() for unit in units}
+    for rule in (
+        _makers_first(problem, units),
+        _overwriters_last(problem, units),
+        _run_once_in_order(units),
+        _around_fences(units, fences),
+    ):
+        for unit, predecessors in rule:
+            before[unit].update(predecessors)
+    for unit, predecessors in before.items():
         predecessors.discard(unit)
     return before
+
+
+def _makers_first(problem: Problem, units: Sequence[_Unit]) -> _Precedence:
+    """Readers of a buffer follow the unit that makes it, and the end of its asynchronous pair."""
+    maker_of: dict[int, int] = {}
+    end_of: dict[int, int] = {}  # result of an asynchronous pair -> its end
+    for unit in units:
+        for sources in (maker_of, end_of):
+            yield unit.number, [sources[read] for read in unit.reads if read in sources]
+        maker_of.update(dict.fromkeys(unit.writes, unit.number))
+        start = problem.kernels[unit.number].started_by
+        if start is not None:
+            end_of.update(dict.fromkeys(problem.kernels[start].writes, unit.number))
+
+
+def _overwriters_last(problem: Problem, units: Sequence[_Unit]) -> _Precedence:
+    """Writers of an alias set follow its users so far, and its readers the last writer."""
+    users: dict[int, set[int]] = defaultdict(set)  # by alias set
+    writer: dict[int, int] = {}  # the last, by alias set
+    for unit in units:
+        buffers = unit.reads | unit.writes
+        alias_sets = ((buffer, problem.buffers[buffer].alias_set) for buffer in buffers)
+        shared = [
+            (alias_set, buffer in unit.writes)
+            for buffer, alias_set in alias_sets
+            if len(problem.alias_sets[alias_set]) > 1
+        ]
+        for alias_set, is_written in shared:
+            if alias_set in writer:
+                yield unit.number, {writer[alias_set]}
+            if is_written:
+                yield unit.number, users[alias_set]
+        for alias_set, is_written in shared:
+            users[alias_set].add(unit.number)
+            if is_written:
+                writer[alias_set] = unit.number
+
+
+def _run_once_in_order(units: Sequence[_Unit]) -> _Precedence:
+    """Units that run once keep their order."""
+    for earlier, later in pairwise(unit.number for unit in units if unit.runs_once):
+        yield later, (earlier,)
+
+
+def _around_fences(units: Sequence[_Unit], fences: Collection[int]) -> _Precedence:
+    """A fence follows the units since the last one, and the units after it follow the fence."""
+    fence: int | None = None
+    since_fence: list[int] = []
+    for unit in units:
+        if fence is not None:
+            yield unit.number, (fence,)
+        if unit.number in fences:
+            yield unit.number, since_fence
+            fence = unit.number
+            since_fence = []
+        since_fence.append(unit.number)

@@ -204,7 +204,7 @@ def test_unsplit_operations_are_named_with_their_lines_once() -> None:
 
     program = trace(step, (jax.ShapeDtypeStruct((64, 8), jnp.float32),), {}, {})
     axis = longest_axis(program)
-    assert axis.slabs.ops == frozenset() and axis.slabs.dim == 0
+    assert axis.transform.ops == frozenset() and axis.transform.dim == 0
     [row] = unsplit([axis], 9)
     assert (row.name, row.nbytes) == ("sort", 2 * 4 * 64 * 8) and "test_slabs.py:" in row.source
 

@@ -263,39 +263,30 @@ class Walls:
         graph = self.graph.graph
         along = self.graph.along
         level_ops = self.by_level[level][1]
-        sums = [number for number in level_ops if along[number].reduces]
+        sums = tuple(number for number in level_ops if along[number].reduces)
         makers = [number for number in level_ops if not along[number].reduces]
-        outputs = (value for number in makers for value in graph.ops[number].outputs)
-        writes = sorted(filter(is_written, outputs))
-        if not sums and not writes:
+        outputs = [(value, number) for number in makers for value in graph.ops[number].outputs]
+        written_by = {value: number for value, number in sorted(outputs) if is_written(value)}
+        if not sums and not written_by:
             return None
-        spans = {value: (0, self._rows(slabs, value)) for value in writes}
-        # ops that the loop needs, the last first; an op may be in the heap several times
-        pending = [-number for number in sums]
-        for value in writes:
-            producer = graph.producer[value]
-            assert producer is not None
-            pending.append(-producer)
-        heapq.heapify(pending)
         ops = list[int]()
         reads = set[int]()
-        while pending:
-            number = -heapq.heappop(pending)
-            if ops and ops[-1] == number:
-                continue
+        spans = {value: (0, self._rows(slabs, value)) for value in written_by}
+        needed_ops = _LastFirst((*sums, *written_by.values()))
+        for number in needed_ops:
             ops.append(number)
             span = self._op_span(number, slabs, spans)
             for value, rows in along[number].reads:
-                needed = rows.of(*span)
-                spans[value] = _union([needed, spans[value]]) if value in spans else needed
+                value_span = rows.of(*span)
+                spans[value] = _union([value_span, spans[value]]) if value in spans else value_span
                 source = self.graph.maker(value, self.ops)
                 if source is None or (self.levels[source] < level and is_written(value)):
                     reads.add(value)
                 else:
-                    heapq.heappush(pending, -source)
+                    needed_ops.add(source)
         ops.reverse()
         inputs = tuple(sorted(reads))
-        return LoopOverSlabs(level, tuple(ops), inputs, tuple(writes), tuple(sums), spans)
+        return LoopOverSlabs(level, tuple(ops), inputs, tuple(written_by), sums, spans)
 
     def _op_span(self, number: int, slabs: Slabs, spans: dict[int, Span]) -> Span:
         """The rows that an op makes in a trip, which become the spans of its results."""
@@ -309,6 +300,25 @@ class Walls:
         for value in outputs:
             spans[value] = span
         return span
+
+
+class _LastFirst:
+    """Ops, the last first and each once; earlier ones may be added on the way."""
+
+    def __init__(self, ops: Iterable[int]) -> None:
+        self._heap = [-number for number in ops]
+        heapq.heapify(self._heap)
+
+    def add(self, number: int) -> None:
+        heapq.heappush(self._heap, -number)
+
+    def __iter__(self) -> Iterator[int]:
+        previous = None
+        while self._heap:
+            number = -heapq.heappop(self._heap)
+            if number != previous:
+                yield number
+            previous = number
 
 
 @dataclass(frozen=True)

@@ -409,31 +409,47 @@ def _scan(
     """
     is_on_host = [isinstance(stack, HostArray) for stack in stacks]
     host_stacks, device_stacks = _by_memory(stacks, is_on_host)
-
-    def position(trip: Any) -> Any:
-        return count - 1 - trip if reverse else trip
-
-    def fetch(trip: Any) -> list[Any]:
-        return [host.rows(position(trip), (0, 1))[0] for host in host_stacks]
-
-    def write(trip: Any, hosts: list[HostArray], results: list[Any]) -> list[HostArray]:
-        pairs = zip(hosts, results, strict=True)
-        return [host.written(position(trip), result[None]) for host, result in pairs]
+    order = _TripOrder(count, reverse)
 
     def run_trip(carry: Any, device_slices: Any) -> Any:
         trip, state, hosts, previous_results, host_slices = carry
-        next_slices = fetch(trip + 1)
-        hosts = write(trip - 1, hosts, previous_results)
+        next_slices = order.fetched(host_stacks, trip + 1)
+        hosts = order.written(hosts, previous_results, trip - 1)
         slices = _merged((host_slices, device_slices), is_on_host)
-        state, host_results, device_results = body(position(trip), state, slices)
+        state, host_results, device_results = body(order.position(trip), state, slices)
         return (trip + 1, state, hosts, host_results, next_slices), device_results
 
     no_results = [compat.empty(host.array.shape[1:], host.array.dtype, DEVICE) for host in hosts]
-    carry = jnp.int32(0), state, list(hosts), no_results, fetch(0)
+    carry = jnp.int32(0), state, list(hosts), no_results, order.fetched(host_stacks, 0)
     options = {"length": count, "reverse": reverse, "unroll": unroll}
     carry, device_results = lax.scan(run_trip, carry, device_stacks, **options)
     _, state, hosts, last_results, _ = carry
-    return state, (write(count - 1, hosts, last_results), device_results)
+    return state, (order.written(hosts, last_results, count - 1), device_results)
+
+
+@dataclass(frozen=True)
+class _TripOrder:
+    """The order in which a loop's trips go over stacks in host memory.
+
+    The trip before the first and the one after the last are in the stacks' padding.
+    """
+
+    trips: int
+    reverse: bool
+
+    def position(self, trip: Any) -> Any:
+        return self.trips - 1 - trip if self.reverse else trip
+
+    def fetched(self, stacks: Sequence[HostArray], trip: Any) -> list[Any]:
+        """The slices that a trip reads."""
+        return [stack.rows(self.position(trip), (0, 1))[0] for stack in stacks]
+
+    def written(
+        self, stacks: Sequence[HostArray], results: Sequence[Any], trip: Any
+    ) -> list[HostArray]:
+        """The stacks after a trip's results are written."""
+        pairs = zip(stacks, results, strict=True)
+        return [stack.written(self.position(trip), result[None]) for stack, result in pairs]
 
 
 def _slices(stacks: Sequence[Any], layer: Any) -> list[Any]:

@@ -1,5 +1,7 @@
 """A timeline as a trace for Perfetto (ui.perfetto.dev): byte counters, kernels, copies."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,6 +24,16 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
         raise ImportError("writing traces needs perfetto: pip install 'memplan[trace]'.") from error
     writer = _Writer(TraceProtoBuilder(), TrackEvent, CounterDescriptor.Unit.UNIT_SIZE_BYTES)
     writer.track(title)
+    _add_memory(writer, timeline, lines, budget_bytes)
+    _add_kernels(writer, timeline)
+    _add_copies(writer, timeline)
+    return writer.builder.serialize()
+
+
+def _add_memory(
+    writer: _Writer, timeline: Timeline, lines: Sequence[Line], budget_bytes: int
+) -> None:
+    """Counters of bytes."""
     device = writer.counter("device bytes")
     host = writer.counter("host bytes")
     budget = writer.counter("budget")
@@ -34,6 +46,10 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
         track = writer.counter(f"device bytes, {line.name}")
         for start_s, nbytes in zip(line.starts_s, line.device_bytes, strict=True):
             writer.count(track, start_s, nbytes)
+
+
+def _add_kernels(writer: _Writer, timeline: Timeline) -> None:
+    """A slice for every instant, on one track."""
     compute = writer.track("compute", writer.top)
     for instant in timeline.instants:
         name = f"{instant.layer}/{instant.name}".lstrip("/") or "wait"
@@ -43,14 +59,16 @@ def trace(title: str, timeline: Timeline, lines: Sequence[Line], budget_bytes: i
             "device bytes": instant.device_bytes,
         }
         writer.slice(compute, name, instant.doing, instant.start_s, instant.end_s, notes)
+
+
+def _add_copies(writer: _Writer, timeline: Timeline) -> None:
+    """A slice for every copy, on a track for each direction that has copies."""
     for direction in _STREAMS:
         copies = [copy for copy in timeline.copies if copy.direction == direction]
         stream = writer.track(f"copies {direction}", writer.top) if copies else 0
         for copy in copies:
-            writer.slice(
-                stream, copy.name, "copy", copy.start_s, copy.end_s, {"bytes": copy.nbytes}
-            )
-    return writer.builder.serialize()
+            notes = {"bytes": copy.nbytes}
+            writer.slice(stream, copy.name, "copy", copy.start_s, copy.end_s, notes)
 
 
 class _Writer:
