@@ -28,13 +28,19 @@ def precedence(
     units_of, contents = by_block(problem, range(len(kernels)) if order is None else order)
     ends = pair_ends(problem)
     pairs = {*ends, *ends.values()} if free is None else set[int]()
+    alias_set_of = {  # by buffer that aliases another
+        buffer: alias_set
+        for alias_set, members in problem.alias_sets.items()
+        if len(members) > 1
+        for buffer in members
+    }
     predecessors = dict[int, set[int]]()
     for block, numbers in units_of.items():
         units = [_unit(problem, number, contents, free or ()) for number in numbers]
         fences = set(pairs)
         if block is not None:
             fences.update(number for number in numbers if _is_fence(kernels[number]))
-        predecessors |= _predecessors(problem, units, fences)
+        predecessors |= _predecessors(problem, units, alias_set_of, fences)
     return predecessors
 
 
@@ -91,13 +97,16 @@ _Precedence = Iterator[tuple[int, Iterable[int]]]
 
 
 def _predecessors(
-    problem: Problem, units: Sequence[_Unit], fences: Collection[int]
+    problem: Problem,
+    units: Sequence[_Unit],
+    alias_set_of: Mapping[int, int],
+    fences: Collection[int],
 ) -> Mapping[int, set[int]]:
     """Unit of a computation -> the units that must precede it; nothing crosses a fence."""
     before: dict[int, set[int]] = {unit.number: set() for unit in units}
     for rule in (
         _makers_first(problem, units),
-        _overwriters_last(problem, units),
+        _overwriters_last(units, alias_set_of),
         _run_once_in_order(units),
         _around_fences(units, fences),
     ):
@@ -113,34 +122,30 @@ def _makers_first(problem: Problem, units: Sequence[_Unit]) -> _Precedence:
     maker_of: dict[int, int] = {}
     end_of: dict[int, int] = {}  # result of an asynchronous pair -> its end
     for unit in units:
-        for sources in (maker_of, end_of):
-            yield unit.number, [sources[read] for read in unit.reads if read in sources]
+        yield unit.number, [maker_of[read] for read in unit.reads if read in maker_of]
+        yield unit.number, [end_of[read] for read in unit.reads if read in end_of]
         maker_of.update(dict.fromkeys(unit.writes, unit.number))
         start = problem.kernels[unit.number].started_by
         if start is not None:
             end_of.update(dict.fromkeys(problem.kernels[start].writes, unit.number))
 
 
-def _overwriters_last(problem: Problem, units: Sequence[_Unit]) -> _Precedence:
+def _overwriters_last(units: Sequence[_Unit], alias_set_of: Mapping[int, int]) -> _Precedence:
     """Writers of an alias set follow its users so far, and its readers the last writer."""
     users: dict[int, set[int]] = defaultdict(set)  # by alias set
     writer: dict[int, int] = {}  # the last, by alias set
     for unit in units:
-        buffers = unit.reads | unit.writes
-        alias_sets = ((buffer, problem.buffers[buffer].alias_set) for buffer in buffers)
-        shared = [
-            (alias_set, buffer in unit.writes)
-            for buffer, alias_set in alias_sets
-            if len(problem.alias_sets[alias_set]) > 1
-        ]
-        for alias_set, is_written in shared:
+        aliases = [buffer for buffer in unit.reads | unit.writes if buffer in alias_set_of]
+        for buffer in aliases:
+            alias_set = alias_set_of[buffer]
             if alias_set in writer:
                 yield unit.number, {writer[alias_set]}
-            if is_written:
+            if buffer in unit.writes:
                 yield unit.number, users[alias_set]
-        for alias_set, is_written in shared:
+        for buffer in aliases:
+            alias_set = alias_set_of[buffer]
             users[alias_set].add(unit.number)
-            if is_written:
+            if buffer in unit.writes:
                 writer[alias_set] = unit.number
 
 
