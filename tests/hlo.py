@@ -223,13 +223,13 @@ def _parse(text: str) -> _Text:
             body = None
         elif match := _LINE.match(line):
             body.lines[match["name"]] = line
-    taken = set[str]()
+    names = set[str]()
     bodies = sorted(
         parsed.computations.items(), key=lambda item: not item[1].first_line.startswith("ENTRY")
     )
     for name, body in bodies:
-        body.unique = {op: f"{op}.{name}" if op in taken else op for op in body.lines}
-        taken.update(body.lines, body.unique.values())
+        body.unique = {op: f"{op}.{name}" if op in names else op for op in body.lines}
+        names.update(body.lines, body.unique.values())
     return parsed
 
 
@@ -309,13 +309,13 @@ def _is_of_pair(attribute: str) -> bool:
     return attribute.startswith(_OF_THE_PAIR) and '"fusion_backend_config"' not in attribute
 
 
-def _operands(rest: str) -> list[str]:
-    return re.findall(r"%([\w.\-]+)", rest.partition(")")[0])
+def _operands(tail: str) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", tail.partition(")")[0])
 
 
-def _attributes(rest: str) -> Sequence[str]:
+def _attributes(tail: str) -> Sequence[str]:
     return [
-        attribute for attribute in _split(rest.partition(")")[2].removeprefix(", ")) if attribute
+        attribute for attribute in _split(tail.partition(")")[2].removeprefix(", ")) if attribute
     ]
 
 

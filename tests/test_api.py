@@ -76,15 +76,15 @@ def tight(baseline: int) -> int:
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Grows by one with every planning."""
-    seen: list[Any] = []
+    calls: list[Any] = []
     original = pipeline.run
 
     def counted(*args: Any) -> Any:
-        seen.append(args)
+        calls.append(args)
         return original(*args)
 
     monkeypatch.setattr(pipeline, "run", counted)
-    return seen
+    return calls
 
 
 class TestLikeJit:
@@ -260,14 +260,14 @@ class TestStages:
 
     def test_a_plan_holds_no_arrays(self, tight: int) -> None:
         weights, x = arguments()
-        held = [weakref.ref(leaf) for leaf in (*weights, x)]
+        references = [weakref.ref(leaf) for leaf in (*weights, x)]
         step = memplan.jit(train, budget=tight)
         planned = step.plan(weights, x)
         compiled = planned.compile()
         step(weights, x)
         del weights, x
         gc.collect()
-        assert not any(reference() is not None for reference in held)
+        assert not any(reference() is not None for reference in references)
         close(jax.jit(train)(*arguments()), compiled(*arguments()))
 
     def test_progress_is_told_inside_the_block_only(self, tight: int) -> None:
@@ -298,10 +298,10 @@ class TestPlanningOnce:
 
     def test_threads_that_call_at_once_plan_once(self, tight: int, runs: list[Any]) -> None:
         step = memplan.jit(train, budget=tight)
-        together = threading.Barrier(4)
+        barrier = threading.Barrier(4)
 
         def call() -> Any:
-            together.wait(10)
+            barrier.wait(10)
             return step(*arguments())
 
         with ThreadPoolExecutor(4) as threads:
@@ -498,21 +498,21 @@ class TestVerify:
         planned = memplan.jit(train, budget=tight, verify=None).plan(*SHAPES)
         assert planned.report.attempts == 1
         close(jax.jit(train)(*arguments()), planned.compile()(*arguments()))
-        least = memplan.jit(train, budget=1, verify=None).plan(*SHAPES)
-        assert 1 < least.report.compiled_peak_bytes < tight
+        smallest = memplan.jit(train, budget=1, verify=None).plan(*SHAPES)
+        assert 1 < smallest.report.compiled_peak_bytes < tight
 
 
 class TestReport:
     def test_a_step_is_reported_as_it_is_or_within_a_budget(self, tight: int) -> None:
         plain = memplan.jit(train, donate_argnums=0).plan(*SHAPES).report
-        asked = api.report(train, SHAPES)
-        assert (asked.planner, asked.status) == ("none", "untouched")
-        assert (asked.compiled_peak_bytes, asked.budget_bytes) == (
+        default = api.report(train, SHAPES)
+        assert (default.planner, default.status) == ("none", "untouched")
+        assert (default.compiled_peak_bytes, default.budget_bytes) == (
             plain.compiled_peak_bytes,
             plain.budget_bytes,
         )
         kept = api.report(train, SHAPES, donate_argnums=())
-        assert (kept.compiled_peak_bytes or 0) > (asked.compiled_peak_bytes or 0)
+        assert (kept.compiled_peak_bytes or 0) > (default.compiled_peak_bytes or 0)
         planned = api.report(train, SHAPES, budget=tight, donate_argnums=())
         assert (
             planned.status == "fits"

@@ -81,24 +81,22 @@ def test_a_plan_comes_before_training_and_for_a_model_that_is_not_built() -> Non
 
 
 def test_a_refused_budget_leaves_the_model_as_it_was() -> None:
-    network, other = model(), model()
+    network, twin = model(), model()
     memplan.keras.plan(network, budget=1, split=False)
     with pytest.raises(InfeasibleBudgetError, match="a budget of") as caught:
         network.fit(X, Y, batch_size=256, verbose=0)
-    assert same(network, other)
+    assert same(network, twin)
     planned = memplan.keras.plan(network, budget=caught.value.smallest_bytes)  # replaces the first
     network.fit(X, Y, batch_size=256, verbose=0)
-    assert planned.report.budget_bytes == caught.value.smallest_bytes and not same(network, other)
+    assert planned.report.budget_bytes == caught.value.smallest_bytes and not same(network, twin)
 
 
 # Keras' own, where it copies an optimizer
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 def test_one_model_is_planned_and_stays_so_when_compiled_again() -> None:
-    network, other = model(), model()
+    network, twin = model(), model()
     planned = memplan.keras.plan(network)
-    np.testing.assert_array_equal(
-        network.predict(X[:8], verbose=0), other.predict(X[:8], verbose=0)
-    )
+    np.testing.assert_array_equal(network.predict(X[:8], verbose=0), twin.predict(X[:8], verbose=0))
     network.compile("sgd", "mse")
     network.train_on_batch(X[:8], Y[:8])
     assert planned.report.status == "untouched"
@@ -107,7 +105,7 @@ def test_one_model_is_planned_and_stays_so_when_compiled_again() -> None:
     network.train_on_batch(X[:8], Y[:8])
     assert planned._step is not first and planned._step._planned
     copy = keras.models.clone_model(network)
-    for each in (other, copy):
+    for each in (twin, copy):
         assert each._make_function.__func__ is keras.Model._make_function
 
 

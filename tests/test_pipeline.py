@@ -52,15 +52,15 @@ def same_bits(step: Callable[..., Any], args: Any, outcome: Outcome) -> None:
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """Grows by one with every compilation of memplan's."""
-    seen: list[Any] = []
+    calls: list[Any] = []
     original = target.Target.compile
 
     def counted(self: Any, *args: Any, **named: Any) -> Any:
-        seen.append(args)
+        calls.append(args)
         return original(self, *args, **named)
 
     monkeypatch.setattr(target.Target, "compile", counted)
-    return seen
+    return calls
 
 
 class TestOnce:
@@ -218,11 +218,11 @@ class TestPlans:
             second = again.plan(*args)
         assert second.report.status == "fits"
         assert second.plan.fingerprint != first.plan.fingerprint
-        other = memplan.jit(
+        changed_step = memplan.jit(
             lambda state, x: step(state, x + 1), device="a100", plan=first.plan, **library
         )
         with pytest.raises(memplan.PlanMismatchError):
-            other.plan(*args)
+            changed_step.plan(*args)
 
     def test_shardings_of_the_step_and_calls_inside_it(self) -> None:
         step, args = dense(64, 6)

@@ -58,11 +58,11 @@ def test_the_source_distribution_has_all_that_is_tracked(dist: Path) -> None:
 @pytest.mark.slow
 def test_the_demo_runs_from_the_wheel_outside_of_the_checkout(dist: Path, tmp_path: Path) -> None:
     """Also where the user has a folder `models`."""
-    installed, here = tmp_path / "installed", tmp_path / "here"
+    installed, workdir = tmp_path / "installed", tmp_path / "here"
     with zipfile.ZipFile(dist / f"{NAME}-py3-none-any.whl") as wheel:
         wheel.extractall(installed)
-    (here / "models").mkdir(parents=True)
-    (here / "models" / "__init__.py").touch()
+    (workdir / "models").mkdir(parents=True)
+    (workdir / "models" / "__init__.py").touch()
     command = [
         sys.executable,
         "-P",
@@ -74,7 +74,7 @@ def test_the_demo_runs_from_the_wheel_outside_of_the_checkout(dist: Path, tmp_pa
     ]
     environment = {**os.environ, "PYTHONPATH": str(installed), "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
-        [*command, "--steps", "1"], cwd=here, env=environment, capture_output=True, text=True
+        [*command, "--steps", "1"], cwd=workdir, env=environment, capture_output=True, text=True
     )
     # one step of 16 voxels is too small for the resident set to be judged: that is exit code 1
     assert done.returncode in (0, 1) and "the same, to the last bit" in done.stdout, done.stderr

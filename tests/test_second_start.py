@@ -57,10 +57,10 @@ def results(planned: Planned, args: Sequence[Any] = ARGS) -> list[np.ndarray]:
     ]
 
 
-def same(planned: Planned, other: Planned, args: Sequence[Any] = ARGS) -> bool:
+def same(planned: Planned, reference: Planned, args: Sequence[Any] = ARGS) -> bool:
     return all(
         np.array_equal(*pair)
-        for pair in zip(results(planned, args), results(other, args), strict=True)
+        for pair in zip(results(planned, args), results(reference, args), strict=True)
     )
 
 

@@ -52,10 +52,10 @@ def run(pytester: pytest.Pytester, *words: str) -> pytest.RunResult:
 @pytest.fixture
 def answered(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, object]]:
     """Tests whose steps have the report `now.json`; what was asked for them."""
-    asked: list[dict[str, object]] = []
+    requests: list[dict[str, object]] = []
 
     def report(step: object, args: object, **options: object) -> Report:
-        asked.append(options)
+        requests.append(options)
         return Report.load_json(pytester.path / "now.json")
 
     monkeypatch.setattr(memplan.api, "report", report)
@@ -71,7 +71,7 @@ def answered(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> list
                 memplan_snapshot(None, (), "v100", bytes=50, ms=50, budget="1GiB")
         """
     )
-    return asked
+    return requests
 
 
 def test_whoever_does_not_use_it_imports_nothing(

@@ -70,7 +70,7 @@ def counted_slices() -> Made:
 
     weights = layers(5, WIDTH)
     return step, (
-        (weights, [0 * one for one in weights], jnp.zeros(9)),
+        (weights, [0 * weight for weight in weights], jnp.zeros(9)),
         normal(ROWS + 9 * 64, WIDTH, seed=9),
         3,
     )
@@ -159,8 +159,10 @@ def learned_to_learn() -> Made:
         def adapted(state: Any, rows: jax.Array) -> jax.Array:
             weights, rate = state
 
-            def inner(_: int, now: Any) -> Any:
-                return jax.tree.map(lambda a, b: a - rate * b, now, jax.grad(square)(now, rows))
+            def inner(_: int, fast_weights: Any) -> Any:
+                return jax.tree.map(
+                    lambda a, b: a - rate * b, fast_weights, jax.grad(square)(fast_weights, rows)
+                )
 
             return square(lax.fori_loop(0, 2, inner, weights), rows[::-1])
 

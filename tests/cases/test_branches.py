@@ -37,10 +37,12 @@ def skipped_if_not_finite() -> Made:
 
         def stepped() -> Any:
             value, gradients = jax.value_and_grad(loss)(weights)
-            finite = jnp.all(jnp.stack([jnp.isfinite(one).all() for one in gradients]))
+            finite = jnp.all(jnp.stack([jnp.isfinite(gradient).all() for gradient in gradients]))
 
             def updated() -> Any:
-                updates, new = optimizer.update([one / scale for one in gradients], moments)
+                updates, new = optimizer.update(
+                    [gradient / scale for gradient in gradients], moments
+                )
                 grown = lax.cond(good >= 2, lambda: (scale * 2, 0), lambda: (scale, good + 1))
                 return optax.apply_updates(weights, updates), new, *grown
 
@@ -76,8 +78,10 @@ def penalized_every_other_step() -> Made:
 
         value, gradients = jax.value_and_grad(judges)(judge)
         none = (jnp.float32(0), jax.tree.map(jnp.zeros_like, gradients))
-        more, others = lax.cond(count % 2 == 0, jax.value_and_grad(penalty), lambda _: none, judge)
-        judge = descended(judge, jax.tree.map(jnp.add, gradients, others))
+        more, penalty_gradients = lax.cond(
+            count % 2 == 0, jax.value_and_grad(penalty), lambda _: none, judge
+        )
+        judge = descended(judge, jax.tree.map(jnp.add, gradients, penalty_gradients))
         lost, gradients = jax.value_and_grad(
             lambda maker: jax.nn.softplus(-critic(judge, mlp(maker, noise))).mean()
         )(maker)
@@ -99,7 +103,7 @@ def alternating() -> Made:
             def branch(state: Any) -> Any:
                 both, moments = state
                 value, gradients = jax.value_and_grad(
-                    lambda one: loss([*both[:which], one, *both[which + 1 :]])
+                    lambda network: loss([*both[:which], network, *both[which + 1 :]])
                 )(both[which])
                 updates, new = optimizers[which].update(gradients, moments[which])
                 both = [
@@ -133,7 +137,7 @@ def experts_by_a_switch() -> Made:
         def loss(weights: Any) -> jax.Array:
             def block(total: jax.Array, rows: jax.Array) -> Any:
                 for number, layer in enumerate(weights):
-                    paths = [expert(one, kind) for kind, one in enumerate(layer)]
+                    paths = [expert(weight, kind) for kind, weight in enumerate(layer)]
                     rows = lax.switch((rows[number, 0] * 8).astype(jnp.int32) % 2, paths, rows)
                 return total + (rows**2).mean(), rows.mean()
 
@@ -157,16 +161,18 @@ def searched_for_a_rate() -> Made:
 
         def body(carry: Any) -> Any:
             rate, _, tried = carry
-            now = loss(descended(weights, gradients, rate), x)
+            trial_loss = loss(descended(weights, gradients, rate), x)
             return lax.cond(
-                now < value, lambda: (rate, True, tried), lambda: (rate / 2, False, tried + 1)
+                trial_loss < value,
+                lambda: (rate, True, tried),
+                lambda: (rate / 2, False, tried + 1),
             )
 
-        rate, found, _ = lax.while_loop(
+        rate, success, _ = lax.while_loop(
             lambda carry: ~carry[1] & (carry[2] < 4), body, (jnp.float32(8), False, 0)
         )
         return (
-            lax.cond(found, lambda: descended(weights, gradients, rate), lambda: weights),
+            lax.cond(success, lambda: descended(weights, gradients, rate), lambda: weights),
             value,
             rate,
         )

@@ -132,8 +132,8 @@ def counted(tells: Callable[..., None]) -> Made:
     """Calls of no value and of a key's, in branches of branches in a scan whose gradients are summed."""
 
     def step(weights: Any, x: jax.Array, key: jax.Array) -> Any:
-        def part(total: Any, given: Any) -> Any:
-            rows, key = given
+        def part(total: Any, inputs: Any) -> Any:
+            rows, key = inputs
 
             def loss(weights: Any) -> jax.Array:
                 return (
@@ -156,8 +156,8 @@ def counted(tells: Callable[..., None]) -> Made:
             )
             return jax.tree.map(jnp.add, total, gradients), value
 
-        given = x.reshape(4, -1, WIDTH), jax.random.split(key, 4)
-        gradients, values = lax.scan(part, jax.tree.map(jnp.zeros_like, weights), given)
+        xs = x.reshape(4, -1, WIDTH), jax.random.split(key, 4)
+        gradients, values = lax.scan(part, jax.tree.map(jnp.zeros_like, weights), xs)
         return descended(weights, gradients), values
 
     return step, (layers(4, WIDTH), normal(4 * ROWS, WIDTH, seed=9), jax.random.key(3))
@@ -215,7 +215,7 @@ def test_an_error_of_equinox_is_raised_as_by_jax_jit(where: str) -> None:
     run = within_share(0.75, step, (weights, x), split=False)
     compiled = run.planned.compile()
     assert_same(compiled(weights, x), run.plain(weights, x), run)
-    large = [jnp.full_like(one, 1.0) for one in weights], jnp.ones_like(x)
+    large = [jnp.full_like(weight, 1.0) for weight in weights], jnp.ones_like(x)
     for called in (compiled, run.plain):
         with pytest.raises(jax.errors.JaxRuntimeError, match="the first is large"):
             jax.block_until_ready(called(*large))
@@ -242,10 +242,10 @@ def test_what_checkify_finds_is_found() -> None:
     checked = checkify.checkify(step, checkify.user_checks | checkify.float_checks)
     run = within_share(0.75, checked, (weights, x), split=False)
     compiled = run.planned.compile()
-    told = []
+    messages = []
     for args in ((weights, x), (weights, x / 0), ([30 * weight for weight in weights], x)):
-        (error, results), (expected, others) = compiled(*args), run.plain(*args)
-        told.append((error.get() or "").partition(" generated")[0].partition(":")[0])
+        (error, results), (expected, plain_results) = compiled(*args), run.plain(*args)
+        messages.append((error.get() or "").partition(" generated")[0].partition(":")[0])
         assert error.get() == expected.get()
-        assert_same(results, others, run)
-    assert told == ["", "nan", "too large"]
+        assert_same(results, plain_results, run)
+    assert messages == ["", "nan", "too large"]

@@ -72,7 +72,7 @@ def wide_optimizer() -> Made:
 
     def step(state: Any, gradients: Any) -> Any:
         weights, moments = state
-        noisy = jax.tree.map(lambda one: jnp.tanh(one @ one), gradients)
+        noisy = jax.tree.map(lambda gradient: jnp.tanh(gradient @ gradient), gradients)
         updates, moments = optimizer.update(noisy, moments, weights)
         return optax.apply_updates(weights, updates), moments
 
@@ -83,17 +83,17 @@ def wide_optimizer() -> Made:
 def loss_of_a_library() -> Made:
     """One line calls a loss with a loop, whose body has no line of the user's."""
     labels = jnp.asarray(abs(normal(8, 16)) * 3, jnp.int32)
-    step = jax.value_and_grad(lambda *given: optax.ctc_loss(*given).mean())
+    step = jax.value_and_grad(lambda *args: optax.ctc_loss(*args).mean())
     return step, (normal(8, 64, 16), jnp.zeros((8, 64)), labels, jnp.zeros((8, 16)))
 
 
 def sources(share: float, make: Make, **options: Any) -> set[str]:
     """Files of what the rows of its report are about; large arrays all have a line."""
     report = within_share(share, *make(), **options).planned.report
-    values = [*report.decisions, *(one for one in report.live_at_peak if one.source != "argument")]
-    lines = [one.source for one in values if one.nbytes > 4096]
+    values = [*report.decisions, *(row for row in report.live_at_peak if row.source != "argument")]
+    lines = [value.source for value in values if value.nbytes > 4096]
     assert lines and all(lines)
-    lines += [one.source for one in (*report.slab_loops, *report.unsplit)]
+    lines += [row.source for row in (*report.slab_loops, *report.unsplit)]
     return {line.rpartition(":")[0] for line in lines}
 
 
@@ -112,7 +112,7 @@ def test_rows_name_the_users_lines(make: Make, share: float, split: Any) -> None
 
 def test_rows_of_a_step_without_a_line_of_the_users_name_the_library() -> None:
     step = jax.vmap(jax.value_and_grad(optax.losses.poly_loss_cross_entropy))
-    found = sources(0.8, lambda: (step, (normal(4096, 64), abs(normal(4096, 64, seed=1)))))
-    assert {Path(file).absolute().parent for file in found} == {
+    files = sources(0.8, lambda: (step, (normal(4096, 64), abs(normal(4096, 64, seed=1)))))
+    assert {Path(file).absolute().parent for file in files} == {
         Path(optax.__file__).absolute().parent / "losses"
     }

@@ -25,9 +25,9 @@ def read_both_ways() -> Made:
     def step(weights: Any, xs: jax.Array) -> Any:
         def loss(weights: Any) -> jax.Array:
             start = jnp.zeros(xs.shape[1:])
-            _, there = lax.scan(lambda h, x: cell(weights["there"], h, x), start, xs)
+            _, forward = lax.scan(lambda h, x: cell(weights["there"], h, x), start, xs)
             _, back = lax.scan(lambda h, x: cell(weights["back"], h, x), start, xs, reverse=True)
-            return ((there[:-1] + back[:-1] - xs[1:]) ** 2).mean()
+            return ((forward[:-1] + back[:-1] - xs[1:]) ** 2).mean()
 
         value, gradients = jax.value_and_grad(loss)(weights)
         return descended(weights, gradients), value
@@ -42,16 +42,18 @@ def read_both_ways() -> Made:
 def inverted_wave() -> Made:
     """The medium of a wave from what receivers measure at all times; carries two fields and a counter."""
 
-    def step(speed: jax.Array, seen: jax.Array) -> Any:
+    def step(speed: jax.Array, records: jax.Array) -> Any:
         def loss(speed: jax.Array) -> jax.Array:
             def trip(carry: Any, measured: jax.Array) -> Any:
-                before, now, count = carry
-                bend = sum(jnp.roll(now, by, axis) for axis in (0, 1) for by in (-1, 1)) - 4 * now
-                after = (2 * now - before + speed**2 * bend).at[8, 8].add(jnp.sin(count / 4))
-                return (now, after, count + 1), ((after[:, 3] - measured) ** 2).sum()
+                before, field, count = carry
+                bend = (
+                    sum(jnp.roll(field, by, axis) for axis in (0, 1) for by in (-1, 1)) - 4 * field
+                )
+                after = (2 * field - before + speed**2 * bend).at[8, 8].add(jnp.sin(count / 4))
+                return (field, after, count + 1), ((after[:, 3] - measured) ** 2).sum()
 
             still = jnp.zeros((ROWS, WIDTH))
-            return lax.scan(trip, (still, still, 0), seen)[1].sum()
+            return lax.scan(trip, (still, still, 0), records)[1].sum()
 
         value, gradient = jax.value_and_grad(loss)(speed)
         return speed - 1e-3 * gradient, value
@@ -92,8 +94,8 @@ def noisy_paths() -> Made:
         def loss(weights: Any) -> jax.Array:
             def trip(carry: Any, time: jax.Array) -> Any:
                 x, key = carry
-                key, now = jax.random.split(key)
-                noise = jax.random.uniform(now, x.shape) - 0.5
+                key, subkey = jax.random.split(key)
+                noise = jax.random.uniform(subkey, x.shape) - 0.5
                 moved = x + 0.1 * jnp.tanh(x @ weights + time) + 0.1 * noise
                 return (lax.cond((x**2).mean() < 4, lambda: moved, lambda: x), key), x.mean()
 

@@ -66,19 +66,24 @@ def attention_in_blocks(scale: int) -> Made:
 
     def forward(query: jax.Array, key: jax.Array) -> Any:
         def block(carry: Any, key: jax.Array) -> Any:
-            most, total, mixed = carry
+            maximum, total, mixed = carry
             scores = query @ key.T
-            now = jnp.maximum(most, scores.max(1))
-            powers, before = jnp.exp(scores - now[:, None]), jnp.exp(most - now)
+            new_maximum = jnp.maximum(maximum, scores.max(1))
+            powers, before = jnp.exp(scores - new_maximum[:, None]), jnp.exp(maximum - new_maximum)
             return (
-                now,
+                new_maximum,
                 total * before + powers.sum(1),
                 mixed * before[:, None] + powers @ key,
             ), None
 
         start = jnp.full(len(query), -1e9), jnp.zeros(len(query)), jnp.zeros_like(query)
-        most, total, mixed = lax.scan(block, start, key.reshape(-1, 256, WIDTH))[0]
-        return mixed / total[:, None], (query, key, mixed / total[:, None], most + jnp.log(total))
+        maximum, total, mixed = lax.scan(block, start, key.reshape(-1, 256, WIDTH))[0]
+        return mixed / total[:, None], (
+            query,
+            key,
+            mixed / total[:, None],
+            maximum + jnp.log(total),
+        )
 
     def backward(kept: Any, cotangent: jax.Array) -> Any:
         query, key, mixed, norm = kept
@@ -124,8 +129,8 @@ def ragged_sequences(scale: int) -> Made:
     def loss(weights: Any, xs: jax.Array, length: jax.Array) -> jax.Array:
         for weight in weights:
 
-            def trip(h: jax.Array, given: Any, weight: Any = weight) -> Any:
-                x, at = given
+            def trip(h: jax.Array, inputs: Any, weight: Any = weight) -> Any:
+                x, at = inputs
                 h = jnp.where((at < length)[:, None], jnp.tanh(x @ weight[0] + h @ weight[1]), h)
                 return h, h
 

@@ -40,7 +40,7 @@ def split_for_layers(key: jax.Array) -> Made:
 
     def loss(weights: Any, x: jax.Array, key: jax.Array) -> jax.Array:
         keys = jax.random.split(key, len(weights))
-        layer = lambda y, given: (dropped(given[1], jnp.tanh(y @ given[0])), None)  # noqa: E731
+        layer = lambda y, inputs: (dropped(inputs[1], jnp.tanh(y @ inputs[0])), None)  # noqa: E731
         return (lax.scan(layer, x, (jnp.stack(weights), keys))[0] ** 2).mean()
 
     return trained(loss), (layers(3, WIDTH), normal(ROWS, WIDTH, seed=9), key)
@@ -55,8 +55,8 @@ def folded_in_steps(key: jax.Array) -> Made:
         return (x**2).mean()
 
     def step(weights: Any, x: jax.Array, key: jax.Array) -> Any:
-        one = lambda trip, carry: trained(loss)(carry[0], x, jax.random.fold_in(key, trip))  # noqa: E731
-        return lax.fori_loop(0, 3, one, (weights, jnp.float32(0)))
+        body = lambda trip, carry: trained(loss)(carry[0], x, jax.random.fold_in(key, trip))  # noqa: E731
+        return lax.fori_loop(0, 3, body, (weights, jnp.float32(0)))
 
     return step, (layers(3, WIDTH), normal(ROWS, WIDTH, seed=9), key)
 
@@ -85,14 +85,14 @@ def drawn_in_branches(key: jax.Array) -> Made:
     """Each branch draws from another distribution; which one says another draw."""
 
     def loss(weights: Any, x: jax.Array, key: jax.Array) -> jax.Array:
-        for weight, now in zip(weights, jax.random.split(key, len(weights)), strict=True):
-            soft = lambda x, now: x + 0.1 * jax.random.gumbel(now, x.shape)  # noqa: E731
+        for weight, subkey in zip(weights, jax.random.split(key, len(weights)), strict=True):
+            soft = lambda x, subkey: x + 0.1 * jax.random.gumbel(subkey, x.shape)  # noqa: E731
             x = lax.cond(
-                jax.random.uniform(now) < 0.5,
-                lambda x, now: dropped(now, x),
+                jax.random.uniform(subkey) < 0.5,
+                lambda x, subkey: dropped(subkey, x),
                 soft,
                 jnp.tanh(x @ weight),
-                now,
+                subkey,
             )
         return (x**2).mean()
 

@@ -35,7 +35,7 @@ def trained(loss: Callable[..., jax.Array], kernels: Any, x: jax.Array) -> Made:
 
 def gradient_norm(score: Callable[[jax.Array], jax.Array], x: jax.Array) -> jax.Array:
     """Of every sample by itself."""
-    slopes = jax.vmap(jax.grad(lambda one: score(one[None]).sum()))(x)
+    slopes = jax.vmap(jax.grad(lambda sample: score(sample[None]).sum()))(x)
     return jnp.sqrt((slopes**2).reshape(len(x), -1).sum(1) + 1e-6)
 
 
@@ -73,13 +73,13 @@ def clipped_by_sample() -> Made:
     """Gradients of each sample, clipped and summed, of grouped convolutions: `vmap` makes more groups of them."""
 
     def step(kernels: Any, x: jax.Array) -> Any:
-        def loss(kernels: Any, one: jax.Array) -> jax.Array:
-            y = jax.nn.gelu(conv(one[None], kernels[0], feature_group_count=4))
+        def loss(kernels: Any, sample: jax.Array) -> jax.Array:
+            y = jax.nn.gelu(conv(sample[None], kernels[0], feature_group_count=4))
             return (conv(y, kernels[1], 2) ** 2).mean()
 
         gradients = jax.vmap(jax.grad(loss), (None, 0))(kernels, x)
-        norms = jnp.sqrt(sum((one.reshape(len(x), -1) ** 2).sum(1) for one in gradients))
-        summed = [jnp.tensordot(jnp.minimum(1, 0.1 / norms), one, 1) for one in gradients]
+        norms = jnp.sqrt(sum((gradient.reshape(len(x), -1) ** 2).sum(1) for gradient in gradients))
+        summed = [jnp.tensordot(jnp.minimum(1, 0.1 / norms), gradient, 1) for gradient in gradients]
         return descended(kernels, summed), norms
 
     return step, (
@@ -152,8 +152,8 @@ def process() -> Iterator[ProcessPoolExecutor]:
 @pytest.mark.parametrize(
     "make",
     [
-        pytest.param(one, marks=pytest.mark.slow) if one in ABOVE_TEN_SECONDS else one
-        for one in SHARES
+        pytest.param(maker, marks=pytest.mark.slow) if maker in ABOVE_TEN_SECONDS else maker
+        for maker in SHARES
     ],
 )
 def test_xla_compiles_what_slabs_write(

@@ -44,11 +44,13 @@ def within_share(
     Args:
       closed_over: bytes of constants, which XLA:CPU does not count.
     """
-    given = {name: option for name, option in options.items() if name != "split"}
-    plain = jax.jit(step, compiler_options=QUICK, **given).lower(*args).compile()
-    told = plain.memory_analysis()
-    resident = told.argument_size_in_bytes + told.output_size_in_bytes - told.alias_size_in_bytes
-    budget = int(share * (closed_over + resident + told.temp_size_in_bytes))
+    jit_options = {name: option for name, option in options.items() if name != "split"}
+    plain = jax.jit(step, compiler_options=QUICK, **jit_options).lower(*args).compile()
+    memory = plain.memory_analysis()
+    resident = (
+        memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+    )
+    budget = int(share * (closed_over + resident + memory.temp_size_in_bytes))
     planned = memplan.jit(step, budget=budget, compiler_options=QUICK, **options).plan(*args)
     report = planned.report
     assert report.status == "fits" and report.compiled_peak_bytes is not None
@@ -58,20 +60,23 @@ def within_share(
     return run
 
 
-def assert_same(found: Any, expected: Any, run: Run) -> None:
+def assert_same(actual: Any, expected: Any, run: Run) -> None:
     """To the bit where kernels alone were planned; other kernels round otherwise."""
-    assert jax.tree.structure(found) == jax.tree.structure(expected)
-    for one, other in zip(
-        map(raw, jax.tree.leaves(found)), map(raw, jax.tree.leaves(expected)), strict=True
+    assert jax.tree.structure(actual) == jax.tree.structure(expected)
+    for leaf, expected_leaf in zip(
+        map(raw, jax.tree.leaves(actual)), map(raw, jax.tree.leaves(expected)), strict=True
     ):
-        assert (one.dtype, one.shape) == (other.dtype, other.shape)
-        if run.changed_kernels and one.dtype.kind == "f":
-            tolerance = 1e3 * float(jnp.finfo(one.dtype).eps)
+        assert (leaf.dtype, leaf.shape) == (expected_leaf.dtype, expected_leaf.shape)
+        if run.changed_kernels and leaf.dtype.kind == "f":
+            tolerance = 1e3 * float(jnp.finfo(leaf.dtype).eps)
             np.testing.assert_allclose(
-                one, other, rtol=tolerance, atol=tolerance * np.abs(other).max(initial=0)
+                leaf,
+                expected_leaf,
+                rtol=tolerance,
+                atol=tolerance * np.abs(expected_leaf).max(initial=0),
             )
         else:
-            assert one.tobytes() == other.tobytes()
+            assert leaf.tobytes() == expected_leaf.tobytes()
 
 
 def raw(leaf: Any) -> np.ndarray:

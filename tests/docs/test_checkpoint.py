@@ -18,17 +18,17 @@ def losses(folder: Path, killed_at: int | None = None) -> dict[int, str]:
     process = subprocess.Popen(
         [sys.executable, str(EXAMPLE)], env=environment, stdout=subprocess.PIPE, text=True
     )
-    found = {}
+    losses_by_step = {}
     assert process.stdout is not None
     with process.stdout:
         for line in process.stdout:
             if line.startswith("step"):
                 _, number, loss = line.split()
-                found[int(number)] = loss
+                losses_by_step[int(number)] = loss
                 if int(number) == killed_at:
                     process.kill()
     assert process.wait() == (0 if killed_at is None else -9)
-    return found
+    return losses_by_step
 
 
 @pytest.mark.slow

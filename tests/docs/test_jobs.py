@@ -28,7 +28,7 @@ def by_jobset(rank: int, port: int) -> Mapping[str, str]:
     """What the file sets, as the first pod is here and listens on another port."""
     (job,) = jobset()["spec"]["replicatedJobs"]
     (container,) = job["template"]["spec"]["template"]["spec"]["containers"]
-    named = {one["name"]: one.get("value", str(rank)) for one in container["env"]}
+    named = {variable["name"]: variable.get("value", str(rank)) for variable in container["env"]}
     return named | {"MEMPLAN_COORDINATOR": f"127.0.0.1:{port}"}
 
 
@@ -64,7 +64,7 @@ def run(folder: Path, started: Started, killed_after: int | None = None) -> list
     killed = script if killed_after is None else ["-c", KILLED, *script, str(killed_after)]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    given = {"CHECKPOINTS": str(folder), "BUDGET": "600KiB", "STEPS": str(STEPS)}
+    settings = {"CHECKPOINTS": str(folder), "BUDGET": "600KiB", "STEPS": str(STEPS)}
     surroundings = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -74,13 +74,13 @@ def run(folder: Path, started: Started, killed_after: int | None = None) -> list
     first, second = (
         subprocess.Popen(
             [sys.executable, *command],
-            env={**surroundings, **started(rank, port), **given},
+            env={**surroundings, **started(rank, port), **settings},
             stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
             text=True,
         )
         for rank, command in enumerate((script, killed))
     )
-    found, output = [], ""
+    losses, output = [], ""
     try:
         assert first.stdout is not None
         with first.stdout:
@@ -88,13 +88,13 @@ def run(folder: Path, started: Started, killed_after: int | None = None) -> list
                 output += line
                 if line.startswith("step"):
                     _, number, *_, loss = line.split()
-                    found.append((int(number), loss))
+                    losses.append((int(number), loss))
         codes = first.wait(), second.wait()
     finally:
         first.kill(), second.kill()
     assert f"rank 0 of {PROCESSES}" in output and "planner kernels" in output, output
     assert codes == (0, 0) if killed_after is None else codes[0] != 0 and codes[1] == -9, output
-    return found
+    return losses
 
 
 @pytest.mark.slow
@@ -147,10 +147,10 @@ def test_slurms_script_starts_what_failed_again(
 
 def test_slurm_gives_each_process_one_gpu() -> None:
     """As jax takes one for each process under Slurm."""
-    asked = dict(
+    options = dict(
         re.findall(r"^#SBATCH --([\w-]+)=(.+)$", (JOBS / "slurm.sh").read_text(), re.MULTILINE)
     )
-    assert asked["ntasks-per-node"] == asked["gpus-per-node"]
+    assert options["ntasks-per-node"] == options["gpus-per-node"]
 
 
 def test_the_jobset_names_its_first_pod_and_all_ranks() -> None:
@@ -158,12 +158,12 @@ def test_the_jobset_names_its_first_pod_and_all_ranks() -> None:
     (job,) = spec["replicatedJobs"]
     pods = job["template"]["spec"]
     (container,) = pods["template"]["spec"]["containers"]
-    named = {one["name"]: one.get("value") for one in container["env"]}
+    named = {variable["name"]: variable.get("value") for variable in container["env"]}
     host, _, port = named["MEMPLAN_COORDINATOR"].partition(":")
     assert (
         host == f"{jobset()['metadata']['name']}-{job['name']}-0-0.{spec['network']['subdomain']}"
     )
-    assert int(port) in [one["containerPort"] for one in container["ports"]]
+    assert int(port) in [container_port["containerPort"] for container_port in container["ports"]]
     assert pods["completionMode"] == "Indexed" and named["MEMPLAN_PROCESS"] is None
     assert (
         int(named["MEMPLAN_PROCESSES"] or 0)

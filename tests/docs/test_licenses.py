@@ -20,7 +20,7 @@ TABLE = {
 def declared() -> dict[str, list[str]]:
     """Packages, and what needs them."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found: dict[str, list[str]] = {}
+    dependents: dict[str, list[str]] = {}
     for extra, requirements in {
         "": project["dependencies"],
         **project["optional-dependencies"],
@@ -28,8 +28,8 @@ def declared() -> dict[str, list[str]]:
         for requirement in requirements:
             if not requirement.startswith("memplan["):
                 name = re.split(r"[^\w.-]", requirement)[0]
-                found.setdefault(name, []).append(f"`{extra}`" if extra else "memplan")
-    return found
+                dependents.setdefault(name, []).append(f"`{extra}`" if extra else "memplan")
+    return dependents
 
 
 def test_all_dependencies_are_listed_in_order() -> None:

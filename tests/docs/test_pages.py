@@ -69,14 +69,14 @@ def test_a_page_ends_with_the_day_and_the_versions_of_its_build(
 ) -> None:
     monkeypatch.setattr(os, "environ", dict(os.environ))  # which the configuration changes
     stamp = runpy.run_path(str(ROOT / "docs" / "conf.py"))["stamp"]
-    for text, told in (
+    for text, wording in (
         ("# A\n```{code-cell} python\n1\n```\n", "code of this page ran"),
         ("# B\n", "page was built"),
     ):
         source = [text]
         stamp(None, "page", source)
         last = source[0].removeprefix(text).split()
-        assert told in " ".join(last) and re.search(
+        assert wording in " ".join(last) and re.search(
             r"on \d{4}-\d{2}-\d{2}, with memplan", " ".join(last)
         )
         assert f"{importlib.metadata.version('jaxlib')}" in last

@@ -82,10 +82,10 @@ def module_facts(case: Case) -> Mapping[str, Any]:
 
 def shaping_facts(case: Case) -> Mapping[str, Any]:
     """Digests of the shaped module, by the type in which sums travel between hosts."""
-    shaped = {str(way): shape_module(case, way) for way in BETWEEN_HOSTS}
+    shaped = {str(dtype): shape_module(case, dtype) for dtype in BETWEEN_HOSTS}
     return {
-        way: None if proto is None else nameless_digest_of(compat.module_text(proto))
-        for way, proto in shaped.items()
+        dtype: None if proto is None else nameless_digest_of(compat.module_text(proto))
+        for dtype, proto in shaped.items()
     }
 
 
@@ -120,19 +120,19 @@ def _problem(problem: Problem) -> Any:
         ],
         "kernels": [
             [
-                one.name,
-                named(one.reads),
-                named(one.writes),
-                aliases(one.may_alias),
-                aliases(one.may_alias_elements),
-                nine_digits(one.seconds),
-                kernel(one.block),
-                one.recomputable,
-                one.trips,
-                kernel(one.started_by),
-                one.is_boundary,
+                problem_kernel.name,
+                named(problem_kernel.reads),
+                named(problem_kernel.writes),
+                aliases(problem_kernel.may_alias),
+                aliases(problem_kernel.may_alias_elements),
+                nine_digits(problem_kernel.seconds),
+                kernel(problem_kernel.block),
+                problem_kernel.recomputable,
+                problem_kernel.trips,
+                kernel(problem_kernel.started_by),
+                problem_kernel.is_boundary,
             ]
-            for one in kernels
+            for problem_kernel in kernels
         ],
         "outputs": named(problem.outputs),
         "donated": sorted(named(problem.donated)),

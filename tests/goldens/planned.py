@@ -147,8 +147,8 @@ def scheduled_module(case: Case) -> ScheduledModule:
 def _shaping(case: Case, between_hosts: str | None) -> Shaping:
     machine = case.machine
     assert machine is not None
-    asked = frozenset(case.asked_sizes)
-    return Shaping(machine, case.hardware.backend, between_hosts, asked)
+    sizes = frozenset(case.asked_sizes)
+    return Shaping(machine, case.hardware.backend, between_hosts, sizes)
 
 
 def _alone(fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:

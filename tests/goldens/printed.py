@@ -77,8 +77,8 @@ class Print:
 
         def digest(match: re.Match[str]) -> str:
             called = match[0].removeprefix("%")
-            known = match[0].startswith("%") and called in self.computations
-            return self._digest(called, by_names) if known else match[0]
+            is_computation = match[0].startswith("%") and called in self.computations
+            return self._digest(called, by_names) if is_computation else match[0]
 
         operands = ", ".join(map(named, line.operands))
         before = " ".join(sorted(map(named, line.before)))
@@ -107,7 +107,9 @@ class Print:
             waiting = [start]
             while waiting:
                 line = lines[waiting[-1]]
-                missing = [one for one in (*line.operands, *line.before) if one not in numbers]
+                missing = [
+                    operand for operand in (*line.operands, *line.before) if operand not in numbers
+                ]
                 if missing:
                     waiting.append(missing[0])
                 else:
@@ -118,11 +120,11 @@ class Print:
 
 def read_print(text: str) -> Print:
     """The print of a module."""
-    head, *rest = text.split("\n")
+    head, *lines = text.split("\n")
     computations: dict[str, list[Line]] = {}
     entry = ""
     current: list[Line] | None = None
-    for line in rest:
+    for line in lines:
         if current is None:
             if header := _HEADER.match(line):
                 current = computations[header["name"]] = []
@@ -157,18 +159,18 @@ def _read_line(line: str) -> Line:
     )
 
 
-def _closed(rest: str) -> tuple[str, str]:
+def _closed(text: str) -> tuple[str, str]:
     """What stands before the parenthesis that closes, and what stands after it."""
     depth = 1
     quoted = False
-    for at, sign in enumerate(rest):
-        if sign == '"' and rest[at - 1 : at] != "\\":
+    for at, sign in enumerate(text):
+        if sign == '"' and text[at - 1 : at] != "\\":
             quoted = not quoted
         elif not quoted:
             depth += (sign == "(") - (sign == ")")
             if not depth:
-                return rest[:at], rest[at + 1 :]
-    raise AssertionError(f"never closed: {rest:.200}")
+                return text[:at], text[at + 1 :]
+    raise AssertionError(f"never closed: {text:.200}")
 
 
 def digest_of(text: str) -> str:

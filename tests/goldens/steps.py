@@ -145,8 +145,8 @@ def attention(x: jax.Array, weights: Any) -> jax.Array:
     rows, length, width = x.shape
     q, k, v = jnp.moveaxis((x @ weights["qkv"]).reshape(rows, length, 3, 2, -1), 2, 0)
     scores = jnp.einsum("rqhd,rkhd->rhqk", q, k) / width**0.5
-    seen = jnp.tril(jnp.ones((length, length), bool))
-    shares = jax.nn.softmax(jnp.where(seen, scores, jnp.finfo(scores.dtype).min))
+    mask = jnp.tril(jnp.ones((length, length), bool))
+    shares = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min))
     return jnp.einsum("rhqk,rkhd->rqhd", shares, v).reshape(x.shape) @ weights["out"]
 
 
@@ -179,12 +179,12 @@ def decoder_dropout(weights: list[Any], x: jax.Array, key: jax.Array) -> jax.Arr
 
 
 def branching(weights: list[jax.Array], x: jax.Array, choice: jax.Array) -> jax.Array:
-    first, *others = weights
+    first, *tail = weights
     x = jax.lax.cond(choice > 1, lambda x: jnp.sin(x) @ first, lambda x: x @ first.T, x)
-    for weight in others:
+    for weight in tail:
         x = jnp.tanh(x @ weight)
-    ways = [jnp.sin, jnp.tanh, lambda x: jnp.sin(x) * jnp.cos(x)]
-    return (jax.lax.switch(choice, ways, x) ** 2).mean()
+    branches = [jnp.sin, jnp.tanh, lambda x: jnp.sin(x) * jnp.cos(x)]
+    return (jax.lax.switch(choice, branches, x) ** 2).mean()
 
 
 def looping(weights: list[jax.Array], x: jax.Array) -> jax.Array:

@@ -95,8 +95,8 @@ def report(name: str, share: float) -> str:
         unplanned = memplan.jit(step.function, **step.options).plan(*step.arguments)
         budget = int(share * (unplanned.report.compiled_peak_bytes or 0))
         planned = memplan.jit(step.function, budget=budget, split=False, **step.options)
-        found = json.loads(planned.plan(*step.arguments).report.to_json())
-    return json.dumps(_lasting(found), indent=1) + "\n"
+        document = json.loads(planned.plan(*step.arguments).report.to_json())
+    return json.dumps(_lasting(document), indent=1) + "\n"
 
 
 def _lasting(value: Any) -> Any:

@@ -24,7 +24,7 @@ def watched(record_property: Callable[[str, Any], None]) -> Callable[..., stand_
     def run(program: Callable[..., Any], *args: Any, **options: Any) -> stand_in.Ran:
         ran = stand_in.run(program, *args, **options)
         ops = operations(ran.log)
-        found = list(races(ops))
+        conflicts = list(races(ops))
         words = Counter(line[2] for line in ran.lines())
         schedules = Counter(line[3] for line in ran.lines() if line[2] == "SCHEDULE")
         schedules = schedules or Counter({options.get("schedule", "eager"): ran.value["programs"]})
@@ -32,10 +32,10 @@ def watched(record_property: Callable[[str, Any], None]) -> Callable[..., stand_
             "processes": 1, **{name: ran.value[name] for name in ("programs", "arrays", "equal")},
             **{f"{name} runs": schedules[name] for name in ("eager", "late", "random")},
             "kernels": words["KERNEL"], "library calls": words["LIBCALL"], "graphs": words["GRAPH"],
-            "copies": words["COPY"], "operations": len(ops), "races": len(found),
+            "copies": words["COPY"], "operations": len(ops), "races": len(conflicts),
         }  # fmt: skip
         record_property(_RUN, [options.get("card", "v100"), counts])
-        assert not found, "\n".join(map(str, found[:5]))
+        assert not conflicts, "\n".join(map(str, conflicts[:5]))
         return ran
 
     return run
@@ -54,5 +54,5 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         return
     terminalreporter.section("XLA's GPU runtime on a stand-in driver")
     for card, counts in [*sorted(sums.items()), ("all", sum(sums.values(), Counter()))]:
-        told = ", ".join(f"{counts[name]} {name}" for name in next(iter(sums.values())))
-        terminalreporter.write_line(f"{card}: {told}")
+        summary = ", ".join(f"{counts[name]} {name}" for name in next(iter(sums.values())))
+        terminalreporter.write_line(f"{card}: {summary}")

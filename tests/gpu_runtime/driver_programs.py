@@ -26,9 +26,9 @@ def pinned_block(size: int) -> c_void_p:
 
 
 def stream() -> c_void_p:
-    made = c_void_p()
-    assert cuda().cuStreamCreate(byref(made), NON_BLOCKING) == 0
-    return made
+    handle = c_void_p()
+    assert cuda().cuStreamCreate(byref(handle), NON_BLOCKING) == 0
+    return handle
 
 
 def words_at(address: c_uint64, count: int) -> list[int]:
@@ -79,20 +79,20 @@ def independent_work(rounds: int) -> None:
 
 def ordered_by_events(rounds: int) -> list[int]:
     """A word goes up and down between two streams, each time one more: right only if every wait is kept."""
-    there, back = stream(), stream()
+    producer, back = stream(), stream()
     device, pinned, event = device_block(4096), pinned_block(4096), c_void_p()
     cuda().cuEventCreate(byref(event), 0)
-    found = []
+    words = []
     for i in range(rounds):
-        cuda().cuMemsetD32Async(device, i, c_size_t(1024), there)
-        cuda().cuEventRecord(event, there)
+        cuda().cuMemsetD32Async(device, i, c_size_t(1024), producer)
+        cuda().cuEventRecord(event, producer)
         cuda().cuStreamWaitEvent(back, event, 0)
         cuda().cuMemcpyDtoHAsync_v2(pinned, device, c_size_t(4096), back)
         cuda().cuEventRecord(event, back)
-        cuda().cuStreamWaitEvent(there, event, 0)
+        cuda().cuStreamWaitEvent(producer, event, 0)
         cuda().cuStreamSynchronize(back)
-        found.append(ctypes.c_uint32.from_address(pinned.value or 0).value)
-    return found
+        words.append(ctypes.c_uint32.from_address(pinned.value or 0).value)
+    return words
 
 
 # An instruction of the tensor cores, which nobody interprets.
@@ -266,11 +266,11 @@ def launch_graph() -> list[int]:
             == 0
         )
     assert cuda().cuGraphInstantiateWithFlags(byref(executable), graph, c_uint64(0)) == 0
-    found = []
+    words = []
     for _ in range(2):
         cuda().cuMemsetD32Async(block, 0, c_size_t(1024), None)
         cuda().cuGraphLaunch(executable, None)
-        found += words_at(block, 1)
+        words += words_at(block, 1)
     cuda().cuGraphExecDestroy(executable)
     cuda().cuGraphDestroy(graph)
-    return found
+    return words

@@ -39,11 +39,11 @@ def offload() -> list[list[float]]:
     rng = np.random.default_rng(0)
     weights = [jnp.asarray(rng.standard_normal((64, 64)), jnp.float32) / 8 for _ in range(4)]
     x = jnp.asarray(rng.standard_normal((64, 64)), jnp.float32)
-    found = []
+    history = []
     for _ in range(2):
         weights, value = step(weights, x)
-        found.append([float(value), *(float(np.asarray(w, np.float64).sum()) for w in weights)])
-    return found
+        history.append([float(value), *(float(np.asarray(w, np.float64).sum()) for w in weights)])
+    return history
 
 
 def unwritten_library() -> str:

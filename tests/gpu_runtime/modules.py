@@ -18,11 +18,11 @@ _DONE = re.compile(r"  %(\S+) = (.*) copy-done\(%(\S+)\)")
 def mutants(text: str) -> Iterator[tuple[str, str]]:
     """(what is wrong, the module): every way for each parameter that something reads after its new value left."""
     lines = text.splitlines()
-    dones = {found[3]: (found[1], found[2]) for line in lines if (found := _DONE.match(line))}
+    dones = {match[3]: (match[1], match[2]) for line in lines if (match := _DONE.match(line))}
     fetches = {
-        dones[found[1]][0]: (found[2], found[3]) for line in lines if (found := _FETCH.match(line))
+        dones[match[1]][0]: (match[2], match[3]) for line in lines if (match := _FETCH.match(line))
     }
-    backs = {found[2]: at for at, line in enumerate(lines) if (found := _BACK.match(line))}
+    backs = {match[2]: at for at, line in enumerate(lines) if (match := _BACK.match(line))}
     for fetched, (pair, parameter) in fetches.items():
         readers = [at for at, line in enumerate(lines) if _reads(line, fetched)]
         update = next((at for at in readers if _name(lines[at]) in backs), None)
@@ -51,17 +51,18 @@ def mutants(text: str) -> Iterator[tuple[str, str]]:
             f"the write-back of {parameter} begins before the update",
             _text([*lines[:back], old, *lines[back + 1 :]]),
         )
-        other = next(name for _, name in fetches.values() if name != parameter)
+        substitute = next(name for _, name in fetches.values() if name != parameter)
         wrong = [
-            line.replace(f"copy-start(%{parameter})", f"copy-start(%{other})") for line in lines
+            line.replace(f"copy-start(%{parameter})", f"copy-start(%{substitute})")
+            for line in lines
         ]
-        yield f"{other} is fetched in place of {parameter}", _text(wrong)
+        yield f"{substitute} is fetched in place of {parameter}", _text(wrong)
 
 
 def _on_stream(number: int, copy: str) -> str:
     """XLA of jax 0.11 deals copies that name no stream to several in turn: two may be ordered by chance."""
     attribute = f'frontend_attributes={{_xla_stream_annotation="{number}"}}'
-    return re.sub(r"copy-start\(\S+\)", lambda found: f"{found[0]}, {attribute}", copy)
+    return re.sub(r"copy-start\(\S+\)", lambda match: f"{match[0]}, {attribute}", copy)
 
 
 def _reads(line: str, name: str) -> bool:

@@ -28,10 +28,12 @@ def mutants(ops: Sequence[Op]) -> Iterator[tuple[str, Mutant]]:
         following[op.stream] = position
         if op.launch is not None:
             for node in op.after_nodes:
-                rest = tuple(one for one in op.after_nodes if one != node)
+                predecessors = tuple(
+                    predecessor for predecessor in op.after_nodes if predecessor != node
+                )
                 yield (
                     "a dependency in a graph is dropped",
-                    _with(ops, position, replace(op, after_nodes=rest or (0,))),
+                    _with(ops, position, replace(op, after_nodes=predecessors or (0,))),
                 )
         elif op.kind is Kind.WORK and op.accesses:
             yield (
@@ -53,9 +55,9 @@ def _with(ops: Sequence[Op], position: int, op: Op) -> Mutant:
     return [*ops[:position], op, *ops[position + 1 :]]
 
 
-def _exchanged(ops: Sequence[Op], one: int, other: int) -> Mutant:
+def _exchanged(ops: Sequence[Op], first: int, second: int) -> Mutant:
     """Two operations of one stream in the other order; whoever has seen the end of the second has seen both's."""
     mutant = list(ops)
-    mutant[one] = replace(ops[other], number=ops[one].number)
-    mutant[other] = replace(ops[one], number=ops[other].number)
+    mutant[first] = replace(ops[second], number=ops[first].number)
+    mutant[second] = replace(ops[first], number=ops[second].number)
     return mutant

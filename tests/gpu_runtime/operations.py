@@ -78,9 +78,9 @@ def _operations(
     home = launch = 0  # of the latest graph
     host_functions: dict[int, int] = {}  # number -> stream
     after_nodes: tuple[int, ...] = ()  # of its next node
-    for line, thread, what, *words in lines:
+    for line, thread, event, *words in lines:
         op = partial(Op, int(line), int(thread))
-        match what, words:
+        match event, words:
             case "ORDER", [_, _, numbers]:
                 after = _numbers(numbers)
             case "GRAPH", [graph, number, stream, _]:
@@ -89,13 +89,13 @@ def _operations(
                 yield op(Kind.WORK, home, launch, f"{graph} begins", after=after, launch=launch)
                 after = ()
             case "NODE", [_, _, _, _, numbers]:
-                after_nodes = tuple(nodes[one] for one in _numbers(numbers))
+                after_nodes = tuple(nodes[operation] for operation in _numbers(numbers))
             case "KERNEL" | "LIBCALL" | "COPY" | "SET" | "EMPTY" | "HOSTFN" | "GRAPHEND", [
                 number,
                 place,
                 *rest,
             ]:
-                name, accesses = _work(what, number, rest, touched)
+                name, accesses = _work(event, number, rest, touched)
                 if place.startswith("g"):
                     node = nodes[_number(number)] = len(nodes)
                     yield op(
@@ -104,17 +104,17 @@ def _operations(
                     )  # fmt: skip
                 else:
                     latest[_number(place)] = _number(number)
-                    if what == "HOSTFN":
+                    if event == "HOSTFN":
                         host_functions[_number(number)] = _number(place)
                     yield op(Kind.WORK, _number(place), _number(number), name, accesses, after)
                     after = ()
             case "RECORD" | "WAIT", [number, stream, mark, _]:
                 latest[_number(stream)] = _number(number)
                 yield op(
-                    Kind[what],
+                    Kind[event],
                     _number(stream),
                     _number(number),
-                    what,
+                    event,
                     (),
                     after,
                     mark=_number(mark),
@@ -133,10 +133,10 @@ def _operations(
 
 
 def _work(
-    what: str, number: str, words: Sequence[str], touched: Mapping[int, tuple[Access, ...]]
+    event: str, number: str, words: Sequence[str], touched: Mapping[int, tuple[Access, ...]]
 ) -> tuple[str, tuple[Access, ...]]:
     """Name and accesses of a line of the log."""
-    match what, words:
+    match event, words:
         case "KERNEL", [_, name, *_]:
             if _number(number) not in touched:
                 raise ValueError(
@@ -148,13 +148,13 @@ def _work(
         case "COPY", [to, source, nbytes, kinds]:
             # A pageable source was read when the call returned; who reads a pageable destination waited for the copy.
             ends = (("r", source, kinds[-2]), ("w", to, kinds[-1]))
-            found = (
-                _access(way, end[4:], nbytes[2:]) for way, end, kind in ends if kind != _PAGEABLE
+            accesses = (
+                _access(mode, end[4:], nbytes[2:]) for mode, end, kind in ends if kind != _PAGEABLE
             )
-            return f"copy of {nbytes[2:]} bytes", tuple(found)
+            return f"copy of {nbytes[2:]} bytes", tuple(accesses)
         case "SET", [to, nbytes]:
             return "memset", (_access("w", to[4:], nbytes[2:]),)
-    return what, ()
+    return event, ()
 
 
 def _number(word: str) -> int:
@@ -169,9 +169,9 @@ def _numbers(words: str) -> tuple[int, ...]:
 def _ranges(words: Sequence[str]) -> tuple[Access, ...]:
     """Of words such as `r:0x7f00+16`."""
     return tuple(
-        _access(way, *place.split("+")) for way, place in (word.split(":") for word in words)
+        _access(mode, *place.split("+")) for mode, place in (word.split(":") for word in words)
     )
 
 
-def _access(way: str, start: str, nbytes: str) -> Access:
-    return Access(way == "w", int(start, 16), int(start, 16) + int(nbytes))
+def _access(mode: str, start: str, nbytes: str) -> Access:
+    return Access(mode == "w", int(start, 16), int(start, 16) + int(nbytes))

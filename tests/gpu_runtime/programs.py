@@ -50,10 +50,10 @@ def plain_and_planned(toy: str, shares: Sequence[float], runs: Runs) -> dict[str
     rows, of_runs = zip(
         *(_run(planned, state, batch, runs) for planned in [*plans, plain]), strict=True
     )
-    results = [[*itertools.chain(*one)] for one in of_runs]
+    results = [[*itertools.chain(*outputs)] for outputs in of_runs]
     return {
         "programs": len(rows), "arrays": sum(map(len, results[:-1])),
-        "equal": sum(equal(one, results[-1]) for one in results[:-1]), "rows": rows,
+        "equal": sum(equal(leaves, results[-1]) for leaves in results[:-1]), "rows": rows,
         "finite": all(np.isfinite(leaf).all() for leaf in results[-1] if leaf.dtype.kind == "f"),
     }  # fmt: skip
 
@@ -70,15 +70,15 @@ def rewritten(toy: str, share: float, split: str | bool, runs: Runs) -> dict[str
     budget = int(share * plain.report.compiled_peak_bytes)
     options = {"budget": budget, "device": fast_link(), "split": split}
     planned = memplan.jit(step, donate_argnums=0, **options).plan(state, batch)
-    (row, found), (_, expected) = (_run(one, state, batch, runs) for one in (planned, plain))
+    (row, actual), (_, expected) = (_run(stage, state, batch, runs) for stage in (planned, plain))
     # by the number of steps, the first run's
     first, gates, arrays, same = (dict[int, list[np.ndarray]](), [], 0, 0)
-    for (_, _, steps), here, there in zip(runs, found, expected, strict=True):
+    for (_, _, steps), leaves, expected_leaves in zip(runs, actual, expected, strict=True):
         if steps in first:
-            arrays, same = arrays + len(here), same + equal(here, first[steps])
+            arrays, same = arrays + len(leaves), same + equal(leaves, first[steps])
         else:
-            first[steps] = here
-            gates.append(compare(there, _on_a_cpu(step, state, batch, steps), here))
+            first[steps] = leaves
+            gates.append(compare(expected_leaves, _on_a_cpu(step, state, batch, steps), leaves))
     report, transforms = planned.report, planned.plan.transforms
     residuals = (
         decision.residuals for decision in transforms if isinstance(decision, LoopResiduals)
@@ -106,17 +106,17 @@ def _on_a_cpu(step: Callable[..., Any], state: Any, batch: Any, steps: int) -> l
 
 def beside_a_cpu(toy: str) -> dict[str, Any]:
     """A plain step against a CPU's, by the gate; noise is what one rounding of each argument makes of the latter."""
-    step, given = TOYS[toy]()
+    step, args = TOYS[toy]()
     draw, cpu = np.random.default_rng(0), jax.devices("cpu")[0]
-    here, there = (
-        fetched(jax.jit(step)(*jax.device_put(given, jax.devices(one)[0])))
-        for one in ("cuda", "cpu")
+    gpu_leaves, cpu_leaves = (
+        fetched(jax.jit(step)(*jax.device_put(args, jax.devices(backend)[0])))
+        for backend in ("cuda", "cpu")
     )
     noise = []
     for _ in range(3):
-        off = jax.tree.map(lambda leaf: nudged(leaf, draw), given)
+        off = jax.tree.map(lambda leaf: nudged(leaf, draw), args)
         noise.append(fetched(jax.jit(step)(*jax.device_put(off, cpu))))
-    gate = compare(there, noise[0], here, *noise[1:])
+    gate = compare(cpu_leaves, noise[0], gpu_leaves, *noise[1:])
     return {
         "programs": 1, "arrays": 0, "equal": 0, "passes": gate.passes, "gate": str(gate),
         "largest": max(leaf.planned for leaf in gate.leaves),
@@ -159,13 +159,13 @@ def requests(folder: str) -> dict[str, Any]:
     plain = memplan.jit(step).plan(params, batch)
     expected = fetched(plain.compile()(params, batch))
     budget = int(0.85 * plain.report.compiled_peak_bytes)
-    found: dict[str, Any] = {"programs": 1, "arrays": 0, "equal": 0}
+    facts: dict[str, Any] = {"programs": 1, "arrays": 0, "equal": 0}
 
-    def check(way: str, results: Any) -> None:
+    def check(label: str, results: Any) -> None:
         leaves = fetched(results)
-        found[way] = equal(leaves, expected) == len(expected)
-        found["arrays"] += len(leaves)
-        found["equal"] += equal(leaves, expected)
+        facts[label] = equal(leaves, expected) == len(expected)
+        facts["arrays"] += len(leaves)
+        facts["equal"] += equal(leaves, expected)
 
     planned = memplan.jit(step, budget=budget, device=fast_link(), split=False)
     check("kept arguments", planned(params, batch))
@@ -177,19 +177,19 @@ def requests(folder: str) -> dict[str, Any]:
     followed = memplan.jit(step, budget=budget, plan=Plan.load(path), split=False)
     check("saved plan", followed(params, batch))
     donating = memplan.jit(step, budget=budget, device=fast_link(), split=False, donate_argnums=0)
-    given = jax.tree.map(jax.numpy.asarray, start)
-    check("donated arguments", donating(given, batch))
-    found["donated arguments are gone"] = all(leaf.is_deleted() for leaf in given)
-    found["wrong arguments"] = raised(lambda: planned(params, batch[:, :7]))
+    own_params = jax.tree.map(jax.numpy.asarray, start)
+    check("donated arguments", donating(own_params, batch))
+    facts["donated arguments are gone"] = all(leaf.is_deleted() for leaf in own_params)
+    facts["wrong arguments"] = raised(lambda: planned(params, batch[:, :7]))
     check("behind an exception", planned(params, batch))
-    found["does not fit"] = raised(lambda: memplan.jit(step, budget=1 * MIB)(params, batch))
+    facts["does not fit"] = raised(lambda: memplan.jit(step, budget=1 * MIB)(params, batch))
     check("behind a budget that nothing fits", planned(params, batch))
 
     results: list[Any] = [None] * 2
-    together = threading.Barrier(len(results))
+    barrier = threading.Barrier(len(results))
 
     def call(number: int) -> None:
-        together.wait()
+        barrier.wait()
         results[number] = planned(params, batch)
 
     threads = [threading.Thread(target=call, args=(number,)) for number in range(len(results))]
@@ -208,8 +208,8 @@ def requests(folder: str) -> dict[str, Any]:
     for _ in range(20):
         state, _ = jax.block_until_ready(donating(state, batch))
         in_use.append(jax.devices()[0].memory_stats()["bytes_in_use"])
-    found["leaked"] = max(in_use) - in_use[0]
-    return {**found, "programs": 4}
+    facts["leaked"] = max(in_use) - in_use[0]
+    return {**facts, "programs": 4}
 
 
 def held(share: float, folder: str) -> dict[str, Any]:
@@ -225,10 +225,10 @@ def held(share: float, folder: str) -> dict[str, Any]:
         warnings.simplefilter("error")  # a plan that is made again is told in one
         followed = memplan.jit(step, **options, plan=Plan.load(path)).plan(params, batch)
     results, kinds, pinned = [], set[str](), []
-    for one in (planned, followed, plain):
+    for stage in (planned, followed, plain):
         state = jax.block_until_ready(jax.tree.map(jax.numpy.array, params))
-        call, before = one.compile(), _pinned_nbytes()
-        state = jax.block_until_ready(one.place(state))
+        call, before = stage.compile(), _pinned_nbytes()
+        state = jax.block_until_ready(stage.place(state))
         for _ in range(3):
             state, loss = jax.block_until_ready(call(state, batch))
         pinned.append(_pinned_nbytes() - before)
@@ -236,7 +236,8 @@ def held(share: float, folder: str) -> dict[str, Any]:
         results.append(fetched((state, loss)))
     report = planned.report
     return {
-        "programs": 3, "arrays": 2 * len(results[0]), "equal": sum(equal(one, results[-1]) for one in results[:-1]),
+        "programs": 3, "arrays": 2 * len(results[0]),
+        "equal": sum(equal(leaves, results[-1]) for leaves in results[:-1]),
         "kinds": sorted(kinds), "compiled": report.compiled_peak_bytes, "budget": budget,
         "on host": report.host_peak_bytes, "pinned": report.pinned_bytes, "newly pinned": pinned[0],
     }  # fmt: skip
@@ -255,7 +256,7 @@ def too_little_memory(share: float) -> dict[str, Any]:
     junk.block_until_ready()
     failure = raised(lambda: planned(params, batch))
     junk.delete()
-    results = [fetched(one(params, batch)) for one in (plain.compile(), planned)]
+    results = [fetched(function(params, batch)) for function in (plain.compile(), planned)]
     return {"programs": 2, "arrays": len(results[0]), "equal": equal(*results), "failure": failure}
 
 
@@ -274,11 +275,12 @@ def fetched(results: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in jax.tree.leaves(results)]
 
 
-def equal(some: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:
+def equal(arrays: Sequence[np.ndarray], references: Sequence[np.ndarray]) -> int:
     """How many arrays are the same to the bit."""
-    pairs = zip(some, others, strict=True)
+    pairs = zip(arrays, references, strict=True)
     return sum(
-        one.dtype == other.dtype and one.tobytes() == other.tobytes() for one, other in pairs
+        array.dtype == reference.dtype and array.tobytes() == reference.tobytes()
+        for array, reference in pairs
     )
 
 
@@ -317,20 +319,24 @@ def mutated_modules(share: float, count: int) -> dict[str, Any]:
     # out before: the judge compares them with a module that is read from XLA's print, too.
     before, written = (read_module(text_of(module)) for module in modules)
     judge(before, written)
-    expected, *_ = [_once(one, start, batch) for one in (planned, plain)]
-    found = []
-    for way, text in itertools.islice(mutants(text_of(written)), count):
+    expected, *_ = [_once(stage, start, batch) for stage in (planned, plain)]
+    rows = []
+    for fault, text in itertools.islice(mutants(text_of(written)), count):
         mutant[:] = [read_module(text)]
         refusal = raised(lambda: judge(before, mutant[0]))
         first = _log_lines()
-        row: dict[str, Any] = {"way": way, "judge": refusal.split(":")[0], "arrays": len(expected)}
+        row: dict[str, Any] = {
+            "way": fault,
+            "judge": refusal.split(":")[0],
+            "arrays": len(expected),
+        }
         try:
-            one = memplan.jit(step, **options, verify=None).plan(params, batch)
-            row |= {"xla": "", "equal": equal(_once(one, start, batch), expected)}
+            stage = memplan.jit(step, **options, verify=None).plan(params, batch)
+            row |= {"xla": "", "equal": equal(_once(stage, start, batch), expected)}
         except Exception as error:
             row["xla"] = f"{type(error).__name__}: {error}"[:300]
-        found.append({**row, "lines": [first, _log_lines()]})
-    return {"programs": 2 + len(found), "arrays": 0, "equal": 0, "mutants": found}
+        rows.append({**row, "lines": [first, _log_lines()]})
+    return {"programs": 2 + len(rows), "arrays": 0, "equal": 0, "mutants": rows}
 
 
 def _once(planned: Any, start: Any, batch: Any) -> list[np.ndarray]:

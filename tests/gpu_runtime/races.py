@@ -39,8 +39,10 @@ class Race:
     stop: int
 
     def __str__(self) -> str:
-        one, two = (f"{op.name} (line {op.line}, s{op.stream})" for op in (self.first, self.second))
-        return f"{one} and {two}: {self.stop - self.start} bytes at {self.start:#x}"
+        first, second = (
+            f"{op.name} (line {op.line}, s{op.stream})" for op in (self.first, self.second)
+        )
+        return f"{first} and {second}: {self.stop - self.start} bytes at {self.start:#x}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +54,11 @@ class _Stamp:
     clock: Clock
     behind: int
 
-    def over_before(self, other: _Stamp) -> bool:
-        if self.op.stream == other.op.stream:
-            same_launch = self.op.launch is not None and self.op.launch == other.op.launch
-            return not same_launch or bool(other.behind >> self.op.node & 1)
-        return other.clock.get(self.op.stream, 0) >= self.tick
+    def over_before(self, stamp: _Stamp) -> bool:
+        if self.op.stream == stamp.op.stream:
+            same_launch = self.op.launch is not None and self.op.launch == stamp.op.launch
+            return not same_launch or bool(stamp.behind >> self.op.node & 1)
+        return stamp.clock.get(self.op.stream, 0) >= self.tick
 
 
 @dataclass(slots=True)
@@ -80,9 +82,13 @@ class _Memory:
         low, high = self._range(access.start, access.stop)
         cells = list(zip(self._starts[low:high], self._cells[low:high], strict=True))
         for start, cell in cells:
-            for other in (cell.write, *(cell.reads if access.write else ())):
-                if other is not None and other.op is not stamp.op and not other.over_before(stamp):
-                    yield Race(other.op, stamp.op, start, cell.stop)
+            for earlier in (cell.write, *(cell.reads if access.write else ())):
+                if (
+                    earlier is not None
+                    and earlier.op is not stamp.op
+                    and not earlier.over_before(stamp)
+                ):
+                    yield Race(earlier.op, stamp.op, start, cell.stop)
         written = [(access.start, _Cell(access.stop, stamp))]
         cells = written if access.write else list(_with_read(cells, access, stamp))
         self._starts[low:high] = [start for start, _ in cells]
@@ -112,7 +118,7 @@ def _with_read(
     for start, cell in cells:
         if reached < start:
             yield reached, _Cell(start, reads=[stamp])
-        cell.reads = [*(one for one in cell.reads if not one.over_before(stamp)), stamp]
+        cell.reads = [*(reader for reader in cell.reads if not reader.over_before(stamp)), stamp]
         yield start, cell
         reached = cell.stop
     if reached < read.stop:
@@ -145,7 +151,7 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
     """Accesses that nothing orders, in the order of the second."""
     streams = {op.stream: _Timeline() for op in ops}
     threads: dict[int, Clock] = {op.thread: {} for op in ops}
-    told: Clock = {}
+    host_clock: Clock = {}
     marks: dict[
         int, tuple[int, int]
     ] = {}  # recordings of events: stream and number of the operation
@@ -161,7 +167,7 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
             case Kind.SYNC:
                 threads[op.thread] = timeline.seen_with(threads[op.thread], op.stream, op.number)
             case Kind.TOLD:
-                told = timeline.seen_with(told, op.stream, op.number)
+                host_clock = timeline.seen_with(host_clock, op.stream, op.number)
             case Kind.SEEN:
                 stream, number = marks[op.mark]
                 threads[op.thread] = streams[stream].seen_with(threads[op.thread], stream, number)
@@ -174,7 +180,7 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
                 for access in op.accesses:
                     yield from memory.access(access, _Stamp(op, tick, timeline.clock, behind))
             case _:
-                clock = _join(_join(timeline.clock, threads[op.thread]), told)
+                clock = _join(_join(timeline.clock, threads[op.thread]), host_clock)
                 waited = [marks[op.mark]] if op.kind is Kind.WAIT else []
                 for stream, number in waited + [(homes[number], number) for number in op.after]:
                     clock = streams[stream].seen_with(clock, stream, number)
@@ -188,17 +194,17 @@ def races(ops: Sequence[Op]) -> Iterator[Race]:
                     yield from memory.access(access, _Stamp(op, tick, clock, 0))
 
 
-def _join(clock: Clock, other: Clock) -> Clock:
+def _join(clock: Clock, second_clock: Clock) -> Clock:
     """The first, itself where the other one has seen nothing more: most operations share their predecessor's."""
-    more = {stream: tick for stream, tick in other.items() if clock.get(stream, 0) < tick}
+    more = {stream: tick for stream, tick in second_clock.items() if clock.get(stream, 0) < tick}
     return {**clock, **more} if more else clock
 
 
 def main() -> int:
     """`python -m tests.gpu_runtime.races LOG`: print the races; 1 where there are some."""
-    found = list(races(operations(sys.argv[1])))
-    print(*found, f"{len(found)} races", sep="\n")
-    return bool(found)
+    conflicts = list(races(operations(sys.argv[1])))
+    print(*conflicts, f"{len(conflicts)} races", sep="\n")
+    return bool(conflicts)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,8 @@ def ancestors(ops: Sequence[Op]) -> list[int]:
     """Of every operation, bits of those that are over before it begins."""
     above: list[int] = []
     streams = defaultdict[int, list[int]](list)  # all that a stream was given
-    seen = defaultdict[int, set[int]](set)  # what a thread has seen the end of
-    told: set[int] = set()  # what all have
+    ends_by_thread = defaultdict[int, set[int]](set)  # what a thread has seen the end of
+    common_ends: set[int] = set()  # what all have
     at: dict[int, int] = {}  # numbers of operations -> positions
     recorded: dict[int, int] = {}
     nodes: dict[tuple[int | None, int], int] = {}
@@ -29,17 +29,19 @@ def ancestors(ops: Sequence[Op]) -> list[int]:
     for position, op in enumerate(ops):
         before: set[int] = set()
         if op.kind is Kind.SEEN:
-            seen[op.thread].add(recorded[op.mark])
+            ends_by_thread[op.thread].add(recorded[op.mark])
         elif op.kind in (Kind.SYNC, Kind.TOLD):
-            who = told if op.kind is Kind.TOLD else seen[op.thread]
-            who.update(one for one in streams[op.stream] if ops[one].number <= op.number)
+            who = common_ends if op.kind is Kind.TOLD else ends_by_thread[op.thread]
+            who.update(
+                candidate for candidate in streams[op.stream] if ops[candidate].number <= op.number
+            )
         elif op.after_nodes:
             before = {nodes[op.launch, node] for node in op.after_nodes}
         else:
             before = {
                 *streams[op.stream],
-                *seen[op.thread],
-                *told,
+                *ends_by_thread[op.thread],
+                *common_ends,
                 *(at[number] for number in op.after),
             }
             if op.kind is Kind.WAIT:
@@ -58,15 +60,15 @@ def racing_bytes(ops: Sequence[Op]) -> set[int]:
     above = ancestors(ops)
     return {
         byte
-        for one, other, start, stop in conflicts(ops)
-        if not above[other] >> one & 1
+        for first, second, start, stop in conflicts(ops)
+        if not above[second] >> first & 1
         for byte in range(start, stop)
     }
 
 
 def has_race(ops: Sequence[Op]) -> bool:
     above = ancestors(ops)
-    return any(not above[other] >> one & 1 for one, other, _, _ in conflicts(ops))
+    return any(not above[second] >> first & 1 for first, second, _, _ in conflicts(ops))
 
 
 def conflicts(ops: Sequence[Op]) -> list[tuple[int, int, int, int]]:
@@ -76,7 +78,7 @@ def conflicts(ops: Sequence[Op]) -> list[tuple[int, int, int, int]]:
     write = np.array([access.write for access in accesses])
     start = np.array([access.start for access in accesses])
     stop = np.array([access.stop for access in accesses])
-    found = []
+    pairs = []
     for number in range(len(accesses)):
         meets = (
             (owner > owner[number])
@@ -84,7 +86,7 @@ def conflicts(ops: Sequence[Op]) -> list[tuple[int, int, int, int]]:
             & (start < stop[number])
             & (stop > start[number])
         )
-        for other in np.flatnonzero(meets):
-            both = max(start[number], start[other]), min(stop[number], stop[other])
-            found.append((int(owner[number]), int(owner[other]), int(both[0]), int(both[1])))
-    return found
+        for partner in np.flatnonzero(meets):
+            both = max(start[number], start[partner]), min(stop[number], stop[partner])
+            pairs.append((int(owner[number]), int(owner[partner]), int(both[0]), int(both[1])))
+    return pairs

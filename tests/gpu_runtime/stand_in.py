@@ -262,8 +262,8 @@ def _make(folder: Path, site: Path, plugin: Path) -> None:
                 lambda s: _gcc([*FLAGS, "-c", str(s), "-o", str(objects / f"{s.stem}.o")]), sources
             )
         )
-    made = [str(objects / f"{s.stem}.o") for s in sources]
-    (objects / "stubs.c").write_text(_stubs(plugin, made))
+    object_files = [str(objects / f"{s.stem}.o") for s in sources]
+    (objects / "stubs.c").write_text(_stubs(plugin, object_files))
     _gcc(["-O1", "-fPIC", "-c", str(objects / "stubs.c"), "-o", str(objects / "stubs.o")])
     main = folder / "lib" / "libstand_in.so"
     _gcc(
@@ -272,7 +272,7 @@ def _make(folder: Path, site: Path, plugin: Path) -> None:
             "-Wl,-soname,libstand_in.so",
             "-o",
             str(main),
-            *made,
+            *object_files,
             str(objects / "stubs.o"),
             "-lpthread",
             "-lm",

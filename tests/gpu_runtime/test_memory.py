@@ -42,13 +42,13 @@ def kind_of(tree: Any) -> str:
     return kind
 
 
-def twenty_steps(held: int | list[int]) -> dict[str, Any]:
+def twenty_steps(host_state: int | list[int]) -> dict[str, Any]:
     width = 512  # 1 MiB a leaf
     weights = [jax.random.normal(jax.random.key(n), (width, width)) / width**0.5 for n in range(2)]
     momentum, x = jax.tree.map(jnp.zeros_like, weights), jnp.ones((4, width))
     # in its own memory, as far as the user knows
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
-    step = memplan.jit(train, donate_argnums=(0, 1), host_state=held, out_shardings=device)
+    step = memplan.jit(train, donate_argnums=(0, 1), host_state=host_state, out_shardings=device)
     planned = step.plan(weights, momentum, x)
     state = (
         planned.place(jax.tree.map(jnp.copy, weights), 0),
@@ -87,8 +87,8 @@ def test_state_goes_round_on_the_host(held: int | list[int], kinds: list[str]) -
 
 def requests(sizes: list[int], kind: str) -> list[int]:
     device = jax.local_devices()[0]
-    there = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
-    arrays = [jax.device_put(np.zeros(nbytes, np.uint8), there) for nbytes in sizes]
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind=kind)
+    arrays = [jax.device_put(np.zeros(nbytes, np.uint8), sharding) for nbytes in sizes]
     jax.block_until_ready(arrays)
     stats = device.memory_stats()
     return [stats["bytes_in_use"], stats["pool_bytes"], stats["bytes_limit"]]
@@ -106,8 +106,8 @@ def test_a_devices_pool_takes_what_the_model_says(grows: bool) -> None:
         env={"XLA_PYTHON_CLIENT_PREALLOCATE": str(not grows).lower()},
     )
     in_use, pool, limit = ran.value
-    taken = Pool(limit, grows).take(sizes)
-    assert (taken.in_use_bytes, taken.pool_bytes, taken.refused_nbytes) == (in_use, pool, None)
+    usage = Pool(limit, grows).take(sizes)
+    assert (usage.in_use_bytes, usage.pool_bytes, usage.refused_nbytes) == (in_use, pool, None)
 
 
 @pytest.mark.slow
@@ -132,33 +132,33 @@ def out_of_memory(budget: str, pinned_nbytes: int, hole_nbytes: int) -> dict[str
     batch = jnp.copy(x).block_until_ready()
     hole.delete()
     del x
-    there = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
+    sharding = jax.sharding.SingleDeviceSharding(device, memory_kind="pinned_host")
     pinned = (
-        jax.device_put(np.zeros(pinned_nbytes, np.uint8), there).block_until_ready()
+        jax.device_put(np.zeros(pinned_nbytes, np.uint8), sharding).block_until_ready()
         if pinned_nbytes
         else None
     )
     step = memplan.jit(train, donate_argnums=(0, 1), budget=budget)
     planned = step.plan(weights, momentum, batch)
     temp_bytes = planned._outcome.executable.memory.temp_bytes
-    found: dict[str, Any] = {"host_bytes": planned.report.host_peak_bytes, "temp_bytes": temp_bytes}
+    facts: dict[str, Any] = {"host_bytes": planned.report.host_peak_bytes, "temp_bytes": temp_bytes}
     try:
         jax.block_until_ready(step(weights, momentum, batch))
     except OutOfMemoryError as error:
-        found |= {"message": str(error), "needed": error.needed_bytes, "free": error.free_bytes}
-        found["cause"] = repr(
+        facts |= {"message": str(error), "needed": error.needed_bytes, "free": error.free_bytes}
+        facts["cause"] = repr(
             error.__cause__ or (not error.__suppress_context__ and error.__context__) or None
         )
     del pinned
-    return found | {"deleted": sum(leaf.is_deleted() for leaf in [*weights, *momentum])}
+    return facts | {"deleted": sum(leaf.is_deleted() for leaf in [*weights, *momentum])}
 
 
 @pytest.mark.slow
 def test_a_hole_in_the_pool_is_told_before_the_step_takes_its_arguments() -> None:
     hole = 800 * MIB
-    found = stand_in.run(out_of_memory, "60%", 0, hole, execute=False, device_mib=2500).value
-    assert found["needed"] == found["temp_bytes"] > found["free"] == hole
-    assert found["deleted"] == 0 and "not started" in found["message"] and found["cause"] == "None"
+    facts = stand_in.run(out_of_memory, "60%", 0, hole, execute=False, device_mib=2500).value
+    assert facts["needed"] == facts["temp_bytes"] > facts["free"] == hole
+    assert facts["deleted"] == 0 and "not started" in facts["message"] and facts["cause"] == "None"
 
 
 @pytest.mark.slow
@@ -167,10 +167,10 @@ def test_a_full_pinned_pool_is_told_with_the_line_that_raises_it() -> None:
     ran = stand_in.run(
         out_of_memory, "70%", 900 * MIB, 0, execute=False, device_mib=2500, env=limit
     )
-    found = ran.value
-    assert found["needed"] == found["host_bytes"] > (1024 - 900) * MIB and found["cause"] == "None"
-    assert f"{found['deleted']} of its 32 donated arguments are lost" in found["message"]
-    assert "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=2 or more" in found["message"]
+    facts = ran.value
+    assert facts["needed"] == facts["host_bytes"] > (1024 - 900) * MIB and facts["cause"] == "None"
+    assert f"{facts['deleted']} of its 32 donated arguments are lost" in facts["message"]
+    assert "export XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB=2 or more" in facts["message"]
 
 
 def several_calls() -> dict[str, Any]:
@@ -182,11 +182,11 @@ def several_calls() -> dict[str, Any]:
     first = jax.block_until_ready(step(weights, momentum, x))
     report = planned.report
     with ThreadPoolExecutor(4) as threads:
-        others = [threads.submit(step, weights, momentum, x) for _ in range(12)]
+        futures = [threads.submit(step, weights, momentum, x) for _ in range(12)]
     with pytest.raises(TypeError):
         step(weights, momentum, x[:, :-1])
-    for other in [*(one.result() for one in others), step(weights, momentum, x)]:
-        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), first, other)
+    for result in [*(future.result() for future in futures), step(weights, momentum, x)]:
+        jax.tree.map(lambda a, b: np.testing.assert_array_equal(a, b, strict=True), first, result)
     jax.device_put(
         np.zeros(16 * MIB, np.uint8)
     ).block_until_ready()  # more than the next step takes
@@ -201,6 +201,6 @@ def several_calls() -> dict[str, Any]:
 
 
 def test_the_observed_peak_is_the_steps_and_threads_may_call() -> None:
-    found = stand_in.run(several_calls).value
-    assert found["later"] is None
-    assert found["compiled"] <= found["observed"] and abs(found["observed"] - found["pool"]) < 4096
+    facts = stand_in.run(several_calls).value
+    assert facts["later"] is None
+    assert facts["compiled"] <= facts["observed"] and abs(facts["observed"] - facts["pool"]) < 4096

@@ -24,12 +24,14 @@ NEEDED = {  # the host's waits, the other ways, come and go with its threads
 def test_orders_that_a_log_loses_are_missed_where_they_are_needed(watched):
     ran = watched(programs.plain_and_planned, "mlp", [0.9], [("random", 3, 1)])
     ops = operations(ran.log)
-    everything = [(way, mutant, any(True for _ in races(mutant))) for way, mutant in mutants(ops)]
-    needed = {way for way, _, found in everything if found}
+    everything = [
+        (fault, mutant, any(True for _ in races(mutant))) for fault, mutant in mutants(ops)
+    ]
+    needed = {fault for fault, _, is_race in everything if is_race}
     assert needed >= NEEDED
     drawn = Counter[str]()
     random.Random(0).shuffle(everything)
-    for way, mutant, found in everything:
-        drawn[way] += 1
-        if drawn[way] <= OF_EACH_WAY:
-            assert found == has_race(mutant), way
+    for fault, mutant, is_race in everything:
+        drawn[fault] += 1
+        if drawn[fault] <= OF_EACH_WAY:
+            assert is_race == has_race(mutant), fault

@@ -83,5 +83,5 @@ def logs(draw: st.DrawFn) -> list[Op]:
 @settings(max_examples=300, deadline=None)
 @given(logs())
 def test_the_bytes_that_race_are_those_of_brute_force(ops: list[Op]) -> None:
-    found = {byte for race in races(ops) for byte in range(race.start, race.stop)}
-    assert found == racing_bytes(ops)
+    addresses = {byte for race in races(ops) for byte in range(race.start, race.stop)}
+    assert addresses == racing_bytes(ops)

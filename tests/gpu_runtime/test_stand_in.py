@@ -113,8 +113,8 @@ def test_matrices_of_shared_memory_are_spread_over_lanes():
     status, *words = stand_in.run(driver_programs.launch_matrices, card="h100").value
     matrix = np.arange(64, dtype=np.uint16).reshape(8, 8)
     pairs, turned = (
-        list(map(int, np.ascontiguousarray(one).view(np.uint32).ravel()))
-        for one in (matrix, matrix.T)
+        list(map(int, np.ascontiguousarray(array).view(np.uint32).ravel()))
+        for array in (matrix, matrix.T)
     )
     assert status == 0
     assert words == [word for three in zip(pairs, turned, pairs, strict=True) for word in three]
@@ -131,8 +131,8 @@ def test_functions_return_structs():
 def test_nodes_of_a_graph_wait_for_their_dependencies_alone(seed):
     ran = stand_in.run(driver_programs.launch_graph, schedule="random", seed=seed)
     assert ran.value == [12, 12]
-    begun, nodes = numbers(ran, "BEGIN", "SET"), numbers(ran, "NODE")
-    assert all(begun.index(last) > max(begun.index(first), begun.index(second))
+    starts, nodes = numbers(ran, "BEGIN", "SET"), numbers(ran, "NODE")
+    assert all(starts.index(last) > max(starts.index(first), starts.index(second))
                for first, second, last in (nodes[:3], nodes[3:]))  # fmt: skip
 
 
@@ -148,16 +148,16 @@ def test_nodes_of_a_graph_wait_for_their_dependencies_alone(seed):
     ],
 )
 def test_a_card_is_the_catalog_s_and_says_that_it_is_none(card):
-    found = stand_in.run(jax_programs.describe, card=card).value
-    assert found["platform"] == "gpu" and "Stand-in" in found["kind"]
-    assert local.closest_name(found["kind"]) == card
+    description = stand_in.run(jax_programs.describe, card=card).value
+    assert description["platform"] == "gpu" and "Stand-in" in description["kind"]
+    assert local.closest_name(description["kind"]) == card
     # XLA takes three quarters of what is free, of a card with as many bytes as the catalog says.
-    assert found["limit"] == pytest.approx(0.75 * catalog.named(card).memory_bytes, rel=0.03)
+    assert description["limit"] == pytest.approx(0.75 * catalog.named(card).memory_bytes, rel=0.03)
 
 
 def check_functions(card: str, group: str, **options) -> None:
     errors = stand_in.run(functions.compare, group, card=card, **options).value
-    assert errors and not {name: error for name, (error, most) in errors.items() if error > most}
+    assert errors and not {name: error for name, (error, limit) in errors.items() if error > limit}
 
 
 @pytest.mark.parametrize(

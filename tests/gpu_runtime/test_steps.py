@@ -32,11 +32,11 @@ def check_row(row):
 
 def check_planned(watched, toy, shares, runs, conditions=0, **options):
     """`conditions`: of loops and branches; the host reads each through a pinned page of the program's own."""
-    found = watched(programs.plain_and_planned, toy, shares, runs, **options, **PREALLOCATED).value
-    assert found["finite"]
-    assert found["equal"] == found["arrays"] > 0
-    *planned, plain = found["rows"]
-    for row in found["rows"]:
+    facts = watched(programs.plain_and_planned, toy, shares, runs, **options, **PREALLOCATED).value
+    assert facts["finite"]
+    assert facts["equal"] == facts["arrays"] > 0
+    *planned, plain = facts["rows"]
+    for row in facts["rows"]:
         check_row(row)
     assert all(row["status"] == "fits" for row in planned)
     assert any(row["copies"] for row in planned)
@@ -73,8 +73,8 @@ def test_every_model_is_the_plain_one(watched, toy):
 # batch norms over few elements: much noise
 @pytest.mark.parametrize("toy", ["googlenet", "deeplab", "resnet"])
 def test_a_step_differs_from_a_cpu_s_as_noise_does(watched, toy):
-    found = watched(programs.beside_a_cpu, toy).value
-    assert found["passes"], found
+    facts = watched(programs.beside_a_cpu, toy).value
+    assert facts["passes"], facts
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ AROUND_A_WORKSPACE = ("decoder-scan", 0.82, False, "loops on the host")
 )
 def test_slabs_and_loops_pass_the_gate(watched, card, case):
     toy, share, split, where = case
-    found = watched(
+    facts = watched(
         programs.rewritten,
         toy,
         share,
@@ -115,42 +115,42 @@ def test_slabs_and_loops_pass_the_gate(watched, card, case):
         card=card,
         **PREALLOCATED,
     ).value
-    assert found["passes"], found["gate"]
-    assert found["equal"] == found["arrays"], found  # whatever the schedule
-    assert found[where] > 0 and found["copies"] + found["kernels"] > 0, found
-    check_row(found["row"])
+    assert facts["passes"], facts["gate"]
+    assert facts["equal"] == facts["arrays"], facts  # whatever the schedule
+    assert facts[where] > 0 and facts["copies"] + facts["kernels"] > 0, facts
+    check_row(facts["row"])
     # Beside the pool every loop has a page of its own, for the condition that the host reads (xla's WhileThunk).
-    assert found["row"]["newly pinned"] == found["row"]["pinned"] + 4096 * found["loops"], found
+    assert facts["row"]["newly pinned"] == facts["row"]["pinned"] + 4096 * facts["loops"], facts
 
 
 @pytest.mark.slow
 def test_what_else_a_user_may_ask_of_a_step(watched, tmp_path):
-    found = watched(programs.requests, str(tmp_path), schedule="random", seed=4).value
-    assert found["equal"] == found["arrays"], found
-    assert found["donated arguments are gone"]
-    assert found["wrong arguments"].startswith("TypeError"), found
-    assert found["does not fit"].startswith("InfeasibleBudgetError"), found
-    assert found["leaked"] == 0
+    facts = watched(programs.requests, str(tmp_path), schedule="random", seed=4).value
+    assert facts["equal"] == facts["arrays"], facts
+    assert facts["donated arguments are gone"]
+    assert facts["wrong arguments"].startswith("TypeError"), facts
+    assert facts["does not fit"].startswith("InfeasibleBudgetError"), facts
+    assert facts["leaked"] == 0
 
 
 def test_state_on_the_host_gives_the_same_numbers(watched, tmp_path):
-    found = watched(programs.held, 0.92, str(tmp_path), schedule="late", **PREALLOCATED).value
-    assert found["equal"] == found["arrays"], found
-    assert found["kinds"] == ["device", "pinned_host"]
-    assert found["compiled"] <= found["budget"]
-    assert found["on host"] >= 8 * MIB  # eight parameters
-    assert found["newly pinned"] == found["pinned"]
+    facts = watched(programs.held, 0.92, str(tmp_path), schedule="late", **PREALLOCATED).value
+    assert facts["equal"] == facts["arrays"], facts
+    assert facts["kinds"] == ["device", "pinned_host"]
+    assert facts["compiled"] <= facts["budget"]
+    assert facts["on host"] >= 8 * MIB  # eight parameters
+    assert facts["newly pinned"] == facts["pinned"]
 
 
 @pytest.mark.slow  # XLA waits ten seconds for memory
 def test_a_full_device_is_told_in_words(watched):
-    found = watched(programs.too_little_memory, 0.75, **PREALLOCATED).value
-    assert found["failure"].startswith("OutOfMemoryError"), found
-    assert found["equal"] == found["arrays"], found
+    facts = watched(programs.too_little_memory, 0.75, **PREALLOCATED).value
+    assert facts["failure"].startswith("OutOfMemoryError"), facts
+    assert facts["equal"] == facts["arrays"], facts
 
 
 @pytest.mark.slow
 def test_a_full_pinned_pool_is_told_in_words(watched):
-    found = watched(programs.too_little_pinned_memory, 0.75, host_mib=4).value
-    assert found["failure"].startswith("OutOfMemoryError"), found
-    assert found["equal"] == found["arrays"], found
+    facts = watched(programs.too_little_pinned_memory, 0.75, host_mib=4).value
+    assert facts["failure"].startswith("OutOfMemoryError"), facts
+    assert facts["equal"] == facts["arrays"], facts

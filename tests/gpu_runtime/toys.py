@@ -28,9 +28,11 @@ from tests.within import WITHIN
 
 def fast_link() -> str:
     """A file that says of this device that its copies take no time: at toy size recomputing beats any real link."""
-    here = local_device()
+    real_device = local_device()
     device = replace(
-        here, name=f"{here.name}-measured", link=replace(here.link, bandwidth=1e15, latency_s=1e-9)
+        real_device,
+        name=f"{real_device.name}-measured",
+        link=replace(real_device.link, bandwidth=1e15, latency_s=1e-9),
     )
     path = Path(os.environ["STAND_IN_LOG"]).with_name("device.json")
     MeasuredDevice(device, "gpu", jax.devices()[0].device_kind).save(path)
@@ -63,8 +65,8 @@ def mlp(layers: int = 6, width: int = 64, rows: int = 4096) -> tuple[Any, Any]:
 
 def within(name: str) -> tuple[Any, Any]:
     """The step of `mlp` in a block."""
-    step, given = mlp()
-    return WITHIN[name](step), given
+    step, args = mlp()
+    return WITHIN[name](step), args
 
 
 def normalized(side: int = 96, layers: int = 3, channels: int = 8) -> tuple[Any, Any]:

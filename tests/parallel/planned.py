@@ -38,8 +38,8 @@ def main() -> None:
     whole = unplanned.plan(state, batches[0]).report.baseline_peak_bytes
     fit = memplan.jit(step, budget=int(options.share * whole), verify="numbers")
     plan_stage = fit.plan(state, batches[0])
-    ways = {"by jax": jax.jit(step), "unplanned": unplanned, "planned": fit}
-    trained = {name: train(run, state, batches) for name, run in ways.items()}
+    runs = {"by jax": jax.jit(step), "unplanned": unplanned, "planned": fit}
+    trained = {name: train(run, state, batches) for name, run in runs.items()}
     actions = hashlib.sha256(plan_stage.plan.to_json().encode()).hexdigest()
     report = plan_stage.report
     plan = {"fingerprint": plan_stage.plan.fingerprint, "plan": actions}

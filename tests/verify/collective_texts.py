@@ -55,16 +55,16 @@ class Lines:
         sent = f"channel_id={next(self._channels)}, replica_groups={written(groups)}{flag}{more}"
         return self.put(name, shape, f"{kind}({operand}), {sent}")
 
-    def computation(self, name: str, given: str = "x: f32[]", entry: bool = False) -> str:
+    def computation(self, name: str, parameters: str = "x: f32[]", entry: bool = False) -> str:
         """The whole, whose last instruction is the result."""
         *lines, last = self.lines
-        head = f"{'ENTRY ' if entry else ''}%{name} ({given}) -> f32[] {{"
+        head = f"{'ENTRY ' if entry else ''}%{name} ({parameters}) -> f32[] {{"
         return "\n".join([head, *lines, last.replace("  %", "  ROOT %", 1), "}"])
 
 
-def module(entry: Lines, *others: str) -> str:
+def module(entry: Lines, *computations: str) -> str:
     head = f"HloModule jit_step, {_OPTIONS}\n{_REDUCERS}"
-    return "\n\n".join([head, *others, entry.computation("main", entry=True)]) + "\n"
+    return "\n\n".join([head, *computations, entry.computation("main", entry=True)]) + "\n"
 
 
 def written(groups: Groups) -> str:
@@ -74,16 +74,16 @@ def written(groups: Groups) -> str:
 def along(sizes: Sequence[int], *levels: int) -> list[list[int]]:
     """Groups of devices that differ in their places at these levels alone, outermost first."""
     strides = [math.prod(sizes[level + 1 :]) for level in range(len(sizes))]
-    rest = [level for level in range(len(sizes)) if level not in levels]
+    fixed_levels = [level for level in range(len(sizes)) if level not in levels]
 
-    def numbers(some: Sequence[int]) -> list[int]:
-        places = itertools.product(*(range(sizes[level]) for level in some))
+    def numbers(axes: Sequence[int]) -> list[int]:
+        places = itertools.product(*(range(sizes[level]) for level in axes))
         return [
-            sum(at * strides[level] for at, level in zip(place, some, strict=True))
+            sum(at * strides[level] for at, level in zip(place, axes, strict=True))
             for place in places
         ]
 
-    return [[start + offset for offset in numbers(levels)] for start in numbers(rest)]
+    return [[start + offset for offset in numbers(levels)] for start in numbers(fixed_levels)]
 
 
 def brackets(dims: Sequence[int]) -> str:
@@ -99,20 +99,24 @@ Phases = Callable[[Lines, str, int], str]
 def scattering(*levels: Groups) -> Phases:
     """Reduce-scatters within these groups, one behind the other, an all-reduce in the last, and all-gathers back."""
 
-    def write(lines: Lines, given: str, size: int) -> str:
+    def write(lines: Lines, operand: str, size: int) -> str:
         (*down, last), sizes = levels, [size]
         for number, groups in enumerate(down):
             sizes.append(sizes[-1] // len(groups[0]))
             shape, more = brackets(sizes[-1:]), ", dimensions={0}"
-            given = lines.send(
-                f"{given}.d{number}", shape, "reduce-scatter", f"%{given}", groups, more
+            operand = lines.send(
+                f"{operand}.d{number}", shape, "reduce-scatter", f"%{operand}", groups, more
             )
-        given = lines.send(f"{given}.m", brackets(sizes[-1:]), "all-reduce", f"%{given}", last)
+        operand = lines.send(
+            f"{operand}.m", brackets(sizes[-1:]), "all-reduce", f"%{operand}", last
+        )
         for number, groups in reversed(list(enumerate(down))):
             sizes.pop()
             shape, more = brackets(sizes[-1:]), ", dimensions={0}"
-            given = lines.send(f"{given}.u{number}", shape, "all-gather", f"%{given}", groups, more)
-        return given
+            operand = lines.send(
+                f"{operand}.u{number}", shape, "all-gather", f"%{operand}", groups, more
+            )
+        return operand
 
     return write
 
@@ -120,14 +124,14 @@ def scattering(*levels: Groups) -> Phases:
 def one_by_one(*levels: Groups) -> Phases:
     """All-reduces with optimization barriers between."""
 
-    def write(lines: Lines, given: str, size: int) -> str:
+    def write(lines: Lines, operand: str, size: int) -> str:
         for number, groups in enumerate(levels):
             if number:
-                given = lines.put(f"{given}.b", brackets([size]), f"opt-barrier(%{given})")
-            given = lines.send(
-                f"{given}.r{number}", brackets([size]), "all-reduce", f"%{given}", groups
+                operand = lines.put(f"{operand}.b", brackets([size]), f"opt-barrier(%{operand})")
+            operand = lines.send(
+                f"{operand}.r{number}", brackets([size]), "all-reduce", f"%{operand}", groups
             )
-        return given
+        return operand
 
     return write
 
@@ -135,48 +139,48 @@ def one_by_one(*levels: Groups) -> Phases:
 def exchanging(inner: Groups, outer: Groups) -> Phases:
     """Reduce-scatters as slices, an all-to-all of as many arrays as devices, and adds."""
 
-    def write(lines: Lines, given: str, size: int) -> str:
+    def write(lines: Lines, operand: str, size: int) -> str:
         part = size // len(inner[0])
         piece = _exchange(
-            lines, given, brackets([part]), [part * at for at in range(len(inner[0]) + 1)], inner
+            lines, operand, brackets([part]), [part * at for at in range(len(inner[0]) + 1)], inner
         )
-        piece = lines.send(f"{given}.m", brackets([part]), "all-reduce", f"%{piece}", outer)
+        piece = lines.send(f"{operand}.m", brackets([part]), "all-reduce", f"%{piece}", outer)
         return lines.send(
-            f"{given}.u", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}"
+            f"{operand}.u", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}"
         )
 
     return write
 
 
-def _exchange(lines: Lines, given: str, shape: str, marks: Sequence[int], groups: Groups) -> str:
+def _exchange(lines: Lines, operand: str, shape: str, marks: Sequence[int], groups: Groups) -> str:
     """The sum of what the devices of a group have of one's own part."""
     parts = [
-        lines.put(f"{given}.s{at}", shape, f"slice(%{given}), slice={{[{low}:{high}]}}")
+        lines.put(f"{operand}.s{at}", shape, f"slice(%{operand}), slice={{[{low}:{high}]}}")
         for at, (low, high) in enumerate(itertools.pairwise(marks))
     ]
     received = lines.send(
-        f"{given}.x",
+        f"{operand}.x",
         f"({', '.join([shape] * len(parts))})",
         "all-to-all",
         ", ".join(f"%{p}" for p in parts),
         groups,
     )
     got = [
-        lines.put(f"{given}.g{at}", shape, f"get-tuple-element(%{received}), index={at}")
+        lines.put(f"{operand}.g{at}", shape, f"get-tuple-element(%{received}), index={at}")
         for at in range(len(parts))
     ]
     total = got[0]
-    for at, one in enumerate(got[1:]):
-        total = lines.put(f"{given}.a{at}", shape, f"add(%{total}, %{one})")
+    for at, term in enumerate(got[1:]):
+        total = lines.put(f"{operand}.a{at}", shape, f"add(%{total}, %{term})")
     return total
 
 
 def rounding(inner: Groups, outer: Groups, wire: str = "bf16", tuples: bool = False) -> Phases:
     """The hosts exchange pieces as bits of a smaller type, and sum them in float32."""
 
-    def write(lines: Lines, given: str, size: int) -> str:
+    def write(lines: Lines, operand: str, size: int) -> str:
         part, hosts = size // len(inner[0]), len(outer[0])
-        m, n = part // hosts, given
+        m, n = part // hosts, operand
         piece = lines.send(
             f"{n}.d", brackets([part]), "reduce-scatter", f"%{n}", inner, ", dimensions={0}"
         )
@@ -205,27 +209,29 @@ def rounding(inner: Groups, outer: Groups, wire: str = "bf16", tuples: bool = Fa
     return write
 
 
-def _by_array(lines: Lines, given: str, rows: str, groups: Groups) -> str:
+def _by_array(lines: Lines, operand: str, rows: str, groups: Groups) -> str:
     return lines.send(
-        f"{given}.x", f"u16{rows}", "all-to-all", f"%{given}", groups, ", dimensions={0}"
+        f"{operand}.x", f"u16{rows}", "all-to-all", f"%{operand}", groups, ", dimensions={0}"
     )
 
 
-def _by_tuples(lines: Lines, given: str, hosts: int, m: int, groups: Groups) -> str:
+def _by_tuples(lines: Lines, operand: str, hosts: int, m: int, groups: Groups) -> str:
     shape = f"u16[1,{m}]"
     parts = [
-        lines.put(f"{given}.s{at}", shape, f"slice(%{given}), slice={{[{at}:{at + 1}], [0:{m}]}}")
+        lines.put(
+            f"{operand}.s{at}", shape, f"slice(%{operand}), slice={{[{at}:{at + 1}], [0:{m}]}}"
+        )
         for at in range(hosts)
     ]
     sent = ", ".join(f"%{part}" for part in parts)
-    got = lines.send(f"{given}.x", f"({', '.join([shape] * hosts)})", "all-to-all", sent, groups)
-    some = [
-        lines.put(f"{given}.g{at}", shape, f"get-tuple-element(%{got}), index={at}")
+    got = lines.send(f"{operand}.x", f"({', '.join([shape] * hosts)})", "all-to-all", sent, groups)
+    pieces = [
+        lines.put(f"{operand}.g{at}", shape, f"get-tuple-element(%{got}), index={at}")
         for at in range(hosts)
     ]
-    listed = ", ".join(f"%{one}" for one in some)
+    listed = ", ".join(f"%{piece}" for piece in pieces)
     return lines.put(
-        f"{given}.all", f"u16[{hosts},{m}]", f"concatenate({listed}), dimensions={{0}}"
+        f"{operand}.all", f"u16[{hosts},{m}]", f"concatenate({listed}), dimensions={{0}}"
     )
 
 
@@ -245,16 +251,18 @@ def bucket(
     total = sum(sizes)
     whole = flat[0]
     if len(flat) > 1:
-        listed = ", ".join(f"%{one}" for one in flat)
+        listed = ", ".join(f"%{part}" for part in flat)
         whole = lines.put(
             f"{mark}.cat", brackets([total]), f"concatenate({listed}), dimensions={{0}}"
         )
-    if rest := -total % multiple:
+    if padding := -total % multiple:
         zero = lines.put(f"{mark}.zero", "f32[]", "constant(0)")
         whole = lines.put(
-            f"{mark}.pad", brackets([total + rest]), f"pad(%{whole}, %{zero}), padding=0_{rest}"
+            f"{mark}.pad",
+            brackets([total + padding]),
+            f"pad(%{whole}, %{zero}), padding=0_{padding}",
         )
-    whole, at = do(lines, whole, total + rest), 0
+    whole, at = do(lines, whole, total + padding), 0
     for (_, result, dims), size in zip(members, sizes, strict=True):
         cut = lines.put(
             f"{result}.cut", brackets([size]), f"slice(%{whole}), slice={{[{at}:{at + size}]}}"
@@ -307,7 +315,7 @@ def shaped_sums(
         bucket(
             lines,
             f"k{mark}",
-            [(f"g{one}", f"sum{one}", MEMBERS[one]) for one in numbers],
+            [(f"g{number}", f"sum{number}", MEMBERS[number]) for number in numbers],
             multiple,
             do,
         )
@@ -351,10 +359,10 @@ def shaped_gather(
     listed = ",".join(map(str, turned))
     lines.put(
         "s.turned",
-        brackets([sizes[one] for one in turned]),
+        brackets([sizes[axis] for axis in turned]),
         f"transpose(%{at}), dimensions={{{listed}}}",
     )
-    whole = [size * math.prod(front) if one == dim else size for one, size in enumerate(dims)]
+    whole = [size * math.prod(front) if axis == dim else size for axis, size in enumerate(dims)]
     lines.put("s", brackets(whole), "reshape(%s.turned)")
     lines.put("out", brackets(whole), "negate(%s)")
     return module(lines)
@@ -389,7 +397,7 @@ def plain_scatter(
     lines.send("sum", brackets(dims), "all-reduce", "%g", groups)
     size = dims[dim] // len(groups[0])
     _offsets(lines, size, table)
-    piece = [size if at == dim else one for at, one in enumerate(dims)]
+    piece = [size if at == dim else side for at, side in enumerate(dims)]
     starts = ", ".join("%at" if at == dim else "%no" for at in range(len(dims)))
     sizes = ",".join(map(str, piece))
     lines.put(
@@ -421,7 +429,7 @@ def shaped_scatter(dims: Sequence[int], dim: int, inner: Groups, outer: Groups) 
     listed = ",".join(map(str, order))
     lines.put(
         "s.turned",
-        brackets([sizes[one] for one in order]),
+        brackets([sizes[axis] for axis in order]),
         f"transpose(%s.split), dimensions={{{listed}}}",
     )
     lines.send(
@@ -474,20 +482,20 @@ def loop(term: Callable[[Lines], str], behind: Callable[[Lines], str]) -> str:
 
 
 def summed(
-    given: str, groups: Groups = ALL, dims: Sequence[int] = (6, 8)
+    operand: str, groups: Groups = ALL, dims: Sequence[int] = (6, 8)
 ) -> Callable[[Lines], str]:
     return lambda lines: lines.send(
-        f"{given}.sum", brackets(dims), "all-reduce", f"%{given}", groups
+        f"{operand}.sum", brackets(dims), "all-reduce", f"%{operand}", groups
     )
 
 
-def in_phases(given: str, do: Phases, dims: Sequence[int] = (6, 8)) -> Callable[[Lines], str]:
+def in_phases(operand: str, do: Phases, dims: Sequence[int] = (6, 8)) -> Callable[[Lines], str]:
     def write(lines: Lines) -> str:
-        bucket(lines, f"{given}.k", [(given, f"{given}.sum", dims)], 8, do)
-        return f"{given}.sum"
+        bucket(lines, f"{operand}.k", [(operand, f"{operand}.sum", dims)], 8, do)
+        return f"{operand}.sum"
 
     return write
 
 
-def unchanged(given: str) -> Callable[[Lines], str]:
-    return lambda lines: given
+def unchanged(operand: str) -> Callable[[Lines], str]:
+    return lambda lines: operand

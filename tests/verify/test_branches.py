@@ -47,12 +47,12 @@ CHOOSES = f"""\
 CALLS = f"  %first = {PAIR} tuple(%x, %y)\n  %chosen = {PAIR} call(%first), to_apply=%one.0\n"
 
 
-def module(within: str, around: str, other: str = OTHER) -> str:
+def module(within: str, around: str, second: str = OTHER) -> str:
     """`within` chosen or called by `around`."""
     signature = "(p: (f32[8], f32[8])) -> (f32[8], f32[8]) {\n"
     return (
         f"HloModule jit_step, is_scheduled=true\n{BODIES}\n{CLONE}\n%one.0 {signature}{within}\n"
-        f"%other.0 {signature}{other}\nENTRY %main (x: f32[8], y: f32[8], number: s32[]) -> f32[8] {{\n"
+        f"%other.0 {signature}{second}\nENTRY %main (x: f32[8], y: f32[8], number: s32[]) -> f32[8] {{\n"
         f"{ARGUMENTS}{around}"
         "  %mine = f32[8]{0} get-tuple-element(%chosen), index=0\n"
         "  ROOT %out = f32[8]{0} fusion(%mine), kind=kLoop, calls=%tanh.0\n}\n"

@@ -36,29 +36,29 @@ ENTRY %main (x: f32[8]) -> f32[8] {{
 
 
 def test_an_output_means_the_same_in_another_order_recomputed_and_after_copies() -> None:
-    known = Expressions()
-    plain = dataflow(TANH, SINE, LAST, expressions=known)
+    expressions = Expressions()
+    plain = dataflow(TANH, SINE, LAST, expressions=expressions)
     again = LAST.replace("%a", "%a.run2")
-    others = (
+    orders = (
         (SINE, TANH, LAST),
         (TANH, SINE, TANH.replace("%a =", "%a.run2 ="), again),
         (TANH, GO, GONE, SINE, COME, CAME, LAST.replace("%a", "%came")),
     )
-    for lines in others:
-        assert dataflow(*lines, expressions=known).outputs == plain.outputs
-    swapped = dataflow(TANH, SINE, LAST.replace("%a, %b", "%b, %a"), expressions=known)
+    for lines in orders:
+        assert dataflow(*lines, expressions=expressions).outputs == plain.outputs
+    swapped = dataflow(TANH, SINE, LAST.replace("%a, %b", "%b, %a"), expressions=expressions)
     assert swapped.outputs != plain.outputs
 
 
 def test_a_copy_without_change_of_layout_is_what_it_copies() -> None:
-    known = Expressions()
-    plain = dataflow(TANH, SINE, LAST, expressions=known).outputs
+    expressions = Expressions()
+    plain = dataflow(TANH, SINE, LAST, expressions=expressions).outputs
     of_a, of_b = (f"%d = {ARRAY} copy(%{name})" for name in "ab")
     last = LAST.replace("%a", "%d")
-    assert dataflow(TANH, SINE, of_a, last, expressions=known).outputs == plain
-    assert dataflow(TANH, SINE, of_b, last, expressions=known).outputs != plain
+    assert dataflow(TANH, SINE, of_a, last, expressions=expressions).outputs == plain
+    assert dataflow(TANH, SINE, of_b, last, expressions=expressions).outputs != plain
     bent = of_a.replace("{0}", "{0:T(8)}")
-    assert dataflow(TANH, SINE, bent, last, expressions=known).outputs != plain
+    assert dataflow(TANH, SINE, bent, last, expressions=expressions).outputs != plain
 
 
 @pytest.mark.parametrize(
@@ -92,11 +92,12 @@ def test_what_cannot_be_is_said_with_names(lines: tuple[str, ...], said: str) ->
 
 def test_what_acts_is_kept_in_order() -> None:
     first, second = f"%s = {ARRAY} {SAY}", f"%t = {ARRAY} {SAY.replace('say', 'shout')}"
-    known, ends = Expressions(), (TANH, SINE, LAST)
-    one, other = (
-        dataflow(*pair, *ends, expressions=known) for pair in ((first, second), (second, first))
+    expressions, ends = Expressions(), (TANH, SINE, LAST)
+    forward, backward = (
+        dataflow(*pair, *ends, expressions=expressions)
+        for pair in ((first, second), (second, first))
     )
-    assert len(one.effects) == 2 and one.effects == other.effects[::-1] == one.single
+    assert len(forward.effects) == 2 and forward.effects == backward.effects[::-1] == forward.single
     assert not dataflow(*ends).effects
 
 
@@ -105,12 +106,12 @@ UPDATES = (TANH, "%zero = s32[] constant(0)", "%one = f32[1]{0} slice(%x), slice
 
 
 def test_an_update_in_place_is_no_effect_but_runs_once() -> None:
-    found = dataflow(*UPDATES, PUT, SINE, LAST.replace("%a", "%p"))
-    assert found.effects == [] and found.single == [found.expressions["p"]]
+    flow = dataflow(*UPDATES, PUT, SINE, LAST.replace("%a", "%p"))
+    assert flow.effects == [] and flow.single == [flow.expressions["p"]]
 
 
-def late(found: Dataflow) -> set[str]:
-    return {reader for readers in found.late_reads().values() for reader in readers.values()}
+def late(flow: Dataflow) -> set[str]:
+    return {reader for readers in flow.late_reads().values() for reader in readers.values()}
 
 
 def test_a_reader_behind_an_update_is_late() -> None:
@@ -122,9 +123,9 @@ def test_a_reader_behind_an_update_is_late() -> None:
 
 def begun(name: str, result: str, kind: str = "kLoop") -> tuple[str, str]:
     """An asynchronous update of %a."""
-    given = f"({ARRAY}, f32[1]{{0}}, s32[])"
+    shape = f"({ARRAY}, f32[1]{{0}}, s32[])"
     return (
-        f"%{name} = ({given}, {ARRAY}, u32[]) fusion-start(%a, %one, %zero), kind={kind}, calls=%put.0",
+        f"%{name} = ({shape}, {ARRAY}, u32[]) fusion-start(%a, %one, %zero), kind={kind}, calls=%put.0",
         f"%{result} = {ARRAY} fusion-done(%{name})",
     )
 
@@ -145,16 +146,16 @@ def test_a_reader_behind_the_start_of_an_update_is_late() -> None:
 def test_what_only_computes_may_begin_in_another_order_but_once() -> None:
     """A custom fusion may hold a collective."""
     for kind in ("kLoop", "kCustom"):
-        (first, then), (other, last) = begun("go", "p", kind), begun("gone", "q", kind)
-        other = other.replace("%a", "%x")
+        (first, then), (second, last) = begun("go", "p", kind), begun("gone", "q", kind)
+        second = second.replace("%a", "%x")
         ends = (then, last, SINE, LAST.replace("%a", "%p").replace("%b", "%q"))
-        known = Expressions()
-        one, two = (
-            dataflow(*UPDATES, *starts, *ends, expressions=known)
-            for starts in ((first, other), (other, first))
+        expressions = Expressions()
+        forward, backward = (
+            dataflow(*UPDATES, *starts, *ends, expressions=expressions)
+            for starts in ((first, second), (second, first))
         )
-        assert len(one.single) == 2 and one.single == two.single[::-1]
-        assert (one.meaning == two.meaning) is (kind == "kLoop")
+        assert len(forward.single) == 2 and forward.single == backward.single[::-1]
+        assert (forward.meaning == backward.meaning) is (kind == "kLoop")
 
 
 def test_a_reader_of_a_donated_argument_behind_the_output_is_late() -> None:

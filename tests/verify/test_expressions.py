@@ -35,9 +35,13 @@ ENTRY %main (x: f32[8], y: f32[8]) -> f32[8] {{
 """)
 
 
-def meanings(found: Module, expressions: Expressions, *given: Meaning) -> list[Meaning]:
-    op = found.entry.ops["made"]
-    return ModuleExpressions(found, expressions).fusion(op, tuple((one,) for one in given)).results
+def meanings(hlo: Module, expressions: Expressions, *operands: Meaning) -> list[Meaning]:
+    op = hlo.entry.ops["made"]
+    return (
+        ModuleExpressions(hlo, expressions)
+        .fusion(op, tuple((operand,) for operand in operands))
+        .results
+    )
 
 
 def test_a_result_means_the_same_in_another_fusion_under_other_names() -> None:
@@ -50,9 +54,9 @@ def test_a_result_means_the_same_in_another_fusion_under_other_names() -> None:
 
 
 def test_what_reads_an_operand_is_known() -> None:
-    found = module(f"({ARRAY}, {ARRAY}) fusion(%x, %y), kind=kLoop, calls=%two.0", TWO)
-    op, x, y = found.entry.ops["made"], (100, 0), (101, 0)
-    fusion = ModuleExpressions(found, Expressions()).fusion(op, ((x,), (y,)))
+    hlo = module(f"({ARRAY}, {ARRAY}) fusion(%x, %y), kind=kLoop, calls=%two.0", TWO)
+    op, x, y = hlo.entry.ops["made"], (100, 0), (101, 0)
+    fusion = ModuleExpressions(hlo, Expressions()).fusion(op, ((x,), (y,)))
     assert fusion.readers == {x: {fusion.results[0]}, y: {fusion.results[0]}}
 
 

@@ -46,9 +46,9 @@ def gate(*triples: tuple[Any, Any, Any]) -> Gate:
     ],
 )
 def test_equal_is_equal(leaf: Any) -> None:
-    found = gate((leaf, leaf, leaf))
-    assert found.passes
-    assert found.leaves[0].planned == 0
+    verdict = gate((leaf, leaf, leaf))
+    assert verdict.passes
+    assert verdict.leaves[0].planned == 0
 
 
 @pytest.mark.parametrize(
@@ -135,9 +135,9 @@ def test_the_median_output_lends_its_rounding() -> None:
 
 
 def test_the_worst_output_is_named() -> None:
-    found = gate((ONES, ONES, ONES), (ONES, ONES, ONES * 2))
-    assert found.worst == 1
-    assert "results beyond tolerance: output 1 is off by 1.0e+00" in str(found)
+    verdict = gate((ONES, ONES, ONES), (ONES, ONES, ONES * 2))
+    assert verdict.worst == 1
+    assert "results beyond tolerance: output 1 is off by 1.0e+00" in str(verdict)
     assert "results within tolerance" in str(gate((ONES, ONES, ONES)))
     assert str(Gate(())) == "no outputs"
     assert Gate(()).passes
@@ -145,6 +145,6 @@ def test_the_worst_output_is_named() -> None:
 
 
 def test_redrawn_randomness_is_caught() -> None:
-    mask, other = (jax.random.bernoulli(jax.random.key(seed), 0.5, (64,)) for seed in (0, 1))
-    assert not gate((mask, mask, other)).passes
+    mask, redraw = (jax.random.bernoulli(jax.random.key(seed), 0.5, (64,)) for seed in (0, 1))
+    assert not gate((mask, mask, redraw)).passes
     assert not gate((jax.random.key(0), jax.random.key(0), jax.random.key(1))).passes

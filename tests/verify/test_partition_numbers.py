@@ -12,12 +12,12 @@ ME = "%me = u32[] partition-id()"
 
 
 def numbers(*lines: str) -> list[list[int]] | None:
-    known = PartitionNumbers(4)
+    partition_numbers = PartitionNumbers(4)
     ops = [read_instruction(line) for line in lines]
     for op in ops:
-        known.read(op)
-    found = known[ops[-1].name]
-    return None if found is None else found.reshape(4, -1).tolist()
+        partition_numbers.read(op)
+    values = partition_numbers[ops[-1].name]
+    return None if values is None else values.reshape(4, -1).tolist()
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def numbers(*lines: str) -> list[list[int]] | None:
 def test_knows_what_follows_from_the_partition(
     lines: list[str], wanted: list[int] | list[list[int]]
 ) -> None:
-    assert numbers(*lines) == [one if isinstance(one, list) else [one] for one in wanted]
+    assert numbers(*lines) == [row if isinstance(row, list) else [row] for row in wanted]
 
 
 @pytest.mark.parametrize(

@@ -16,13 +16,13 @@ from tests.program.scans import plain, traced
 def test_the_same_numbers(name: str, length: int) -> None:
     program, args = traced(name)
     leaves = [jax.numpy.asarray(leaf) for leaf in jax.tree.leaves(args)]
-    for expected, found in zip(
+    for expected, actual in zip(
         plain(name), in_pieces(program.jaxpr, length, {})(leaves), strict=True
     ):
-        assert expected.dtype == found.dtype
+        assert expected.dtype == actual.dtype
         # differences of large sums are rounded as those are
         scale = float(np.max(np.abs(expected), initial=1.0))
-        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6 * scale)
+        np.testing.assert_allclose(actual, expected, rtol=1e-5, atol=1e-6 * scale)
 
 
 def test_a_loop_without_trips() -> None:
@@ -32,6 +32,6 @@ def test_a_loop_without_trips() -> None:
         {},
         {},
     ).jaxpr
-    last, made = in_pieces(closed, 3, {})([np.ones(0, np.float32)])
+    last, products = in_pieces(closed, 3, {})([np.ones(0, np.float32)])
     assert last == 1.0
-    assert made.shape == (0,)
+    assert products.shape == (0,)

@@ -54,9 +54,9 @@ def swap(text: str, old: str, new: str) -> str:
 
 def without(text: str, name: str) -> str:
     """The text without an instruction."""
-    found = re.sub(rf"^ +%{re.escape(name)} = .*\n", "", text, flags=re.MULTILINE)
-    assert found != text
-    return found
+    remainder = re.sub(rf"^ +%{re.escape(name)} = .*\n", "", text, flags=re.MULTILINE)
+    assert remainder != text
+    return remainder
 
 
 IN_BUCKET = Case(plain_sums(ALL), shaped_sums(scattering(INSIDE, ACROSS)))
@@ -172,14 +172,19 @@ def padded_by_concatenation() -> Case:
 def three_levels_rounded() -> Case:
     inner, middle, outer = THREE
 
-    def do(lines: Lines, given: str, size: int) -> str:
+    def do(lines: Lines, operand: str, size: int) -> str:
         half = brackets([size // 2])
         piece = lines.send(
-            f"{given}.first", half, "reduce-scatter", f"%{given}", inner, ", dimensions={0}"
+            f"{operand}.first", half, "reduce-scatter", f"%{operand}", inner, ", dimensions={0}"
         )
         piece = rounding(middle, outer)(lines, piece, size // 2)
         return lines.send(
-            f"{given}.last", brackets([size]), "all-gather", f"%{piece}", inner, ", dimensions={0}"
+            f"{operand}.last",
+            brackets([size]),
+            "all-gather",
+            f"%{piece}",
+            inner,
+            ", dimensions={0}",
         )
 
     return Case(plain_sums(ALL), shaped_sums(do, 8), wire="bfloat16")
@@ -327,9 +332,9 @@ def leaves_devices_out() -> Case:
 def gathers_pieces_across_hosts() -> Case:
     """Across hosts first, the pieces put together as if inside had come first."""
     groups = "{{0,4},{1,5},{2,6},{3,7}}, use_global_device_ids=true, dimensions={0}"
-    other = "{{0,1},{2,3},{4,5},{6,7}}, use_global_device_ids=true, dimensions={0}"
+    wrong_groups = "{{0,1},{2,3},{4,5},{6,7}}, use_global_device_ids=true, dimensions={0}"
     case = Case(plain_sums(ALL), shaped_sums(scattering(ACROSS, INSIDE)))
-    return Case(case.plain, other.join(case.shaped.rsplit(groups, 1)))
+    return Case(case.plain, wrong_groups.join(case.shaped.rsplit(groups, 1)))
 
 
 @mutant
@@ -612,20 +617,25 @@ def rounds_to_another_type() -> Case:
 def rounds_inside_the_host_too() -> Case:
     """Two rounded sums, one behind the other."""
 
-    def do(lines: Lines, given: str, size: int) -> str:
+    def do(lines: Lines, operand: str, size: int) -> str:
         half = size // 2
         piece = lines.send(
-            f"{given}.e",
+            f"{operand}.e",
             brackets([half]),
             "reduce-scatter",
-            f"%{given}",
+            f"%{operand}",
             THREE[0],
             ", dimensions={0}",
         )
-        piece = rounding([[one] for one in range(8)], THREE[1])(lines, piece, half)
-        piece = rounding([[one] for one in range(8)], THREE[2])(lines, piece, half)
+        piece = rounding([[device] for device in range(8)], THREE[1])(lines, piece, half)
+        piece = rounding([[device] for device in range(8)], THREE[2])(lines, piece, half)
         return lines.send(
-            f"{given}.f", brackets([size]), "all-gather", f"%{piece}", THREE[0], ", dimensions={0}"
+            f"{operand}.f",
+            brackets([size]),
+            "all-gather",
+            f"%{piece}",
+            THREE[0],
+            ", dimensions={0}",
         )
 
     return Case(plain_sums(ALL), shaped_sums(do, 8), wire="bfloat16")
@@ -659,8 +669,8 @@ def returns_the_rounded_terms() -> Case:
         "f32[6] reduce(%k0.pad.floats, %k0.pad.from), dimensions={0}, to_apply=%add.f",
         "f32[6] reshape(%k0.pad.one)",
     )
-    one = "%k0.pad.one = f32[1,6] slice(%k0.pad.floats), slice={[0:1], [0:6]}\n  %k0.pad.sum ="
-    return Case(ROUNDED.plain, swap(text, "%k0.pad.sum =", one), wire="bfloat16")
+    term = "%k0.pad.one = f32[1,6] slice(%k0.pad.floats), slice={[0:1], [0:6]}\n  %k0.pad.sum ="
+    return Case(ROUNDED.plain, swap(text, "%k0.pad.sum =", term), wire="bfloat16")
 
 
 @mutant

@@ -40,23 +40,25 @@ class Devices:
 
     def results(self) -> list[np.ndarray]:
         for op in self.body.ops.values():
-            self.known[op.name] = made = self._value(op, [self.known[name] for name in op.operands])
+            self.known[op.name] = result = self._value(
+                op, [self.known[name] for name in op.operands]
+            )
             for values, shape in zip(
-                made if isinstance(made, list) else [made], op.result, strict=True
+                result if isinstance(result, list) else [result], op.result, strict=True
             ):
                 if values.shape[1:] != shape.dims:
                     raise NotRunError(op.name)
-        found = self.known[self.body.root.name]
-        return found if isinstance(found, list) else [found]
+        root_value = self.known[self.body.root.name]
+        return root_value if isinstance(root_value, list) else [root_value]
 
-    def _value(self, op: Instruction, given: list) -> Values:
+    def _value(self, op: Instruction, operands: list) -> Values:
         kind, n = op.opcode, self.partitions
         if kind in _ELEMENTWISE:
-            return _ELEMENTWISE[kind](*given)
+            return _ELEMENTWISE[kind](*operands)
         if kind == "tuple":
-            return given
+            return operands
         if kind == "get-tuple-element":
-            return given[0][op.index]
+            return operands[0][op.index]
         shape = op.shape
         if kind == "parameter":
             return np.random.default_rng(op.parameter_number).integers(
@@ -69,81 +71,86 @@ class Devices:
                 np.array(elements).reshape(op.result[0].dims), (n, *op.result[0].dims)
             )
         if kind in ("all-reduce", "all-gather", "reduce-scatter", "all-to-all"):
-            return self._collective(op, given)
+            return self._collective(op, operands)
         assert isinstance(shape, Array)
         if kind in ("reshape", "convert"):
             return (
-                given[0].reshape(n, *shape.dims)
-                if given[0].size == n * shape.size
+                operands[0].reshape(n, *shape.dims)
+                if operands[0].size == n * shape.size
                 else self._stop(op)
             )
         if kind == "transpose":
-            return given[0].transpose(0, *(1 + dim for dim in op.dimensions))
+            return operands[0].transpose(0, *(1 + dim for dim in op.dimensions))
         if kind == "concatenate":
-            return np.concatenate(given, axis=1 + op.dimensions[0])
+            return np.concatenate(operands, axis=1 + op.dimensions[0])
         if kind == "pad":
-            return np.pad(given[0], ((0, 0), *((low, high) for low, high, _ in op.padding)))
+            return np.pad(operands[0], ((0, 0), *((low, high) for low, high, _ in op.padding)))
         if kind == "slice":
-            return given[0][(slice(None), *(slice(*bounds) for bounds in op.slices))]
+            return operands[0][(slice(None), *(slice(*bounds) for bounds in op.slices))]
         if kind == "dynamic-slice":
-            return self._dynamic_slice(given, shape.dims)
+            return self._dynamic_slice(operands, shape.dims)
         if kind == "partition-id":
             return np.arange(n)
         if kind in ("clamp", "multiply"):
-            return np.clip(given[1], given[0], given[2]) if kind == "clamp" else given[0] * given[1]
+            return (
+                np.clip(operands[1], operands[0], operands[2])
+                if kind == "clamp"
+                else operands[0] * operands[1]
+            )
         raise NotRunError(op.name)
 
     def _stop(self, op: Instruction) -> np.ndarray:
         raise NotRunError(op.name)
 
-    def _dynamic_slice(self, given: list[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
-        found: list[np.ndarray] = []
+    def _dynamic_slice(self, operands: list[np.ndarray], dims: tuple[int, ...]) -> np.ndarray:
+        pieces: list[np.ndarray] = []
         for device in range(self.partitions):
-            one = given[0][device]
+            source = operands[0][device]
             starts = [
                 min(max(int(at[device]), 0), whole - size)
-                for at, whole, size in zip(given[1:], one.shape, dims, strict=True)
+                for at, whole, size in zip(operands[1:], source.shape, dims, strict=True)
             ]
-            found.append(
-                one[tuple(slice(at, at + size) for at, size in zip(starts, dims, strict=True))]
+            pieces.append(
+                source[tuple(slice(at, at + size) for at, size in zip(starts, dims, strict=True))]
             )
-        return np.stack(found)
+        return np.stack(pieces)
 
-    def _collective(self, op: Instruction, given: list[np.ndarray]) -> Values:
+    def _collective(self, op: Instruction, operands: list[np.ndarray]) -> Values:
         groups = op.groups(self.partitions)
-        if sorted(one for group in groups for one in group) != list(range(self.partitions)):
+        if sorted(member for group in groups for member in group) != list(range(self.partitions)):
             raise NotRunError(op.name)
-        found = [[np.zeros(0)] * self.partitions for _ in op.result]
+        outputs = [[np.zeros(0)] * self.partitions for _ in op.result]
         for group in groups:
             for place, device in enumerate(group):
-                for number, one in enumerate(self._received(op, given, group, place)):
-                    found[number][device] = one
-        arrays = [np.stack(one) for one in found]
+                for number, part in enumerate(self._received(op, operands, group, place)):
+                    outputs[number][device] = part
+        arrays = [np.stack(parts) for parts in outputs]
         return arrays[0] if isinstance(op.shape, Array) else arrays
 
     def _received(
-        self, op: Instruction, given: list[np.ndarray], group: tuple[int, ...], place: int
+        self, op: Instruction, operands: list[np.ndarray], group: tuple[int, ...], place: int
     ) -> list[np.ndarray]:
         """What the device at a place of a group has afterwards."""
         if op.opcode == "all-to-all" and not isinstance(op.shape, Array):
-            return [given[place][member] for member in group]
+            return [operands[place][member] for member in group]
         (dim,) = op.dimensions if op.opcode != "all-reduce" else (0,)
         if op.opcode == "all-gather":
             return [
-                np.concatenate([one[list(group)][at] for at in range(len(group))], axis=dim)
-                for one in given
+                np.concatenate([operand[list(group)][at] for at in range(len(group))], axis=dim)
+                for operand in operands
             ]
         if op.opcode == "all-to-all":
             return [
                 np.concatenate(
-                    [np.split(given[0][one], len(group), dim)[place] for one in group], axis=dim
+                    [np.split(operands[0][member], len(group), dim)[place] for member in group],
+                    axis=dim,
                 )
             ]
-        sums = [one[list(group)].sum(axis=0) for one in given]
+        sums = [operand[list(group)].sum(axis=0) for operand in operands]
         return (
             sums
             if op.opcode == "all-reduce"
-            else [np.split(one, len(group), dim)[place] for one in sums]
+            else [np.split(total, len(group), dim)[place] for total in sums]
         )
 
 
@@ -164,32 +171,32 @@ def mutated(text: str, choice: random.Random) -> str:
 
 def _swapped(text: str, pattern: str, choice: random.Random) -> str:
     """Two of the matches have changed places."""
-    found = [one.span() for one in re.finditer(pattern, text)]
-    if len(found) < 2:
+    spans = [match.span() for match in re.finditer(pattern, text)]
+    if len(spans) < 2:
         return text
-    (a, b), (c, d) = sorted(choice.sample(found, 2))
+    (a, b), (c, d) = sorted(choice.sample(spans, 2))
     return text[:a] + text[c:d] + text[b:c] + text[a:b] + text[d:]
 
 
 def _other_devices(line: str, choice: random.Random) -> str:
-    return _GROUPS.sub(lambda found: _swapped(found[0], r"\d+", choice), line)
+    return _GROUPS.sub(lambda match: _swapped(match[0], r"\d+", choice), line)
 
 
 def _other_operands(line: str, choice: random.Random) -> str:
-    head, opened, rest = line.partition("(%")
-    given, closed, more = rest.partition(")")
-    return head + _swapped(opened + given, r"%[\w.]+", choice) + closed + more
+    head, opened, tail = line.partition("(%")
+    operands, closed, more = tail.partition(")")
+    return head + _swapped(opened + operands, r"%[\w.]+", choice) + closed + more
 
 
 def _other_dims(line: str, choice: random.Random) -> str:
-    return re.sub(r" dimensions=\{[\d,]+\}", lambda found: _swapped(found[0], r"\d+", choice), line)
+    return re.sub(r" dimensions=\{[\d,]+\}", lambda match: _swapped(match[0], r"\d+", choice), line)
 
 
 def _other_ends(line: str, choice: random.Random) -> str:
     by = choice.choice((-1, 1))
     return re.sub(
         r"slice=\{\[(\d+):(\d+)\]",
-        lambda found: f"slice={{[{int(found[1]) + by}:{int(found[2]) + by}]",
+        lambda match: f"slice={{[{int(match[1]) + by}:{int(match[2]) + by}]",
         line,
         count=1,
     )
@@ -208,23 +215,23 @@ RUN = {name: case for name, case in ACCEPTED.items() if is_run(case)}
 @pytest.mark.parametrize("name", RUN)
 def test_what_is_accepted_computes_the_same(name: str) -> None:
     """And what is refused is one of few: most mutants compute other numbers."""
-    case, choice, found = RUN[name], random.Random(name), Counter[str]()
+    case, choice, counts = RUN[name], random.Random(name), Counter[str]()
     plain = numbers(case.plain, case.partitions)
-    for one, other in zip(plain, numbers(case.shaped, case.partitions), strict=True):
-        assert np.array_equal(one, other)
+    for expected, actual in zip(plain, numbers(case.shaped, case.partitions), strict=True):
+        assert np.array_equal(expected, actual)
     for _ in range(40):
         text = mutated(case.shaped, choice)
         if text == case.shaped or (accepted := _is_accepted(case, text)) is None:
             continue
         same = _computes(text, plain, case.partitions)
-        found[f"{accepted} {same}"] += 1
+        counts[f"{accepted} {same}"] += 1
         assert same or not accepted, text
-    assert found["False True"] <= 2, found
+    assert counts["False True"] <= 2, counts
 
 
 def _is_accepted(case: Case, text: str) -> bool | None:
     """None where the text is no module."""
-    plain, shaped = (read_module(one, scheduled=False) for one in (case.plain, text))
+    plain, shaped = (read_module(source, scheduled=False) for source in (case.plain, text))
     try:
         judge_shaped(plain, shaped, case.partitions)
     except NotThePlainModuleError:
@@ -234,7 +241,9 @@ def _is_accepted(case: Case, text: str) -> bool | None:
 
 def _computes(text: str, plain: list[np.ndarray], partitions: int) -> bool:
     try:
-        found = numbers(text, partitions)
+        results = numbers(text, partitions)
     except (NotRunError, ValueError, KeyError):
         return False
-    return all(np.array_equal(one, other) for one, other in zip(plain, found, strict=True))
+    return all(
+        np.array_equal(expected, actual) for expected, actual in zip(plain, results, strict=True)
+    )

@@ -336,8 +336,8 @@ STREAM = "(s32[], f32[1]{0}, f32[8]{0:S(5)}, f32[8]{0:S(5)})"
 
 
 def fetch(number: int, place: str) -> str:
-    given = f"(({SPACE}, s32[]), f32[1]{{0}}, u32[])"
-    return f"  %go.{number} = {given} fusion-start(%r, %{place}), kind=kLoop, calls=%take.0\n"
+    shape = f"(({SPACE}, s32[]), f32[1]{{0}}, u32[])"
+    return f"  %go.{number} = {shape} fusion-start(%r, %{place}), kind=kLoop, calls=%take.0\n"
 
 
 STORE = f"""\

@@ -21,51 +21,58 @@ Held = list[np.ndarray]  # on every device an array of elements (source, place, 
 def elements(spreads: Spreads, spread: Spread) -> list[list[Hashable]]:
     """What each device holds, one by one."""
     return [
-        [one for piece in spread.on(device) for one in _of_piece(spreads.owners, piece, device)]
+        [
+            element
+            for piece in spread.on(device)
+            for element in _of_piece(spreads.owners, piece, device)
+        ]
         for device in range(spreads.devices)
     ]
 
 
 def _of_piece(owners: Owners, piece: tuple, device: int) -> list[Hashable]:
     source, start, digits, tables = piece
-    found: list[Hashable] = []
+    contents: list[Hashable] = []
     for place in itertools.product(*(range(digit.size) for digit in digits)):
         if source == ZERO:
-            found.append((ZERO, 0, ()))
+            contents.append((ZERO, 0, ()))
             continue
         step = sum(at * digit.stride for at, digit in zip(place, digits, strict=True))
         turn = sum(at * digit.owner_stride for at, digit in zip(place, digits, strict=True))
-        found.append((source, start + step, owners.members(tables[turn], device)))
-    return found
+        contents.append((source, start + step, owners.members(tables[turn], device)))
+    return contents
 
 
 def array(values: Sequence[Hashable], dims: Sequence[int]) -> np.ndarray:
-    found = np.empty(len(values), dtype=object)
+    cells = np.empty(len(values), dtype=object)
     for number, value in enumerate(values):
-        found[number] = value
-    return found.reshape(dims)
+        cells[number] = value
+    return cells.reshape(dims)
 
 
-def model_sum(held: Held, teams: Teams) -> Held | None:
-    found: list[np.ndarray] = []
-    for device in range(len(held)):
-        members = [held[member] for member in teams.group[device]]
+def model_sum(shards: Held, teams: Teams) -> Held | None:
+    sums: list[np.ndarray] = []
+    for device in range(len(shards)):
+        members = [shards[member] for member in teams.group[device]]
         total: list[Hashable] = []
-        for one in zip(*(member.ravel() for member in members), strict=True):
-            if len({(source, place) for source, place, _ in one}) > 1:
+        for terms in zip(*(member.ravel() for member in members), strict=True):
+            if len({(source, place) for source, place, _ in terms}) > 1:
                 return None
             total.append(
-                (*one[0][:2], tuple(sorted(device for _, _, some in one for device in some)))
+                (
+                    *terms[0][:2],
+                    tuple(sorted(device for _, _, owners in terms for device in owners)),
+                )
             )
-        found.append(array(total, held[device].shape))
-    return found
+        sums.append(array(total, shards[device].shape))
+    return sums
 
 
 class Pair:
     """A spread array and its model, of some sizes."""
 
-    def __init__(self, spread: Spread, held: Held) -> None:
-        self.spread, self.held = spread, held
+    def __init__(self, spread: Spread, shards: Held) -> None:
+        self.spread, self.held = spread, shards
 
     @property
     def dims(self) -> tuple[int, ...]:
@@ -98,16 +105,16 @@ class World:
 
     def _source(self, number: int, dims: Sequence[int]) -> Pair:
         size = math.prod(dims)
-        held = [
+        shards = [
             array([(number, at, (device,)) for at in range(size)], dims)
             for device in range(self.devices)
         ]
-        return Pair(self.spreads.whole(number, size, self.spreads.owners.own), held)
+        return Pair(self.spreads.whole(number, size, self.spreads.owners.own), shards)
 
     def step(self) -> None:
         """A random instruction on a random array."""
         pair = self.random.choice(self.pairs[-4:])
-        made: Callable[[Pair], tuple[Spread | None, Held | None]] = self.random.choice(
+        instruction: Callable[[Pair], tuple[Spread | None, Held | None]] = self.random.choice(
             (
                 self.all_reduce,
                 self.all_gather,
@@ -118,14 +125,14 @@ class World:
                 self.join,
             )
         )
-        spread, held = made(pair)
+        spread, shards = instruction(pair)
         if spread is None:
             return
-        self.results[made.__name__] += 1
-        assert held is not None, f"{made.__name__} makes a sum of what differs"
-        assert elements(self.spreads, spread) == [list(one.ravel()) for one in held]
-        if held[0].size <= 600:
-            self.pairs.append(Pair(spread, held))
+        self.results[instruction.__name__] += 1
+        assert shards is not None, f"{instruction.__name__} makes a sum of what differs"
+        assert elements(self.spreads, spread) == [list(shard.ravel()) for shard in shards]
+        if shards[0].size <= 600:
+            self.pairs.append(Pair(spread, shards))
 
     def all_reduce(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         teams = self.random.choice(self.teams)
@@ -136,8 +143,8 @@ class World:
         members = (
             [pair.held[member] for member in teams.group[device]] for device in range(self.devices)
         )
-        held = [np.concatenate(arrays, axis=dim) for arrays in members]
-        return self.spreads.gathered(pair.spread, teams, math.prod(pair.dims[:dim])), held
+        shards = [np.concatenate(arrays, axis=dim) for arrays in members]
+        return self.spreads.gathered(pair.spread, teams, math.prod(pair.dims[:dim])), shards
 
     def reduce_scatter(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         teams, dim = self.random.choice(self.teams), self.random.randrange(len(pair.dims))
@@ -152,7 +159,7 @@ class World:
     def turn(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         order = self.random.sample(range(len(pair.dims)), len(pair.dims))
         return self.spreads.turned(pair.spread, pair.dims, order), [
-            one.transpose(order) for one in pair.held
+            shard.transpose(order) for shard in pair.held
         ]
 
     def reshape(self, pair: Pair) -> tuple[Spread | None, Held | None]:
@@ -162,44 +169,44 @@ class World:
                 self.random.choice([side for side in range(1, size + 1) if size % side == 0])
             )
             size //= dims[-1]
-        return pair.spread, [one.reshape([*dims, size]) for one in pair.held]
+        return pair.spread, [shard.reshape([*dims, size]) for shard in pair.held]
 
     def cut(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         dim = self.random.randrange(len(pair.dims))
         low = self.random.randrange(pair.dims[dim])
         high = self.random.randrange(low, pair.dims[dim]) + 1
-        held = [one.take(range(low, high), axis=dim) for one in pair.held]
-        return self.spreads.narrowed(pair.spread, around(pair.dims, dim), low, high), held
+        shards = [shard.take(range(low, high), axis=dim) for shard in pair.held]
+        return self.spreads.narrowed(pair.spread, around(pair.dims, dim), low, high), shards
 
     def join(self, pair: Pair) -> tuple[Spread | None, Held | None]:
         """With another array, and zeros, then an exchange of equal parts."""
-        other, zeros = self.random.choice(self.pairs[-4:]), self.spreads.zeros(2)
+        partner, zeros = self.random.choice(self.pairs[-4:]), self.spreads.zeros(2)
         nothing = array([(ZERO, 0, ())] * 2, (2,))
-        held = [
-            np.concatenate([one.ravel(), two.ravel(), nothing])
-            for one, two in zip(pair.held, other.held, strict=False)
+        shards = [
+            np.concatenate([first.ravel(), second.ravel(), nothing])
+            for first, second in zip(pair.held, partner.held, strict=False)
         ]
-        spread = self.spreads.joined([pair.spread, other.spread, zeros])
+        spread = self.spreads.joined([pair.spread, partner.spread, zeros])
         teams = self.random.choice(self.teams)
-        if spread is None or held[0].size % teams.size:
-            return spread, held
-        return self._exchange(spread, held, teams)
+        if spread is None or shards[0].size % teams.size:
+            return spread, shards
+        return self._exchange(spread, shards, teams)
 
     def _exchange(
-        self, spread: Spread, held: Held, teams: Teams
+        self, spread: Spread, shards: Held, teams: Teams
     ) -> tuple[Spread | None, Held | None]:
-        part = held[0].size // teams.size
-        marks = range(0, held[0].size, part)
+        part = shards[0].size // teams.size
+        marks = range(0, shards[0].size, part)
         sent = [
-            self.spreads.narrowed(spread, (1, held[0].size, 1), low, low + part) for low in marks
+            self.spreads.narrowed(spread, (1, shards[0].size, 1), low, low + part) for low in marks
         ]
-        got = self.spreads.exchanged([one for one in sent if one is not None], teams)
-        parts = [np.split(one, teams.size) for one in held]
+        got = self.spreads.exchanged([piece for piece in sent if piece is not None], teams)
+        parts = [np.split(shard, teams.size) for shard in shards]
         model = [
             np.concatenate([parts[member][teams.rank[device]] for member in teams.group[device]])
             for device in range(self.devices)
         ]
-        return self.spreads.joined([one for one in got if one is not None]), model
+        return self.spreads.joined([piece for piece in got if piece is not None]), model
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -209,20 +216,20 @@ def test_holds_what_the_model_holds(seed: int) -> None:
         world.step()
     by_meaning: dict[Hashable, Hashable] = {}
     for pair in world.pairs:
-        held = tuple(tuple(one.ravel()) for one in pair.held)
-        assert by_meaning.setdefault(world.spreads.meaning(pair.spread), held) == held
+        shards = tuple(tuple(shard.ravel()) for shard in pair.held)
+        assert by_meaning.setdefault(world.spreads.meaning(pair.spread), shards) == shards
 
 
 def test_makes_most_of_what_it_is_given() -> None:
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for seed in range(20):
         world = World(seed)
         for _ in range(30):
             world.step()
-        found += world.results
+        counts += world.results
     assert (
         min(
-            found[name]
+            counts[name]
             for name in ("all_reduce", "all_gather", "reduce_scatter", "turn", "cut", "join")
         )
         > 10

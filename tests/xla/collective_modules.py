@@ -26,8 +26,8 @@ SUM = """
 
 
 def fusion(name: str, *operands: str, kind: str = "kLoop") -> str:
-    given = ", ".join(f"%{operand}" for operand in operands)
-    return f"%{name} = {BIG} fusion({given}), kind={kind}, calls=%fused_add"
+    arguments = ", ".join(f"%{operand}" for operand in operands)
+    return f"%{name} = {BIG} fusion({arguments}), kind={kind}, calls=%fused_add"
 
 
 def summed(name: str, operand: str, more: str = "") -> tuple[str, str]:
@@ -46,24 +46,24 @@ def gathered(name: str, operand: str, shard: str) -> tuple[str, str]:
 
 def module(*lines: str, parameters: str = "a b", alias: str = "") -> Module:
     """A module whose entry has these lines."""
-    given = "\n".join(
+    parameter_lines = "\n".join(
         f"  %{name} = {BIG} parameter({number})" for number, name in enumerate(parameters.split())
     )
     entry = "\n".join(f"  {line}" for line in lines)
     return read_module(f"""HloModule jit_step, is_scheduled=true{alias}
 {ADD}{SUM}
 ENTRY %main () -> f32[512,1024] {{
-{given}
+{parameter_lines}
 {entry}
 }}
 """)
 
 
-def overlapped(one: Module, limit_nbytes: int, feeds_links: bool = False) -> Module:
+def overlapped(plain: Module, limit_nbytes: int, feeds_links: bool = False) -> Module:
     """With the collectives beside more kernels."""
-    return ScheduledModule(one, A100, EIGHT).overlap(limit_nbytes, feeds_links).module
+    return ScheduledModule(plain, A100, EIGHT).overlap(limit_nbytes, feeds_links).module
 
 
-def live(one: Module) -> int:
+def live(hlo: Module) -> int:
     """Most bytes of live temporaries."""
-    return int(live_nbytes(problem_of(one, GPU, joins_pairs=False)).max())
+    return int(live_nbytes(problem_of(hlo, GPU, joins_pairs=False)).max())

@@ -73,19 +73,19 @@ def compile_step(
     device: str | None = None,
 ) -> Compiled:
     """A step with a plan, judged; for a described GPU or the CPU that is here."""
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
 
     def rewrite(module: Module) -> Module:
         problem = problem_of(module, backend=GPU if device else CPU)
         schedule = plan(problem)
-        found.update(plain=pack(problem))
-        found.update(packing=pack(problem, schedule))
+        figures.update(plain=pack(problem))
+        figures.update(packing=pack(problem, schedule))
         kinds = [action.kind for action in schedule]
-        found.update(recomputed=kinds.count(Kind.RUN) - len(problem.kernels))
-        found.update(copies=kinds.count(Kind.OFFLOAD) + kinds.count(Kind.PREFETCH))
+        figures.update(recomputed=kinds.count(Kind.RUN) - len(problem.kernels))
+        figures.update(copies=kinds.count(Kind.OFFLOAD) + kinds.count(Kind.PREFETCH))
         planned = write(module, problem, schedule)
         judge(module, planned)
-        found.update(module=planned)
+        figures.update(module=planned)
         return planned
 
     def unique(*args: Any) -> Any:
@@ -102,7 +102,7 @@ def compile_step(
             done = jax.jit(unique, donate_argnums=0).lower(*args).compile()
     interception.check()
     assert interception.called
-    return Compiled(done, **found)
+    return Compiled(done, **figures)
 
 
 def with_recompute(problem: Problem, random: Random, tries: int) -> Schedule:
@@ -150,7 +150,7 @@ def copies_of(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int
         for at, n in enumerate(numbers)
         if n == maker or (n > maker and buffer in reads(problem, n))
     ]
-    gaps = [(one, other) for one, other in itertools.pairwise(read) if other - one >= gap]
+    gaps = [(start, end) for start, end in itertools.pairwise(read) if end - start >= gap]
     if gaps:
         yield numbers[numbers.index(maker) + 1], Kind.OFFLOAD
         yield numbers[gaps[0][0] + 2], Kind.OFFLOADED
@@ -160,11 +160,11 @@ def copies_of(problem: Problem, buffer: int, gap: int = 5) -> Iterator[tuple[int
 
 
 def movable(problem: Problem, buffer: int) -> bool:
-    one = problem.buffers[buffer]
+    candidate = problem.buffers[buffer]
     return (
-        one.role is Role.TEMPORARY
-        and one.nbytes > 0
-        and one.maker is not None
+        candidate.role is Role.TEMPORARY
+        and candidate.nbytes > 0
+        and candidate.maker is not None
         and alone(problem, buffer)
     )
 
@@ -198,12 +198,12 @@ def still_there(problem: Problem, number: int, time: int) -> bool:
     """Has nothing been written over what a kernel reads, until then?"""
     for read in problem.kernels[number].reads:
         since = problem.buffers[read].maker
-        for other, buffer in enumerate(problem.buffers):
-            taken = (
+        for index, buffer in enumerate(problem.buffers):
+            shares_place = (
                 buffer.alias_set == problem.buffers[read].alias_set
-                and other != read
+                and index != read
                 and buffer.maker is not None
             )
-            if taken and (-1 if since is None else since) <= (buffer.maker or 0) < time:
+            if shares_place and (-1 if since is None else since) <= (buffer.maker or 0) < time:
                 return False
     return True

@@ -98,12 +98,12 @@ def accumulating(width: int, layers: int) -> tuple[Step, tuple[Any, ...]]:
             value, gradient = jax.value_and_grad(loss)(weights, part)
             return (jax.tree.map(jnp.add, total[0], gradient), total[1] + value), None
 
-        weights, seen = state
+        weights, count = state
         nothing = jax.tree.map(jnp.zeros_like, weights)
         (gradient, value), _ = jax.lax.scan(one, (nothing, jnp.float32(0)), x.reshape(4, -1, width))
         return (
             [weight - 0.1 * change for weight, change in zip(weights, gradient, strict=True)],
-            seen + 1,
+            count + 1,
         ), value
 
     _, ((weights, _), x) = dense(width, layers)
@@ -136,28 +136,28 @@ def updating(seed: int) -> tuple[Step, tuple[Any, ...]]:
     """Training of what gathers, scatters and updates slices, as the seed has it: places of many equal sizes."""
     random = Random(seed)
     width, layers = random.choice((64, 128)), random.randint(3, 6)
-    ways, rows = (
+    kinds, rows = (
         random.choices(["product", "sum", "slice", "rows"], k=layers),
         random.choice((512, 1024)),
     )
     sources = [random.randint(0, layer) for layer in range(layers)]
 
-    def layer(way: str, h: jax.Array, weight: jax.Array, index: jax.Array) -> jax.Array:
+    def layer(kind: str, h: jax.Array, weight: jax.Array, index: jax.Array) -> jax.Array:
         product = h @ weight
-        if way == "product":
+        if kind == "product":
             return jnp.tanh(product)
-        if way == "sum":
+        if kind == "sum":
             return h * jax.ops.segment_sum(jnp.sin(product[index]), index, rows)
-        if way == "slice":
+        if kind == "slice":
             return jax.lax.dynamic_update_slice(jnp.tanh(h), jnp.sin(product[:64]), (1, 0))
         return h.at[index].add(jnp.cos(product[index]))
 
     def step(weights: list[jax.Array], x: jax.Array, index: jax.Array) -> Any:
         def loss(weights: list[jax.Array]) -> jax.Array:
-            made = [x]
-            for way, source, weight in zip(ways, sources, weights, strict=True):
-                made.append(layer(way, made[source], weight, index))
-            return jnp.stack([(one**2).mean() for one in made]).sum()
+            values = [x]
+            for kind, source, weight in zip(kinds, sources, weights, strict=True):
+                values.append(layer(kind, values[source], weight, index))
+            return jnp.stack([(value**2).mean() for value in values]).sum()
 
         return jax.tree.map(lambda old, g: old - 0.1 * g, weights, jax.grad(loss)(weights))
 

@@ -41,9 +41,9 @@ ENTRY %main (x: f32[8,4], y: f32[8,4]) -> f32[8,4] {{
 """)
 
 
-def over(found: Module, operand: str, backend: Backend, leaf: int = 0) -> bool:
-    ops = found.entry.ops
-    return (leaf, operand) in overwritable(found, ops["made"], ops, backend)
+def over(hlo: Module, operand: str, backend: Backend, leaf: int = 0) -> bool:
+    ops = hlo.entry.ops
+    return (leaf, operand) in overwritable(hlo, ops["made"], ops, backend)
 
 
 @pytest.mark.parametrize("backend", [GPU, CPU])
@@ -78,15 +78,15 @@ def test_a_fusion_writes_over_what_it_reads_element_by_element(backend: Backend)
 
 def test_only_a_gpu_writes_over_another_type_of_as_many_bits() -> None:
     bits = ARRAY.replace("f32", "s32")
-    found = module(
+    hlo = module(
         LOOP.replace(ARRAY, bits), f"%s = {bits} convert(%p)", f"ROOT %t = {bits} negate(%s)"
     )
-    assert over(found, "x", backend=GPU) and not over(found, "x", backend=CPU)
+    assert over(hlo, "x", backend=GPU) and not over(hlo, "x", backend=CPU)
 
 
 def test_only_loops_of_a_cpu_write_over_what_they_read() -> None:
-    found = module(LOOP.replace("kLoop", "kOutput"), *SAME)
-    assert over(found, "x", backend=GPU) and not over(found, "x", backend=CPU)
+    hlo = module(LOOP.replace("kLoop", "kOutput"), *SAME)
+    assert over(hlo, "x", backend=GPU) and not over(hlo, "x", backend=CPU)
 
 
 def test_one_of_several_results_is_over_what_leads_to_it_alone() -> None:
@@ -96,9 +96,9 @@ def test_one_of_several_results_is_over_what_leads_to_it_alone() -> None:
         f"%t = {ARRAY} tanh(%q)",
         f"ROOT %u = {both} tuple(%s, %t)",
     )
-    found = module(LOOP.replace(f"{ARRAY} ", f"{both} ", 1), *results)
-    assert [over(found, "x", GPU, leaf) for leaf in (0, 1)] == [True, False]
-    assert [over(found, "y", GPU, leaf) for leaf in (0, 1)] == [False, True]
+    hlo = module(LOOP.replace(f"{ARRAY} ", f"{both} ", 1), *results)
+    assert [over(hlo, "x", GPU, leaf) for leaf in (0, 1)] == [True, False]
+    assert [over(hlo, "y", GPU, leaf) for leaf in (0, 1)] == [False, True]
 
 
 UPDATE = (
@@ -134,8 +134,8 @@ UPDATE = (
 def test_what_is_updated_in_place(
     op: str, fused: tuple[str, ...], pairs: list[tuple[int, str]]
 ) -> None:
-    found = module(op, *fused)
-    assert list(updated(found, found.entry.ops["made"])) == pairs
+    hlo = module(op, *fused)
+    assert list(updated(hlo, hlo.entry.ops["made"])) == pairs
 
 
 @pytest.mark.parametrize(

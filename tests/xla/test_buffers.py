@@ -29,11 +29,11 @@ def temporary_bytes(done: Any) -> int:
 @pytest.mark.parametrize("name", STEPS)
 def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     step, args = STEPS[name](256, 6)
-    found = compile_step(step, args, name, random_recompute(seed), "v100")
-    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
-    assert found.packing.live_nbytes <= found.packing.nbytes
+    outcome = compile_step(step, args, name, random_recompute(seed), "v100")
+    assert outcome.packing.nbytes == pytest.approx(temporary_bytes(outcome.compiled), abs=2048)
+    assert outcome.packing.live_nbytes <= outcome.packing.nbytes
     # its body has nothing worth it
-    assert bool(found.recomputed) == bool(seed and name != "scanned")
+    assert bool(outcome.recomputed) == bool(seed and name != "scanned")
 
 
 @pytest.mark.gpu_aot
@@ -41,22 +41,22 @@ def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
 @pytest.mark.parametrize("seed", [43, 48, 91, 118])
 def test_what_is_updated_in_place_gets_the_bytes_that_were_predicted(seed: int) -> None:
     step, args = updating(seed)
-    found = compile_step(step, args, "updating", random_recompute(seed % 3), "v100")
-    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
-    assert found.packing.live_nbytes <= found.packing.nbytes
+    outcome = compile_step(step, args, "updating", random_recompute(seed % 3), "v100")
+    assert outcome.packing.nbytes == pytest.approx(temporary_bytes(outcome.compiled), abs=2048)
+    assert outcome.packing.live_nbytes <= outcome.packing.nbytes
 
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("name", ["dense", "branching", "accumulating"])
 def test_copies_take_the_host_bytes_that_were_predicted(name: str) -> None:
     step, args = STEPS[name](256, 6)
-    found = compile_step(step, args, name, random_copies(1), "v100")
-    memory = found.compiled.memory_analysis()
-    assert found.copies >= 4
-    assert found.packing.host_nbytes == memory.host_temp_size_in_bytes > 0
-    assert found.packing.nbytes == pytest.approx(memory.temp_size_in_bytes, abs=2048)
+    outcome = compile_step(step, args, name, random_copies(1), "v100")
+    memory = outcome.compiled.memory_analysis()
+    assert outcome.copies >= 4
+    assert outcome.packing.host_nbytes == memory.host_temp_size_in_bytes > 0
+    assert outcome.packing.nbytes == pytest.approx(memory.temp_size_in_bytes, abs=2048)
     # whose peak is in a branch
-    assert found.packing.live_nbytes < found.plain.live_nbytes or name == "branching"
+    assert outcome.packing.live_nbytes < outcome.plain.live_nbytes or name == "branching"
 
 
 @pytest.mark.parametrize("name", STEPS)
@@ -64,28 +64,30 @@ def test_kernels_that_run_again_change_no_bit_here(name: str) -> None:
     plain = None
     for seed in range(4):
         step, args = STEPS[name](64, 6)
-        found = compile_step(step, args, name, random_recompute(seed))
-        assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.02)
-        bits = [np.asarray(leaf) for leaf in jax.tree.leaves(found.compiled(*args))]
+        outcome = compile_step(step, args, name, random_recompute(seed))
+        assert outcome.packing.nbytes == pytest.approx(temporary_bytes(outcome.compiled), rel=0.02)
+        bits = [np.asarray(leaf) for leaf in jax.tree.leaves(outcome.compiled(*args))]
         plain = plain or bits
-        assert (found.recomputed > 0) == (seed > 0)
-        for one, other in zip(plain, bits, strict=True):
-            np.testing.assert_array_equal(one, other)
+        assert (outcome.recomputed > 0) == (seed > 0)
+        for expected, actual in zip(plain, bits, strict=True):
+            np.testing.assert_array_equal(expected, actual)
 
 
 def test_a_loop_says_how_often_its_body_runs() -> None:
-    found: list[Problem] = []
+    problems: list[Problem] = []
     step, args = STEPS["scanned"](64, 6)
 
     def look(problem: Problem) -> Schedule:
-        found.append(problem)
+        problems.append(problem)
         return runs(range(len(problem.kernels)))
 
     compile_step(step, args, "scanned", look)
-    loops = [kernel.trips for kernel in found[0].kernels if kernel.trips > 1]
+    loops = [kernel.trips for kernel in problems[0].kernels if kernel.trips > 1]
     assert loops == [6, 6]
-    inner = {number for number, kernel in enumerate(found[0].kernels) if kernel.block is not None}
-    assert {found[0].times[number] for number in inner} == {6}
+    inner = {
+        number for number, kernel in enumerate(problems[0].kernels) if kernel.block is not None
+    }
+    assert {problems[0].times[number] for number in inner} == {6}
 
 
 def test_sums_of_a_loop_are_placed_in_the_order_of_the_results() -> None:
@@ -110,9 +112,9 @@ def test_sums_of_a_loop_are_placed_in_the_order_of_the_results() -> None:
 @pytest.mark.gpu_aot
 def test_a_plan_takes_what_it_was_given_in_one_compilation() -> None:
     step, args = STEPS["dense"](256, 12)
-    found = compile_step(step, args, "dense", within_share(0.6), "v100")
-    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), abs=2048)
-    assert found.packing.live_nbytes <= 0.62 * found.plain.live_nbytes
+    outcome = compile_step(step, args, "dense", within_share(0.6), "v100")
+    assert outcome.packing.nbytes == pytest.approx(temporary_bytes(outcome.compiled), abs=2048)
+    assert outcome.packing.live_nbytes <= 0.62 * outcome.plain.live_nbytes
 
 
 @pytest.mark.parametrize("share", [0.75, 0.55])
@@ -120,14 +122,14 @@ def test_a_plan_changes_no_bit_here(share: float) -> None:
     step, args = STEPS["dense"](64, 12)
     plain = compile_step(step, args, "dense", random_recompute(0)).compiled(*args)
     step, args = STEPS["dense"](64, 12)
-    found = compile_step(step, args, "dense", within_share(share))
-    assert found.recomputed
-    assert found.packing.live_nbytes <= (share + 0.03) * found.plain.live_nbytes
-    assert found.packing.nbytes == pytest.approx(temporary_bytes(found.compiled), rel=0.02)
-    for one, other in zip(
-        jax.tree.leaves(plain), jax.tree.leaves(found.compiled(*args)), strict=True
+    outcome = compile_step(step, args, "dense", within_share(share))
+    assert outcome.recomputed
+    assert outcome.packing.live_nbytes <= (share + 0.03) * outcome.plain.live_nbytes
+    assert outcome.packing.nbytes == pytest.approx(temporary_bytes(outcome.compiled), rel=0.02)
+    for expected, actual in zip(
+        jax.tree.leaves(plain), jax.tree.leaves(outcome.compiled(*args)), strict=True
     ):
-        np.testing.assert_array_equal(one, other)
+        np.testing.assert_array_equal(expected, actual)
 
 
 NESTED = """HloModule nested, is_scheduled=true
@@ -171,8 +173,8 @@ ENTRY %main (x.1: f32[64,1024], z: f32[1024]) -> (f32[1024], s32[1024], f32[1024
 def test_a_fusions_result_may_be_a_tuple_itself() -> None:
     module = read_module(NESTED)
     problem = problem_of(module, backend=GPU)
-    made = next(kernel for kernel in problem.kernels if kernel.name == "made")
-    assert [problem.buffers[one].nbytes for one in made.writes] == [4096] * 3
+    kernel = next(kernel for kernel in problem.kernels if kernel.name == "made")
+    assert [problem.buffers[buffer].nbytes for buffer in kernel.writes] == [4096] * 3
     # the root of what is read alone, element by element
-    assert list(made.may_alias) == [made.writes[-1]]
+    assert list(kernel.may_alias) == [kernel.writes[-1]]
     judge(module, module)

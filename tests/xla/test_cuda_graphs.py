@@ -39,12 +39,14 @@ def resnet() -> tuple[Any, tuple[Any, ...]]:
 def in_xla(folder: Path) -> Launches:
     """Of a program without loops."""
     thunks = dumped_thunks(folder, after_passes=True)
-    sizes = tuple(len(one.inside) for one in thunks if one.kind == "kCommandBuffer")
+    sizes = tuple(len(thunk.inside) for thunk in thunks if thunk.kind == "kCommandBuffer")
     return Launches(sizes, len(sizes), sum(map(_singles, thunks)))
 
 
 def _singles(thunk: Thunk) -> int:
-    return sum(one.kind in _LAUNCHED for one in thunk.walk) if thunk.kind != "kCommandBuffer" else 0
+    return (
+        sum(node.kind in _LAUNCHED for node in thunk.walk) if thunk.kind != "kCommandBuffer" else 0
+    )
 
 
 @pytest.mark.gpu_aot
@@ -100,16 +102,16 @@ def test_steps_of_other_kinds_are_right_or_not_told(
     compiled = target.compile(
         Lowerable(step, args, {}, {"donate_argnums": 0}), dump_options(tmp_path)
     )
-    found, kinds = (
+    prediction, kinds = (
         launches(compiled.module, target.device),
         set(_kinds(dumped_thunks(tmp_path, "", True))),
     )
-    assert (found is None) == bool(kinds & {"kDynamicSliceFusion", "kConditional"})
-    assert found is None or found == in_xla(tmp_path)
+    assert (prediction is None) == bool(kinds & {"kDynamicSliceFusion", "kConditional"})
+    assert prediction is None or prediction == in_xla(tmp_path)
 
 
 def _kinds(thunks: list[Thunk]) -> list[str]:
-    return [one.kind for thunk in thunks for one in thunk.walk]
+    return [node.kind for thunk in thunks for node in thunk.walk]
 
 
 def told(entry: str, bodies: str = ADD) -> Launches | None:

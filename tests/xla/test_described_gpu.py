@@ -30,22 +30,22 @@ def fields(name: str) -> dict[str, str]:
 
 @pytest.mark.parametrize("name", catalog.names())
 def test_figures_are_those_of_the_specification(name: str) -> None:
-    device, found = catalog.named(name), fields(name)
+    device, spec = catalog.named(name), fields(name)
     chip = device.target
     assert chip is not None
-    assert int(found["device_memory_size"]) == device.memory_bytes
-    assert int(found["memory_bandwidth"]) == device.memory_bandwidth
-    assert int(found["core_count"]) == chip.core_count
-    assert int(found["l2_cache_size"]) == chip.l2_cache_bytes
-    assert int(found["shared_memory_per_block_optin"]) == chip.shared_memory_per_block_optin
-    assert float(found["clock_rate_ghz"]) == chip.clock_ghz
+    assert int(spec["device_memory_size"]) == device.memory_bytes
+    assert int(spec["memory_bandwidth"]) == device.memory_bandwidth
+    assert int(spec["core_count"]) == chip.core_count
+    assert int(spec["l2_cache_size"]) == chip.l2_cache_bytes
+    assert int(spec["shared_memory_per_block_optin"]) == chip.shared_memory_per_block_optin
+    assert float(spec["clock_rate_ghz"]) == chip.clock_ghz
 
 
 def test_threads_go_by_the_chips_generation() -> None:
-    most = {
+    limits = {
         name: fields(name)["threads_per_core_limit"] for name in ("v100", "a100", "rtx4090", "h100")
     }
-    assert most == {"v100": "2048", "a100": "2048", "rtx4090": "1536", "h100": "2048"}
+    assert limits == {"v100": "2048", "a100": "2048", "rtx4090": "1536", "h100": "2048"}
 
 
 @pytest.mark.parametrize("name", catalog.names())
@@ -91,12 +91,12 @@ def test_a_step_that_calls_python_is_planned_and_calls_as_often() -> None:
             y = x
             for w, call in zip(weights, CALLS, strict=True):
                 y = jnp.tanh(y @ w)
-                found = call(y)
-                y = y if found is None else y + found
+                output = call(y)
+                y = y if output is None else y + output
             return (y * y).mean()
 
         value, gradients = jax.value_and_grad(loss)(weights)
-        return jax.tree.map(lambda w, one: w - 0.1 * one, weights, gradients), value
+        return jax.tree.map(lambda w, gradient: w - 0.1 * gradient, weights, gradients), value
 
     args = (
         [jax.ShapeDtypeStruct((512, 512), jnp.float32)] * 5,
@@ -108,13 +108,13 @@ def test_a_step_that_calls_python_is_planned_and_calls_as_often() -> None:
             step, args, {}, {"donate_argnums": 0}, Request(budget, device="v100", split=False)
         )
 
-    def calls(found: Outcome) -> int:
-        return found.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
+    def calls(outcome: Outcome) -> int:
+        return outcome.executable.text.count('custom_call_target="xla_ffi_python_gpu_callback"')
 
     plain = planned(None)
-    found = planned(budget := int(0.7 * plain.device_bytes))
+    outcome = planned(budget := int(0.7 * plain.device_bytes))
     assert (
-        found.device_bytes <= budget
-        and found.method == "kernels"
-        and calls(found) == calls(plain) == len(CALLS)
+        outcome.device_bytes <= budget
+        and outcome.method == "kernels"
+        and calls(outcome) == calls(plain) == len(CALLS)
     )

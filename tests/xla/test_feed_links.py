@@ -39,16 +39,16 @@ def step(*ends: str, layers: int = LAYERS, more: str = "") -> Module:
     return module(*lines, alias=DONATED)
 
 
-def woven_of(one: Module) -> Module:
+def woven_of(plain: Module) -> Module:
     """With the collectives beside all kernels that are left."""
-    return overlapped(one, 2**40, feeds_links=True)
+    return overlapped(plain, 2**40, feeds_links=True)
 
 
 UPDATES = fusion("new.a", "a", "s.done"), fusion("new.b", "b", "t.done")
 
 
-def order(one: Module) -> list[str]:
-    return list(one.entry.ops)
+def order(hlo: Module) -> list[str]:
+    return list(hlo.entry.ops)
 
 
 def test_sums_start_where_their_gradients_are_and_are_freed_where_the_links_are_done() -> None:
@@ -60,12 +60,12 @@ def test_sums_start_where_their_gradients_are_and_are_freed_where_the_links_are_
     assert names.index("t") < names.index("s.done")
     heavy = [name for name in names if name[0] == "h"]
     assert heavy == [f"h{n}" for n in range(LAYERS)]
-    found, before = replay(woven, A100, EIGHT), replay(plain, A100, EIGHT)
-    assert not found.stalls
-    assert found.step_s < before.step_s
+    after, before = replay(woven, A100, EIGHT), replay(plain, A100, EIGHT)
+    assert not after.stalls
+    assert after.step_s < before.step_s
     assert (
-        found.hidden_collective_s
-        == pytest.approx(found.collective_s)
+        after.hidden_collective_s
+        == pytest.approx(after.collective_s)
         == pytest.approx(before.collective_s)
     )
     assert (
@@ -75,11 +75,11 @@ def test_sums_start_where_their_gradients_are_and_are_freed_where_the_links_are_
 
 def test_a_sum_is_waited_for_at_the_first_kernel_after_the_links_are_done() -> None:
     woven = woven_of(step(*UPDATES))
-    found, names = replay(woven, A100, EIGHT), order(woven)
-    for sent in found.transfers:
+    timeline, names = replay(woven, A100, EIGHT), order(woven)
+    for sent in timeline.transfers:
         at = names.index(f"{sent.name}.done")
         last = next(name for name in reversed(names[:at]) if name[0] == "h")
-        start, end = found.clock[last]
+        start, end = timeline.clock[last]
         assert start < sent.end_s <= end
 
 
@@ -151,12 +151,12 @@ def test_a_kernel_between_two_sums_runs_when_the_links_are_done_with_the_first()
     plain = module(chain[0], fusion("x", "h0", "b"), *chain[1:], *sums, end)
     woven = woven_of(plain)
     judge(plain, woven)
-    names, found = order(woven), replay(woven, A100, EIGHT)
+    names, timeline = order(woven), replay(woven, A100, EIGHT)
     at = names.index("narrow")
     assert names[at - 1] == "s.done" and names[at + 1] == "t"
-    start, end_s = found.clock[names[at - 2]]
-    assert start < found.transfers[0].end_s <= end_s
-    assert not found.stalls
+    start, end_s = timeline.clock[names[at - 2]]
+    assert start < timeline.transfers[0].end_s <= end_s
+    assert not timeline.stalls
 
 
 def test_what_is_short_waits_for_the_links_at_its_end() -> None:

@@ -25,10 +25,10 @@ def lowered(name: str) -> jax.stages.Lowered:
 
 
 def test_a_module_that_is_asked_for_is_given_in_its_order() -> None:
-    seen: list[Module] = []
+    modules: list[Module] = []
 
     def rewrite(module: Module) -> None:
-        seen.append(module)
+        modules.append(module)
 
     with hook.intercept("jit_asked", rewrite, "cpu") as interception:
         lowered("another").compile()
@@ -36,7 +36,7 @@ def test_a_module_that_is_asked_for_is_given_in_its_order() -> None:
         lowered("asked").compile()
     lowered("asked").compile(compiler_options={"xla_cpu_enable_fast_math": False})
     interception.check()
-    (module,) = seen
+    (module,) = modules
     assert module.name == "jit_asked"
 
 

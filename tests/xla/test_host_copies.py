@@ -61,31 +61,31 @@ ENTRY %main (stack: f32[8,4], trip: s32[]) -> f32[8,4] {{
 def test_a_slice_is_written_as_xla_writes_one_that_it_copies() -> None:
     module = copy_slices(read_module(TEXT), catalog.named("v100"))
     assert len([line for line in lines_of(module) if "kind=kCustom" in line]) == 2
-    made = Module.read(serialize(module))
-    assert [op.opcode for op in made["read"].ops.values()] == ["parameter"] * 2 + [
+    result = Module.read(serialize(module))
+    assert [op.opcode for op in result["read"].ops.values()] == ["parameter"] * 2 + [
         "constant",
         "dynamic-slice",
         "copy",
     ]
-    assert made["read"].root.operands == ("slice",)
-    assert made["written"].root.operands == ("q0", "q1.copied", "q2", "none")
+    assert result["read"].root.operands == ("slice",)
+    assert result["written"].root.operands == ("q0", "q1.copied", "q2", "none")
     for name in ("in", "out"):
-        op = made.entry.ops[name]
+        op = result.entry.ops[name]
         assert op.kind == "kCustom" and '"name":"dynamic_slice_fusion"' in op.backend_config
-        assert is_copy(made, op, catalog.named("v100"))
+        assert is_copy(result, op, catalog.named("v100"))
 
 
 def test_newer_gpus_get_streams_alone_and_other_fusions_nothing() -> None:
     module = read_module(TEXT)
-    made = copy_slices(module, catalog.named("a100"))
+    result = copy_slices(module, catalog.named("a100"))
     for name, number in (("in", 1), ("out", 0)):
-        plain, copied = module.entry.ops[name], made.entry.ops[name]
+        plain, copied = module.entry.ops[name], result.entry.ops[name]
         assert copied.frontend_attributes == {"_xla_stream_annotation": str(number)}
         assert copied == plain and (copied.kind, copied.backend_config) == ("kLoop", "")
         assert copied.statement == plain.statement
     stream = re.compile(r', frontend_attributes={_xla_stream_annotation="\d"}')
-    assert [stream.sub("", line) for line in lines_of(made)] == lines_of(module)
-    assert all(made[name] is module[name] for name in ("read", "written"))
+    assert [stream.sub("", line) for line in lines_of(result)] == lines_of(module)
+    assert all(result[name] is module[name] for name in ("read", "written"))
     for text in (TEXT.replace(_CONFIG, "metadata={}"), TEXT.replace(":S(5)", "")):
         plain = read_module(text)
         assert copy_slices(plain, catalog.named("v100")) is plain
@@ -109,9 +109,9 @@ def with_other_sizes(op: Instruction) -> Instruction:
 
 
 def with_another_emitter(op: Instruction) -> Instruction:
-    name, other = '"name":"dynamic_slice_fusion"', '"name":"address_computation"'
+    name, replacement = '"name":"dynamic_slice_fusion"', '"name":"address_computation"'
     assert name in op.backend_config
-    return op.changed(backend_config=op.backend_config.replace(name, other))
+    return op.changed(backend_config=op.backend_config.replace(name, replacement))
 
 
 # computation, instruction, and what becomes of it
@@ -129,16 +129,16 @@ def test_copies_compute_what_kernels_do_and_the_judge_kills_those_that_do_not(
     text: str, device: str
 ) -> None:
     plain = read_module(text)
-    made = copy_slices(plain, catalog.named(device))
-    judge(plain, made)
-    judge(plain, Module.read(serialize(made)))
+    result = copy_slices(plain, catalog.named(device))
+    judge(plain, result)
+    judge(plain, Module.read(serialize(result)))
     mutations = list(MUTATIONS)
     if device == "v100":
         fusion = "in" if text == TEXT else "slab"
         mutations.append(("main", fusion, with_another_emitter))
         mutations.append(("written", "q1.copied", lambda op: op.changed(opcode="negate")))
     for name, mutated, mutation in mutations:
-        edit, body = Edit(made), made[name]
+        edit, body = Edit(result), result[name]
         assert mutated in body.ops
         ops = [mutation(op) if op.name == mutated else op for op in body.ops.values()]
         edit.replace(body.with_ops(ops))
@@ -172,11 +172,11 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(
         .replace("f32[1,4]", "f32[16,65536]")
         .replace("{1,4}", "{16,65536}")
     )
-    found = replay(read_module(text), catalog.named(device))
-    inward, outward = sorted(found.transfers, key=lambda one: one.stream)
+    timeline = replay(read_module(text), catalog.named(device))
+    inward, outward = sorted(timeline.transfers, key=lambda transfer: transfer.stream)
     copied = config == _CONFIG and device == "a100"
-    read_s = max(inward.end_s, found.compute_s) if copied else inward.end_s + found.compute_s
-    assert found.step_s == pytest.approx(read_s + outward.end_s - outward.start_s)
+    read_s = max(inward.end_s, timeline.compute_s) if copied else inward.end_s + timeline.compute_s
+    assert timeline.step_s == pytest.approx(read_s + outward.end_s - outward.start_s)
 
 
 @pytest.mark.gpu_aot
@@ -192,15 +192,15 @@ def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.Monke
     planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(
         *image_shapes()
     )
-    assert [(one.copies, one.kernels) for one in planned.report.slab_loops] == [(1, 0)] * 3
+    assert [(loop.copies, loop.kernels) for loop in planned.report.slab_loops] == [(1, 0)] * 3
     assert (planned.report.loop_copies, planned.report.loop_kernels) == (3, 0)
-    moved = [one for loop in loops(dumped_thunks(tmp_path, "memplan")) for one in begun(loop)]
+    moved = [thunk for loop in loops(dumped_thunks(tmp_path, "memplan")) for thunk in begun(loop)]
     assert len(moved) == 3
-    for one in moved:
-        assert one.has("kCopy") and not one.has("kCustomKernel")
-    out, first, second = (one.stream for one in moved)
+    for thunk in moved:
+        assert thunk.has("kCopy") and not thunk.has("kCustomKernel")
+    out, first, second = (thunk.stream for thunk in moved)
     assert out and first == second != out
 
 
 def begun(loop: Thunk) -> list[Thunk]:
-    return [one for one in loop.inside if one.kind == "kAsyncStart"]
+    return [thunk for thunk in loop.inside if thunk.kind == "kAsyncStart"]

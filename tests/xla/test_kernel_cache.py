@@ -41,11 +41,11 @@ def test_a_kernel_is_made_once() -> None:
     assert V100.target
     kept = kernel_cache_file(V100.target)
     first = compiled(V100, 3.0)
-    made = kept.read_bytes()
+    contents = kept.read_bytes()
     again = compiled(V100, 3.0)
-    assert len(kept.read_bytes()) == len(made)
+    assert len(kept.read_bytes()) == len(contents)
     assert again.memory == first.memory
     compiled(P100, 3.0)
-    assert len(kept.read_bytes()) == len(made)
+    assert len(kept.read_bytes()) == len(contents)
     compiled(V100, 5.0)
-    assert len(kept.read_bytes()) > len(made)
+    assert len(kept.read_bytes()) > len(contents)

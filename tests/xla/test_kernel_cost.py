@@ -30,13 +30,13 @@ def test_a_kernel_reads_its_operands_once_and_writes_its_results() -> None:
     squared = (
         f"%pair = ({BIG}, {BIG}) tuple(%sum, %b)\n%first = {BIG} get-tuple-element(%pair), index=0"
     )
-    found = kernel_costs(
+    kernels = kernel_costs(
         read_module(
             module(f"{added}\n{squared}\nROOT %square = {BIG} multiply(%first, %first)", ADD)
         )
     )
-    assert [one.device_nbytes for one in found] == [6 * MIB, 4 * MIB]
-    assert not any(one.flops or one.is_host_copy for one in found)
+    assert [kernel.device_nbytes for kernel in kernels] == [6 * MIB, 4 * MIB]
+    assert not any(kernel.flops or kernel.is_host_copy for kernel in kernels)
 
 
 @pytest.mark.parametrize(
@@ -64,10 +64,10 @@ def test_tuples_of_results_are_summed_across_comments() -> None:
 
 def test_a_library_call_does_not_move_its_workspace() -> None:
     config = 'custom_call_target="__cublas$lt$matmul", backend_config={"lhs_contracting_dimensions":["1"]}'
-    found = of(
+    cost = of(
         f"ROOT %product = (f32[512,512]{{1,0}}, s8[4194304]{{0}}) custom-call(%a, %b), {config}"
     )
-    assert (found.device_nbytes, found.flops, found.dtype) == (
+    assert (cost.device_nbytes, cost.flops, cost.dtype) == (
         5 * MIB,
         2 * 512 * 512 * 1024,
         "float32",
@@ -120,16 +120,16 @@ def test_the_three_convolutions_of_a_layer_cost_the_same(kind: str, labels: str)
         else ("f32[8,32,32,64]", "f32[8,16,16,128]")
     )
     w = "f32[128,64,3,3]" if first else "f32[128,3,3,64]"
-    left, right, result = {
+    lhs, rhs, result = {
         "Forward": (x, w, y),
         "BackwardInput": (y, w, x),
         "BackwardFilter": (x, y, w),
     }[kind]
-    found = of(f"""
-        %l = {left} constant({{...}})
-        %r = {right} constant({{...}})
+    cost = of(f"""
+        %l = {lhs} constant({{...}})
+        %r = {rhs} constant({{...}})
         ROOT %c = ({result}, u8[0]) custom-call(%l, %r), {CONV.format(kind=kind, labels=labels)}""")
-    assert found.flops == 2 * (8 * 128 * 16 * 16) * (64 * 3 * 3)
+    assert cost.flops == 2 * (8 * 128 * 16 * 16) * (64 * 3 * 3)
 
 
 def jaxpr_flops(step: Callable[..., Any], *args: Any) -> float:
@@ -140,7 +140,7 @@ def compiled(step: Callable[..., Any], *args: Any, device: str = "v100") -> list
     """FLOPs of the kernels that have some."""
     pytest.importorskip("jax_cuda12_plugin")
     module = Target(catalog.named(device), True).compile(Lowerable(step, args)).module
-    return [one.flops for one in kernel_costs(module) if one.flops]
+    return [kernel.flops for kernel in kernel_costs(module) if kernel.flops]
 
 
 def gradients_of_convolution(rank: int, stride: int, groups: int = 1) -> Callable[..., Any]:
@@ -164,10 +164,10 @@ def gradients_of_convolution(rank: int, stride: int, groups: int = 1) -> Callabl
 def test_flops_of_compiled_convolutions(rank: int, stride: int, device: str, dtype: str) -> None:
     x, kernel = array(2, *[16] * rank, 64, dtype=dtype), array(*[3] * rank, 64, 128, dtype=dtype)
     step = gradients_of_convolution(rank, stride)
-    found = compiled(step, x, kernel, device=device)
-    assert len(found) == 3
-    assert sum(found) == pytest.approx(3 * 2 * 2 * (16 // stride) ** rank * 128 * 64 * 3**rank)
-    assert sum(found) == pytest.approx(jaxpr_flops(step, x, kernel), rel=0.02)
+    flops = compiled(step, x, kernel, device=device)
+    assert len(flops) == 3
+    assert sum(flops) == pytest.approx(3 * 2 * 2 * (16 // stride) ** rank * 128 * 64 * 3**rank)
+    assert sum(flops) == pytest.approx(jaxpr_flops(step, x, kernel), rel=0.02)
 
 
 @pytest.mark.gpu_aot
@@ -180,6 +180,6 @@ def test_flops_of_compiled_matrix_products(device: str, dtype: str, batch: tuple
         return jnp.tanh(jnp.einsum("...ij,...kj->...ik", a, b))
 
     args = array(*batch, 512, 256, dtype=dtype), array(*batch, 128, 256, dtype=dtype)
-    found = compiled(step, *args, device=device)
-    assert len(found) == 1
-    assert sum(found) == pytest.approx(2 * 512 * 256 * 128 * (batch[0] if batch else 1))
+    flops = compiled(step, *args, device=device)
+    assert len(flops) == 1
+    assert sum(flops) == pytest.approx(2 * 512 * 256 * 128 * (batch[0] if batch else 1))

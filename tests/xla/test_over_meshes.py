@@ -69,7 +69,10 @@ def by_hand(weights: list[jax.Array], x: jax.Array) -> list[jax.Array]:
             return jax.lax.all_gather(part, "model", tiled=True)
 
         gradients = jax.grad(lambda weights: chain(weights, x)[1])(weights)
-        return [weight - 0.1 * total(one) for weight, one in zip(weights, gradients, strict=True)]
+        return [
+            weight - 0.1 * total(gradient)
+            for weight, gradient in zip(weights, gradients, strict=True)
+        ]
 
     return jax.shard_map(
         local, mesh=eight(), in_specs=(WHOLE, BOTH), out_specs=WHOLE, check_vma=False
@@ -102,13 +105,13 @@ STEPS: dict[str, Callable[[], tuple[Step, Any, jax.ShapeDtypeStruct]]] = {
 
 def compiled(step: Step, weights: Any, x: jax.ShapeDtypeStruct, rewrite: Any, **flags: Any) -> int:
     """Device bytes of the step, compiled with a rewrite."""
-    given = jax.tree.map(lambda one: one.sharding, weights)
-    shardings = None if step is by_hand else (given, array().sharding)
+    weight_shardings = jax.tree.map(lambda weight: weight.sharding, weights)
+    shardings = None if step is by_hand else (weight_shardings, array().sharding)
     name = f"jit_{step.__name__}"  # pyright: ignore[reportFunctionMemberAccess]
-    with intercept(name, rewrite, "cuda") as found, compat.without_compilation_cache():
+    with intercept(name, rewrite, "cuda") as interception, compat.without_compilation_cache():
         lowered = jax.jit(step, donate_argnums=0, out_shardings=shardings).lower(weights, x)
         memory = lowered.compile(compiler_options={**HIDES, **flags}).memory_analysis()
-    found.check()
+    interception.check()
     assert memory is not None
     own = memory.temp_size_in_bytes + memory.argument_size_in_bytes
     return own + memory.output_size_in_bytes - memory.alias_size_in_bytes
@@ -117,13 +120,13 @@ def compiled(step: Step, weights: Any, x: jax.ShapeDtypeStruct, rewrite: Any, **
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("name", STEPS)
 def test_bytes_are_those_that_were_predicted(name: str, apart: bool) -> None:
-    seen: list[Module] = []
+    modules: list[Module] = []
 
     def read(module: Module) -> None:
-        seen.append(module)
+        modules.append(module)
 
     nbytes = compiled(*STEPS[name](), read, **(APART if apart else {}))
-    assert ScheduledModule(seen[-1], A100, EIGHT).device_bytes == pytest.approx(nbytes, rel=1e-3)
+    assert ScheduledModule(modules[-1], A100, EIGHT).device_bytes == pytest.approx(nbytes, rel=1e-3)
 
 
 @dataclass(frozen=True)
@@ -161,25 +164,27 @@ def gathers(module: Module) -> int:
 
 
 @pytest.mark.parametrize(
-    "share", [0.35, *(pytest.param(one, marks=pytest.mark.slow) for one in (0.4, 0.32))]
+    "share", [0.35, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.4, 0.32))]
 )
 def test_a_budget_is_kept_by_another_order_and_by_gathering_again(share: float) -> None:
     """Eight layers whose gathered weights are most of what the step holds."""
     weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
-    one = planned(chain, weights, x, share, **APART)
-    assert one.found.fits
-    assert gathers(one.before.module) + (share == 0.32) <= gathers(one.found.result.module)
-    assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
+    outcome = planned(chain, weights, x, share, **APART)
+    assert outcome.found.fits
+    assert gathers(outcome.before.module) + (share == 0.32) <= gathers(outcome.found.result.module)
+    assert outcome.nbytes == pytest.approx(outcome.found.predicted_bytes, rel=1e-3)
 
 
 def adam(state: Any, x: jax.Array) -> Any:
     """Like `chain`, with an optimizer that counts its steps."""
     weights, moments, count = state
     value, gradients = jax.value_and_grad(lambda weights: chain(weights, x)[1])(weights)
-    moments = [0.9 * moment + 0.1 * one for moment, one in zip(moments, gradients, strict=True)]
+    moments = [
+        0.9 * moment + 0.1 * gradient for moment, gradient in zip(moments, gradients, strict=True)
+    ]
     rate = 0.1 / (1 - 0.9**count)
     return (
-        [weight - rate * one for weight, one in zip(weights, moments, strict=True)],
+        [weight - rate * moment for weight, moment in zip(weights, moments, strict=True)],
         moments,
         count + 1,
     ), value
@@ -188,18 +193,20 @@ def adam(state: Any, x: jax.Array) -> Any:
 def test_updates_free_their_gradients_before_the_last_sum() -> None:
     """Eight layers whose gradients, weights whole on each device, are more than a budget leaves."""
     weights = [array(1024, 1024)] * 8
-    one = planned(adam, (weights, weights, array()), array(1024, 1024, spec=BOTH), 0.85, **APART)
-    assert one.found.fits
-    assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
+    outcome = planned(
+        adam, (weights, weights, array()), array(1024, 1024, spec=BOTH), 0.85, **APART
+    )
+    assert outcome.found.fits
+    assert outcome.nbytes == pytest.approx(outcome.found.predicted_bytes, rel=1e-3)
 
 
 def test_woven_sums_take_the_bytes_that_were_predicted() -> None:
-    one = planned(by_hand, [array(2048, 2048)] * 6, array(16384, 2048, spec=BOTH), 1.0, **APART)
-    woven = one.found.result.replay
-    assert woven.step_s < one.before.replay.step_s
-    assert woven.hidden_collective_s > one.before.replay.hidden_collective_s
-    assert one.nbytes == pytest.approx(one.found.predicted_bytes, rel=1e-3)
-    assert one.nbytes <= one.before.device_bytes
+    outcome = planned(by_hand, [array(2048, 2048)] * 6, array(16384, 2048, spec=BOTH), 1.0, **APART)
+    woven = outcome.found.result.replay
+    assert woven.step_s < outcome.before.replay.step_s
+    assert woven.hidden_collective_s > outcome.before.replay.hidden_collective_s
+    assert outcome.nbytes == pytest.approx(outcome.found.predicted_bytes, rel=1e-3)
+    assert outcome.nbytes <= outcome.before.device_bytes
 
 
 @pytest.mark.slow

@@ -25,20 +25,20 @@ SHARD = "f32[64,1024]{1,0}"
 LAYERS = 600  # longer than one collective
 
 
-def names(one: Module) -> list[str]:
-    return [name for name in one.entry.ops if name not in ("a", "b", "out")]
+def names(hlo: Module) -> list[str]:
+    return [name for name in hlo.entry.ops if name not in ("a", "b", "out")]
 
 
 def moved(plain: Module, limit_nbytes: int = NO_LIMIT) -> Module:
     """Judged, with its kernels in their order."""
-    found = overlapped(plain, limit_nbytes)
-    judge(plain, found)
+    result = overlapped(plain, limit_nbytes)
+    judge(plain, result)
     kernels = [
-        [name for name in names(one) if one.entry.ops[name].opcode == "fusion"]
-        for one in (plain, found)
+        [name for name in names(hlo) if hlo.entry.ops[name].opcode == "fusion"]
+        for hlo in (plain, result)
     ]
     assert kernels[0] == kernels[1]
-    return found
+    return result
 
 
 def sliced(name: str, of: str) -> str:
@@ -62,8 +62,8 @@ def added_early() -> Module:
 
 
 def test_a_gather_starts_just_in_time() -> None:
-    found = moved(read_late())
-    result, order = replay(found, A100, EIGHT), names(found)
+    hlo = moved(read_late())
+    result, order = replay(hlo, A100, EIGHT), names(hlo)
     assert not result.stalls and result.hidden_collective_s == pytest.approx(result.collective_s)
     (sent,) = result.transfers
     next_kernel = order[order.index("g") + 1]
@@ -73,8 +73,8 @@ def test_a_gather_starts_just_in_time() -> None:
 
 
 def test_a_sum_starts_as_soon_as_it_can_and_ends_when_the_links_are_done() -> None:
-    found = moved(added_early())
-    result, order = replay(found, A100, EIGHT), names(found)
+    hlo = moved(added_early())
+    result, order = replay(hlo, A100, EIGHT), names(hlo)
     assert order[order.index("x") + 1] == "s"
     (sent,), before = result.transfers, order[order.index("s.done") - 1]
     assert result.clock[before][0] < sent.end_s <= result.clock[before][1]
@@ -93,10 +93,10 @@ def test_a_limit_of_bytes_keeps_a_gather_back() -> None:
 def test_what_one_collective_needs_of_another_is_ended_before() -> None:
     """A sum of a sum: neither may wait for the links beside the other."""
     lines = fusion("x", "a", "b"), *summed("s", "x"), *summed("t", "s.done"), *chain(0, LAYERS)
-    found = moved(module(*lines, "ROOT " + fusion("out", f"h{LAYERS - 1}", "t.done")))
-    order = names(found)
+    hlo = moved(module(*lines, "ROOT " + fusion("out", f"h{LAYERS - 1}", "t.done")))
+    order = names(hlo)
     assert order.index("s") < order.index("s.done") < order.index("t") < order.index("t.done")
-    assert not replay(found, A100, EIGHT).stalls
+    assert not replay(hlo, A100, EIGHT).stalls
 
 
 def test_nothing_moves_without_collectives_or_beside_nothing() -> None:
@@ -118,14 +118,14 @@ def test_any_module_stays_the_same_step(kinds: list[tuple[str, int, int]]) -> No
     """Kernels, sums and gathers of any values; those that are read last make the result."""
     lines, values = list[str](), ["a", "b"]
     for number, (kind, first, second) in enumerate(kinds):
-        one, other = values[-1 - first % len(values)], values[-1 - second % len(values)]
+        lhs, rhs = values[-1 - first % len(values)], values[-1 - second % len(values)]
         name = f"v{number}"
         if kind in "kh":
-            lines.append(fusion(name, one, other, kind="kCustom" if kind == "h" else "kLoop"))
+            lines.append(fusion(name, lhs, rhs, kind="kCustom" if kind == "h" else "kLoop"))
         elif kind == "s":
-            lines += [fusion(f"{name}.x", one, other), *summed(name, f"{name}.x")]
+            lines += [fusion(f"{name}.x", lhs, rhs), *summed(name, f"{name}.x")]
         else:
-            lines += [sliced(f"{name}.x", one), *gathered(name, f"{name}.x", SHARD)]
+            lines += [sliced(f"{name}.x", lhs), *gathered(name, f"{name}.x", SHARD)]
         values.append(name if kind in "kh" else f"{name}.done")
     plain = module(*lines, "ROOT " + fusion("out", values[-1], values[-2]))
     for limit_nbytes in (live(plain), NO_LIMIT):

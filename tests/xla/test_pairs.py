@@ -26,12 +26,12 @@ def kernels(problem: Problem) -> dict[str, int]:
 
 def test_pairs_with_nothing_beside_them_are_synchronous() -> None:
     first, second = summed("s", "x"), summed("t", "y")
-    made = fusion("x", "a", "b"), fusion("y", "a", "b")
-    seen = f"%seen = {BIG} bitcast(%a)"
+    producers = fusion("x", "a", "b"), fusion("y", "a", "b")
+    view = f"%seen = {BIG} bitcast(%a)"
     last = fusion("last", "s.done", "t.done")
-    together = module(*made, first[0], second[0], seen, second[1], first[1], last, OUT)
-    assert synchronous_pairs(together.entry) == {"s": "s.done", "t": "t.done"}
-    apart = module(made[0], first[0], made[1], second[0], second[1], first[1], last, OUT)
+    nested_pairs = module(*producers, first[0], second[0], view, second[1], first[1], last, OUT)
+    assert synchronous_pairs(nested_pairs.entry) == {"s": "s.done", "t": "t.done"}
+    apart = module(producers[0], first[0], producers[1], second[0], second[1], first[1], last, OUT)
     assert synchronous_pairs(apart.entry) == {"t": "t.done"}
     ops = apart.entry.ops
     whole = as_synchronous(ops["t"], ops["t.done"])
@@ -46,7 +46,7 @@ def test_pairs_with_nothing_beside_them_are_synchronous() -> None:
 
 def test_a_sum_beside_a_kernel_is_in_place() -> None:
     start, done = summed("s", "x")
-    found = module(
+    hlo = module(
         fusion("x", "a", "b"),
         start,
         fusion("y", "a", "b"),
@@ -54,7 +54,7 @@ def test_a_sum_beside_a_kernel_is_in_place() -> None:
         fusion("last", "s.done", "y"),
         OUT,
     )
-    problem = problem_of(found, backend=GPU)
+    problem = problem_of(hlo, backend=GPU)
     place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert place["s{1}"] == place["x"] != place["y"]
     number = kernels(problem)
@@ -62,7 +62,7 @@ def test_a_sum_beside_a_kernel_is_in_place() -> None:
     assert not problem.kernels[number["s"]].recomputable
     tables = 2 * 256  # of the start's tuple, and of the operands in it
     # y is in the result's
-    assert ScheduledModule(found, A100, EIGHT).packing.nbytes == 2 * MIB + tables
+    assert ScheduledModule(hlo, A100, EIGHT).packing.nbytes == 2 * MIB + tables
 
 
 def test_a_sum_of_several_is_in_place_in_each() -> None:
@@ -73,9 +73,9 @@ def test_a_sum_of_several_is_in_place_in_each() -> None:
     )
     parts = (f"%s.{n} = {BIG} get-tuple-element(%s.done), index={n}" for n in range(2))
     done, last = f"%s.done = {shapes} all-reduce-done(%s)", fusion("last", "s.0", "s.1")
-    made = fusion("x", "a", "b"), fusion("y", "a", "b")
-    found = module(*made, start, fusion("z", "a", "b"), done, *parts, last, OUT)
-    problem = problem_of(found, backend=GPU)
+    producers = fusion("x", "a", "b"), fusion("y", "a", "b")
+    hlo = module(*producers, start, fusion("z", "a", "b"), done, *parts, last, OUT)
+    problem = problem_of(hlo, backend=GPU)
     place = {buffer.name: buffer.alias_set for buffer in problem.buffers}
     assert (place["s{1,0}"], place["s{1,1}"]) == (place["x"], place["y"])
     reads = problem.kernels[kernels(problem)["last"]].reads
@@ -84,13 +84,13 @@ def test_a_sum_of_several_is_in_place_in_each() -> None:
 
 def test_a_synchronous_sum_is_one_kernel_whose_buffer_its_reader_may_take() -> None:
     start, done = summed("s", "x")
-    found = module(fusion("x", "a", "b"), start, done, fusion("last", "s.done", "a"), OUT)
-    problem = problem_of(found, backend=GPU)
+    hlo = module(fusion("x", "a", "b"), start, done, fusion("last", "s.done", "a"), OUT)
+    problem = problem_of(hlo, backend=GPU)
     number, buffers = kernels(problem), {buffer.name: n for n, buffer in enumerate(problem.buffers)}
     assert "s.done" not in number
     assert problem.kernels[number["s"]].may_alias[buffers["s"]] == (buffers["x"],)
     assert buffers["s"] in problem.kernels[number["last"]].may_alias[buffers["last"]]
-    assert ScheduledModule(found, A100, EIGHT).packing.nbytes == 0  # all of them in the result
+    assert ScheduledModule(hlo, A100, EIGHT).packing.nbytes == 0  # all of them in the result
 
 
 def gathering() -> Module:

@@ -48,13 +48,13 @@ def test_what_does_not_grow_is_taken_whole() -> None:
 
 @given(POOLS, REQUESTS)
 def test_nothing_is_given_twice_or_beyond_the_limit(pool: Pool, requests: list[int]) -> None:
-    taken = pool.take(requests)
-    assert taken.in_use_bytes <= taken.pool_bytes <= pool.limit_bytes
-    if taken.refused_nbytes is None:
-        assert taken.in_use_bytes >= sum(requests)
+    usage = pool.take(requests)
+    assert usage.in_use_bytes <= usage.pool_bytes <= pool.limit_bytes
+    if usage.refused_nbytes is None:
+        assert usage.in_use_bytes >= sum(requests)
     else:  # it is what there is no room for behind the last region
-        assert taken.refused_nbytes > pool.limit_bytes - taken.pool_bytes - 256
-        assert any(0 <= taken.refused_nbytes - one < 256 for one in requests)
+        assert usage.refused_nbytes > pool.limit_bytes - usage.pool_bytes - 256
+        assert any(0 <= usage.refused_nbytes - request < 256 for request in requests)
 
 
 @given(st.lists(st.integers(1, 40 * MIB), min_size=1, max_size=10))

@@ -36,19 +36,19 @@ COPY_S = copy_seconds(2 * MIB, V100)
 
 
 def test_a_kernel_reads_its_operands_once_and_writes_its_results() -> None:
-    found = of(f"""
+    timeline = of(f"""
         %sum = {BIG} fusion(%a, %b), kind=kLoop, calls=%fused_add
         %pair = ({BIG}, {BIG}) tuple(%sum, %b)
         %first = {BIG} get-tuple-element(%pair), index=0
         ROOT %square = {BIG} multiply(%first, %first)""", ADD)  # fmt: skip
-    assert set(found.seconds) == {"sum", "square"}
-    assert found.step_s == found.compute_s == pytest.approx(10 * MIB / V100.memory_bandwidth)
-    assert found.flops == found.copy_s == 0
+    assert set(timeline.seconds) == {"sum", "square"}
+    assert timeline.step_s == timeline.compute_s == pytest.approx(10 * MIB / V100.memory_bandwidth)
+    assert timeline.flops == timeline.copy_s == 0
 
 
 def start(name: str, source: str, to_host: bool) -> str:
-    there, here = (HOST, BIG) if to_host else (BIG, HOST)
-    return f"%{name} = ({there}, {here}, u32[]) copy-start(%{source})"
+    to_shape, from_shape = (HOST, BIG) if to_host else (BIG, HOST)
+    return f"%{name} = ({to_shape}, {from_shape}, u32[]) copy-start(%{source})"
 
 
 def done(name: str, of_start: str, to_host: bool) -> str:
@@ -56,21 +56,23 @@ def done(name: str, of_start: str, to_host: bool) -> str:
 
 
 def test_a_copy_hides_under_kernels_and_stalls_for_the_rest() -> None:
-    found = of(
+    timeline = of(
         "\n".join([start("s", "a", True), chain(3, "k"), done("d", "s", True), chain(2, "l")]), ADD
     )
-    assert found.copied_out_nbytes == 2 * MIB
-    assert found.compute_s == pytest.approx(5 * ADD_S)
-    assert found.copy_s == pytest.approx(COPY_S) and found.hidden_copy_s == pytest.approx(3 * ADD_S)
-    assert found.step_s == pytest.approx(COPY_S + 2 * ADD_S)
+    assert timeline.copied_out_nbytes == 2 * MIB
+    assert timeline.compute_s == pytest.approx(5 * ADD_S)
+    assert timeline.copy_s == pytest.approx(COPY_S) and timeline.hidden_copy_s == pytest.approx(
+        3 * ADD_S
+    )
+    assert timeline.step_s == pytest.approx(COPY_S + 2 * ADD_S)
 
 
 def test_a_copy_with_enough_kernels_costs_nothing() -> None:
     enough = int(COPY_S / ADD_S) + 1
-    found = of("\n".join([start("s", "a", True), chain(enough, "k"), done("d", "s", True)]), ADD)
-    assert found.hidden_copy_s == pytest.approx(found.copy_s) and found.step_s == pytest.approx(
-        found.compute_s
-    )
+    timeline = of("\n".join([start("s", "a", True), chain(enough, "k"), done("d", "s", True)]), ADD)
+    assert timeline.hidden_copy_s == pytest.approx(
+        timeline.copy_s
+    ) and timeline.step_s == pytest.approx(timeline.compute_s)
 
 
 def test_directions_overlap_each_other_but_a_stream_serves_one_copy_at_a_time() -> None:
@@ -81,13 +83,17 @@ def test_directions_overlap_each_other_but_a_stream_serves_one_copy_at_a_time() 
         done("d1", "s1", True),
         done("d2", "s2", False),
     ]
-    found = of("\n".join(out + both))
-    assert found.copied_out_nbytes == 4 * MIB and [one.stream for one in found.transfers] == [
+    timeline = of("\n".join(out + both))
+    assert timeline.copied_out_nbytes == 4 * MIB and [
+        transfer.stream for transfer in timeline.transfers
+    ] == [
         "out",
         "out",
         "in",
     ]
-    assert found.step_s == pytest.approx(2 * COPY_S) and found.copy_s == pytest.approx(2 * COPY_S)
+    assert timeline.step_s == pytest.approx(2 * COPY_S) and timeline.copy_s == pytest.approx(
+        2 * COPY_S
+    )
     starts = [start("s0", "a", True), start("s1", "b", True)]
     queued = of(
         "\n".join([*starts, done("d0", "s0", True), chain(1, "k"), done("d1", "s1", True)]), ADD
@@ -98,13 +104,13 @@ def test_directions_overlap_each_other_but_a_stream_serves_one_copy_at_a_time() 
 
 
 def test_a_synchronous_copy_blocks_and_a_copy_on_the_device_is_a_kernel() -> None:
-    found = of(f"%h = {HOST} copy(%a)\n%c = {BIG} copy(%h)\n%e = {BIG} copy(%c)")
-    assert [(one.stream, one.nbytes) for one in found.transfers] == [
+    timeline = of(f"%h = {HOST} copy(%a)\n%c = {BIG} copy(%h)\n%e = {BIG} copy(%c)")
+    assert [(transfer.stream, transfer.nbytes) for transfer in timeline.transfers] == [
         ("out", 2 * MIB),
         ("in", 2 * MIB),
     ]
-    assert set(found.seconds) == {"e"} and found.hidden_copy_s == 0
-    assert found.step_s == pytest.approx(2 * COPY_S + 4 * MIB / V100.memory_bandwidth)
+    assert set(timeline.seconds) == {"e"} and timeline.hidden_copy_s == 0
+    assert timeline.step_s == pytest.approx(2 * COPY_S + 4 * MIB / V100.memory_bandwidth)
     asynchronous = of(f"%s = ({BIG}, {BIG}, u32[]) copy-start(%a)\n%d = {BIG} copy-done(%s)")
     assert set(asynchronous.seconds) == {"s"} and asynchronous.copy_s == 0
     assert asynchronous.step_s == pytest.approx(4 * MIB / V100.memory_bandwidth)
@@ -116,15 +122,15 @@ def test_a_wrapped_update_of_a_host_buffer_copies_the_update() -> None:
     )
     shape = f"(({HOST}, f32[1,1024]{{1,0}}, s32[]), {HOST}, u32[])"
     start = f"%s = {shape} fusion-start(%buffer, %row, %at)"
-    found = of(f"""
+    timeline = of(f"""
         %buffer = {HOST} custom-call(), custom_call_target="AllocateBuffer"
         %at = s32[] constant(3)
         %row = f32[1,1024]{{1,0}} constant({{...}})
         {start}, kind=kLoop, calls=%fused_update
         %d = {HOST} fusion-done(%s)""", bodies)  # fmt: skip
-    assert [(one.stream, one.nbytes) for one in found.transfers] == [
+    assert [(transfer.stream, transfer.nbytes) for transfer in timeline.transfers] == [
         ("out", 4096)
-    ] and not found.seconds
+    ] and not timeline.seconds
 
 
 BODY = f"""
@@ -145,10 +151,14 @@ BODY = f"""
 @pytest.mark.parametrize(("config", "trips"), [('{"known_trip_count":{"n":"7"}}', 7), ("{}", 1)])
 def test_loops_count_their_trips(config: str, trips: int) -> None:
     loop = f"ROOT %w = ({BIG}) while(%t), condition=%cond, body=%body, backend_config={config}"
-    found = of(f"%t = ({BIG}) tuple(%a)\n{loop}", ADD + BODY)
-    assert found.step_s == found.compute_s == pytest.approx(trips * 4 * MIB / V100.memory_bandwidth)
-    assert found.blocks == {"w": found.step_s} and found.seconds["y"] == pytest.approx(
-        found.step_s / trips
+    timeline = of(f"%t = ({BIG}) tuple(%a)\n{loop}", ADD + BODY)
+    assert (
+        timeline.step_s
+        == timeline.compute_s
+        == pytest.approx(trips * 4 * MIB / V100.memory_bandwidth)
+    )
+    assert timeline.blocks == {"w": timeline.step_s} and timeline.seconds["y"] == pytest.approx(
+        timeline.step_s / trips
     )
 
 
@@ -161,13 +171,13 @@ def test_loops_count_their_trips(config: str, trips: int) -> None:
 )
 def test_the_most_expensive_branch_and_inlined_calls(chosen: str, value: str, bodies: str) -> None:
     idle = f"\n%idle (t: (f32[512,1024])) -> (f32[512,1024]) {{\n  ROOT %t = ({BIG}) parameter(0)\n}}\n"
-    found = of(f"""
+    timeline = of(f"""
         %p = {chosen} constant({value})
         %t = ({BIG}) tuple(%a)
         %c = ({BIG}) conditional(%p, %t, %t), {bodies}
         ROOT %call = ({BIG}) call(%c), to_apply=%body""", ADD + BODY + idle)  # fmt: skip
-    assert found.step_s == pytest.approx(8 * MIB / V100.memory_bandwidth)
-    assert found.blocks == {"c": found.step_s / 2, "call": found.step_s / 2}
+    assert timeline.step_s == pytest.approx(8 * MIB / V100.memory_bandwidth)
+    assert timeline.blocks == {"c": timeline.step_s / 2, "call": timeline.step_s / 2}
 
 
 def test_a_block_within_a_block_is_that_of_one_trip() -> None:
@@ -178,10 +188,10 @@ def test_a_block_within_a_block_is_that_of_one_trip() -> None:
   ROOT %v = ({BIG}) while(%u), condition=%cond, body=%body, {trips}
 }}
 """
-    found = of(f"""
+    timeline = of(f"""
         %t = ({BIG}) tuple(%a)
         ROOT %w = ({BIG}) while(%t), condition=%cond, body=%around, {trips}""", ADD + BODY + around)  # fmt: skip
-    assert found.blocks == {"w": found.step_s, "v": pytest.approx(found.step_s / 3)}
+    assert timeline.blocks == {"w": timeline.step_s, "v": pytest.approx(timeline.step_s / 3)}
 
 
 PRODUCT_FLOPS = 2 * 1024 * 128 * 128  # of a layer of the steps below
@@ -195,19 +205,23 @@ def test_a_step_of_a_cpu_is_the_sum_of_its_kernels_and_blocks(
 ) -> None:
     step, args = STEPS[name](128, 5)
     module = Module.read(compat.module_of(jax.jit(step).lower(*args).compile()))
-    found = replay(module, CPU)
+    timeline = replay(module, CPU)
     outer = [
         kernel.name
         for kernel in problem_of(module, backend=CPU.backend).kernels
         if kernel.block is None
     ]
-    known = {**found.seconds, **found.blocks}
-    assert found.step_s == found.compute_s == pytest.approx(sum(known[name] for name in outer))
-    assert min(known[name] for name in outer) > 0
-    assert found.step_s >= found.flops / CPU.rate("float32")
-    assert not found.transfers
+    durations = {**timeline.seconds, **timeline.blocks}
+    assert (
+        timeline.step_s
+        == timeline.compute_s
+        == pytest.approx(sum(durations[name] for name in outer))
+    )
+    assert min(durations[name] for name in outer) > 0
+    assert timeline.step_s >= timeline.flops / CPU.rate("float32")
+    assert not timeline.transfers
     if products is not None:
-        assert found.flops == products * PRODUCT_FLOPS
+        assert timeline.flops == products * PRODUCT_FLOPS
 
 
 def compiled_module(
@@ -242,24 +256,24 @@ def there_and_back(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 @pytest.mark.gpu_aot
 def test_compiled_host_copies_go_both_ways() -> None:
-    found = compiled(there_and_back, array(1024, 1024), array(2048, 2048))
-    assert found.copied_out_nbytes == 4 * MIB
-    assert {(one.stream, one.nbytes) for one in found.transfers} == {
+    timeline = compiled(there_and_back, array(1024, 1024), array(2048, 2048))
+    assert timeline.copied_out_nbytes == 4 * MIB
+    assert {(transfer.stream, transfer.nbytes) for transfer in timeline.transfers} == {
         ("out", 4 * MIB),
         ("in", 4 * MIB),
     }
-    assert found.copy_s == pytest.approx(copy_seconds(4 * MIB, V100))
-    assert found.compute_s + 2 * found.copy_s == pytest.approx(
-        found.step_s + 2 * found.hidden_copy_s
+    assert timeline.copy_s == pytest.approx(copy_seconds(4 * MIB, V100))
+    assert timeline.compute_s + 2 * timeline.copy_s == pytest.approx(
+        timeline.step_s + 2 * timeline.hidden_copy_s
     )
 
 
 @pytest.mark.gpu_aot
 def test_the_latency_hiding_scheduler_hides_copies() -> None:
     args = array(1024, 1024), array(2048, 2048)
-    found = compiled(there_and_back, *args, xla_gpu_enable_latency_hiding_scheduler=True)
-    assert found.hidden_copy_s > 0.9 * found.copy_s
-    assert found.step_s < found.compute_s + 0.2 * found.copy_s
+    timeline = compiled(there_and_back, *args, xla_gpu_enable_latency_hiding_scheduler=True)
+    assert timeline.hidden_copy_s > 0.9 * timeline.copy_s
+    assert timeline.step_s < timeline.compute_s + 0.2 * timeline.copy_s
 
 
 @pytest.mark.gpu_aot
@@ -277,5 +291,5 @@ def test_offload_inside_a_scan_copies_one_slice_each_trip() -> None:
     def loss(weights: jax.Array, x: jax.Array) -> jax.Array:
         return jax.lax.scan(jax.checkpoint(layer, policy=policy), x, weights)[0].sum()
 
-    found = compiled(jax.grad(loss), array(7, 512, 512), array(512, 512))
-    assert found.copied_out_nbytes == 7 * MIB
+    timeline = compiled(jax.grad(loss), array(7, 512, 512), array(512, 512))
+    assert timeline.copied_out_nbytes == 7 * MIB

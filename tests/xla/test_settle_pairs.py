@@ -38,9 +38,9 @@ def step() -> Module:
 
 def settled(room_nbytes: int) -> list[str]:
     plain = step()
-    found = settle_pairs(plain, problem_of(plain, backend=GPU), room_nbytes)
-    judge(plain, found)
-    return [name for name in found.entry.ops if name not in ("a", "b", "w", "out")]
+    result = settle_pairs(plain, problem_of(plain, backend=GPU), room_nbytes)
+    judge(plain, result)
+    return [name for name in result.entry.ops if name not in ("a", "b", "w", "out")]
 
 
 PLAIN = ["g", "h", "x", "g.done", "y", "h.done", "z", "r", "v", "s", "u", "s.done", "r.done"]

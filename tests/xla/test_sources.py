@@ -57,13 +57,13 @@ def module(frames: list[Frame]) -> Module:
 
 
 def sources(module: Module) -> dict[str, str]:
-    known = Sources(module)
-    return {name: line for name in module.instructions if (line := known.line(name))}
+    origins = Sources(module)
+    return {name: line for name in module.instructions if (line := origins.line(name))}
 
 
 def scopes(module: Module) -> dict[str, str]:
-    known = Sources(module)
-    return {name: scope for name in module.instructions if (scope := known.scope(name))}
+    origins = Sources(module)
+    return {name: scope for name in module.instructions if (scope := origins.scope(name))}
 
 
 def test_a_library_is_passed_over() -> None:
@@ -96,13 +96,13 @@ FRAMES = st.lists(st.integers(0, 2), min_size=1, max_size=8).flatmap(
 def test_it_is_the_innermost_line_of_the_best_kind(frames: tuple[Frame, ...]) -> None:
     expected = {}
     for number in range(len(frames)):
-        here, outward = number, []
-        while here >= 0:
-            outward.append(here)
-            here = frames[here][1]
+        index, outward = number, []
+        while index >= 0:
+            outward.append(index)
+            index = frames[index][1]
         own = next((at for at, frame in enumerate(outward) if frames[frame][0] == 2), len(outward))
-        for way, kind in itertools.product((outward[:own], outward[own:]), (0, 1)):
-            lines = [f"{FILES[kind]}:{frame}" for frame in way if frames[frame][0] == kind]
+        for path, kind in itertools.product((outward[:own], outward[own:]), (0, 1)):
+            lines = [f"{FILES[kind]}:{frame}" for frame in path if frames[frame][0] == kind]
             if lines and f"i{number}" not in expected:
                 expected[f"i{number}"] = lines[0]
     assert sources(module(list(frames))) == expected
@@ -155,23 +155,23 @@ SHAPE = jax.ShapeDtypeStruct((64, 64), "float32")
 
 @pytest.mark.parametrize("hooked", [False, True])
 def test_what_this_jax_writes_is_read(hooked: bool) -> None:
-    seen: list[Module] = []
+    modules: list[Module] = []
 
     def framed(x: jax.Array) -> jax.Array:
         return step(x)
 
     framed.__name__ = f"framed_{hooked}"
-    with hook.intercept(f"jit_{framed.__name__}", seen.append, "cpu"):
+    with hook.intercept(f"jit_{framed.__name__}", modules.append, "cpu"):
         compiled = jax.jit(framed).lower(SHAPE).compile()
-    seen.append(Module.read(compat.module_of(compiled)))
-    read = seen[0 if hooked else 1]
+    modules.append(Module.read(compat.module_of(compiled)))
+    read = modules[0 if hooked else 1]
     within = scopes(read)
-    found = {(line, within.get(name, "")) for name, line in sources(read).items()}
+    places = {(line, within.get(name, "")) for name, line in sources(read).items()}
     inside, after = (f"tests/xla/test_sources.py:{LINE + line}" for line in (2, 3))
-    assert {line for line, _ in found} == {inside, after}
-    assert {scope.split("/")[0] for line, scope in found if line == inside} == {"outer"}
-    assert any(scope.startswith("outer/while/body/") for _, scope in found)
-    assert {scope for line, scope in found if line == after} == {""}
+    assert {line for line, _ in places} == {inside, after}
+    assert {scope.split("/")[0] for line, scope in places if line == inside} == {"outer"}
+    assert any(scope.startswith("outer/while/body/") for _, scope in places)
+    assert {scope for line, scope in places if line == after} == {""}
 
 
 def test_a_scope_is_the_way_between_step_and_primitive() -> None:

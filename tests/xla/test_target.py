@@ -110,8 +110,8 @@ class TestDisabledPasses:
 
     def test_of_the_compilation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=unused")
-        found = self.gpu._as_planned({"xla_disable_hlo_passes": "dot-merger,copy-fusion"})
-        assert found == {"xla_disable_hlo_passes": "dot-merger,copy-fusion,rematerialization"}
+        options = self.gpu._as_planned({"xla_disable_hlo_passes": "dot-merger,copy-fusion"})
+        assert options == {"xla_disable_hlo_passes": "dot-merger,copy-fusion,rematerialization"}
 
     def test_of_the_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         flags = "--xla_gpu_autotune_level=0 --xla_disable_hlo_passes=dot-merger --xla_disable_hlo_passes=a,b"

@@ -35,14 +35,14 @@ def test_a_text():
     kernel, start, done, loop, copy = read_thunks(_TEXT)
     assert (kernel.kind, kernel.name, kernel.stream) == ("kCustomKernel", "fusion_1", "")
     assert start.stream == "memcpy_d2h_stream"
-    assert [one.kind for one in start.inside] == ["kCopy"]
+    assert [thunk.kind for thunk in start.inside] == ["kCopy"]
     assert (done.kind, copy.kind) == ("kAsyncDone", "kCopy")
-    assert [(one.kind, one.part) for one in loop.inside] == [
+    assert [(thunk.kind, thunk.part) for thunk in loop.inside] == [
         ("kCustomKernel", "condition"),
         ("kWhile", "body"),
         ("kCommandBuffer", "body"),
     ]
-    assert [one.part for one in loop.inside[1].inside] == ["condition", "body"]
+    assert [thunk.part for thunk in loop.inside[1].inside] == ["condition", "body"]
     assert loop.inside[2].has("kCublasLtMatmul")
 
 
@@ -66,8 +66,8 @@ def test_a_compilation(tmp_path: Path):
     target.compile(
         Lowerable(step, [jax.ShapeDtypeStruct((256, 256), jnp.float32)]), dump_options(tmp_path)
     )
-    found = loops(dumped_thunks(tmp_path))
-    assert len(found) == 2
-    assert found[1] in found[0].inside
-    assert any(one.has("kCommandBuffer") for one in dumped_thunks(tmp_path, after_passes=True))
-    assert not any(one.has("kCommandBuffer") for one in dumped_thunks(tmp_path))
+    loop_thunks = loops(dumped_thunks(tmp_path))
+    assert len(loop_thunks) == 2
+    assert loop_thunks[1] in loop_thunks[0].inside
+    assert any(thunk.has("kCommandBuffer") for thunk in dumped_thunks(tmp_path, after_passes=True))
+    assert not any(thunk.has("kCommandBuffer") for thunk in dumped_thunks(tmp_path))

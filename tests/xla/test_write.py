@@ -123,10 +123,10 @@ def test_a_copy_has_the_layout_of_what_it_is_a_copy_of(layout: str) -> None:
     (number,) = (n for n, buffer in enumerate(problem.buffers) if buffer.name == "a")
     schedule = (*runs([0, 1]), *(Action(kind, number) for kind in kinds), *runs([2, 3]))
     planned = read_module(text_of(write(module, problem, schedule))).entry
-    away, here = planned.ops["a.offloaded1"].result[0], planned.ops["a.prefetched1"].result[0]
+    away, home = planned.ops["a.offloaded1"].result[0], planned.ops["a.prefetched1"].result[0]
     assert away.on_host
-    assert str(here) == f"f32[8]{layout}"
-    assert away.layout._replace(space=0) == here.layout._replace(space=0)
+    assert str(home) == f"f32[8]{layout}"
+    assert away.layout._replace(space=0) == home.layout._replace(space=0)
 
 
 def test_what_a_loop_carries_is_not_copied() -> None:
@@ -176,9 +176,9 @@ def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
     """Clones are not merged; pairs of copies stay where they were written, and asynchronous."""
     for plan in (random_copies(1), random_recompute(1)):
         step, args = STEPS[name](256, 6)
-        found = compile_step(step, args, name, plan, "v100")
-        assert kept(Module.read(compat.module_of(found.compiled))) == kept(found.module)
-        assert bool(found.copies) != bool(found.recomputed)
+        outcome = compile_step(step, args, name, plan, "v100")
+        assert kept(Module.read(compat.module_of(outcome.compiled))) == kept(outcome.module)
+        assert bool(outcome.copies) != bool(outcome.recomputed)
 
 
 @pytest.mark.gpu_aot
@@ -188,11 +188,11 @@ def test_the_compiler_changes_nothing_afterwards(name: str) -> None:
 def test_each_direction_copies_on_a_stream_of_its_own(device: str, tmp_path: Path) -> None:
     shapes = [array(4096, 4096)] * 8, array(8192, 4096)
     options = {"donate_argnums": 0, "compiler_options": dump_options(tmp_path)}
-    found = memplan.jit(train, device=device, budget="1700MiB", **options).plan(*shapes)._outcome
+    outcome = memplan.jit(train, device=device, budget="1700MiB", **options).plan(*shapes)._outcome
     starts = [
-        op for op in found.executable.module.instructions.values() if op.opcode == "copy-start"
+        op for op in outcome.executable.module.instructions.values() if op.opcode == "copy-start"
     ]
-    thunks = [one for one in dumped_thunks(tmp_path) if one.kind == "kAsyncStart"]
+    thunks = [thunk for thunk in dumped_thunks(tmp_path) if thunk.kind == "kAsyncStart"]
     directions = [
         (op.result[0].on_host, thunk.stream) for op, thunk in zip(starts, thunks, strict=True)
     ]

@@ -43,18 +43,18 @@ class Thunk:
     @property
     def stream(self) -> str:
         """Of an asynchronous start; '' of others, which run on the main stream."""
-        found = _STREAM.search(self.text)
-        return found[1] if found else ""
+        match = _STREAM.search(self.text)
+        return match[1] if match else ""
 
     @property
     def walk(self) -> Iterator[Thunk]:
         """Itself and all inside of it."""
         yield self
-        for one in self.inside:
-            yield from one.walk
+        for child in self.inside:
+            yield from child.walk
 
     def has(self, kind: str) -> bool:
-        return any(one.kind == kind for one in self.walk)
+        return any(thunk.kind == kind for thunk in self.walk)
 
 
 def read_thunks(text: str) -> list[Thunk]:
@@ -62,15 +62,15 @@ def read_thunks(text: str) -> list[Thunk]:
     root, label = Thunk("", ""), ""
     path = [(-1, root)]  # those that the line may stand in, with the spaces before each
     for line in text.splitlines():
-        if found := _LABEL.fullmatch(line):
-            label = found[1]
-        elif found := _THUNK.fullmatch(line.rstrip()):
-            indent = len(found[1])
+        if match := _LABEL.fullmatch(line):
+            label = match[1]
+        elif match := _THUNK.fullmatch(line.rstrip()):
+            indent = len(match[1])
             while path[-1][0] >= indent:
                 path.pop()
             outer = path[-1][1]
             part = label or (outer.inside[-1].part if outer.inside else "")
-            thunk, label = Thunk(found[3], found[4], part), ""
+            thunk, label = Thunk(match[3], match[4], part), ""
             outer.inside.append(thunk)
             path.append((indent, thunk))
         elif line.strip():
@@ -93,14 +93,14 @@ def dumped_thunks(folder: Path, module: str = "", after_passes: bool = False) ->
     ends = ["thunk_sequence_after_thunk_passes.txt"] * after_passes + ["thunk_sequence.txt"]
     # by time: XLA numbers modules with four digits, and a whole suite has more of them
     latest = (
-        sorted(folder.glob(f"*.{end}"), key=lambda one: one.stat().st_mtime_ns, reverse=True)
+        sorted(folder.glob(f"*.{end}"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
         for end in ends
     )
     return read_thunks(
-        next(one for files in latest for one in files if module in one.name).read_text()
+        next(path for files in latest for path in files if module in path.name).read_text()
     )
 
 
 def loops(thunks: list[Thunk]) -> list[Thunk]:
     """All loops, inner ones among them."""
-    return [one for thunk in thunks for one in thunk.walk if one.kind == "kWhile"]
+    return [loop for thunk in thunks for loop in thunk.walk if loop.kind == "kWhile"]

@@ -40,7 +40,7 @@ def dims(
     if divisible and draw(st.booleans()):
         size = draw(st.integers(1, 2))
         return Dim(size * draw(st.integers(1, 6)), size, size, (0, 0), 1, 1)
-    rows, size, stride = (draw(st.integers(1, most)) for most in (max_rows, 3, 3))
+    rows, size, stride = (draw(st.integers(1, limit)) for limit in (max_rows, 3, 3))
     wide, between = draw(st.integers(1, dilation)), draw(st.integers(1, apart))
     low, high = (
         draw(st.integers(-2 if negative else 0, 3)),

@@ -204,7 +204,7 @@ def test_what_is_donated_is_resident_once(
 ) -> None:
     """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
     requested: list[SlabLimits] = []
-    monkeypatch.setattr(choose, "frontier", lambda *asked: requested.append(asked[2]) or [])
+    monkeypatch.setattr(choose, "frontier", lambda *args: requested.append(args[2]) or [])
     program = traced(step, array(256, 512), **donated)
     assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1e3)]
     assert requested == [SlabLimits(950 * KIB, 7, resident * KIB)]

@@ -76,7 +76,7 @@ def cases() -> Iterator[tuple[str, Machine, Callable[..., Any], Sequence[Any], i
 
 
 def main() -> None:
-    found = {}
+    facts = {}
     for name, machine, step, args, expected in cases():
         plain = jax.jit(lambda *args, step=step: step(*args))(*args)
         with before_scheduling("cpu", lambda module, on=machine: in_phases(module, on)) as modules:
@@ -86,8 +86,8 @@ def main() -> None:
         shaped = shaped(*args)
         pairs = zip(jax.tree.leaves(plain), jax.tree.leaves(shaped), strict=True)
         same = all(np.asarray(a).tobytes() == np.asarray(b).tobytes() for a, b in pairs)
-        found[name] = {"same": same, "gathers": gathers, "expected": expected}
-    print(json.dumps(found))
+        facts[name] = {"same": same, "gathers": gathers, "expected": expected}
+    print(json.dumps(facts))
 
 
 if __name__ == "__main__":

@@ -22,15 +22,15 @@ _ELEMENTWISE = {
 
 def run(module: Module, *arguments: Values) -> list[Values]:
     """The results of the entry on every partition."""
-    ops, known = module.entry.ops, dict[str, Values]()
+    ops, values = module.entry.ops, dict[str, Values]()
     for op in ops.values():
         if op.opcode != "tuple":
             sources = [ops[name].result[0] for name in op.operands]
-            known[op.name] = _Call(
-                op, sources, [known[name] for name in op.operands], arguments
+            values[op.name] = _Call(
+                op, sources, [values[name] for name in op.operands], arguments
             ).value()
-            assert known[op.name].shape[1:] == op.result[0].dims, op.name
-    return [known[op.name] for op in module.entry.results]
+            assert values[op.name].shape[1:] == op.result[0].dims, op.name
+    return [values[op.name] for op in module.entry.results]
 
 
 @dataclass(frozen=True)
@@ -86,13 +86,13 @@ class _Call:
         return self.given[0].transpose(0, *(dim + 1 for dim in self.op.dimensions))
 
     def dynamic_slice(self) -> Values:
-        found = []
+        slices = []
         for whole, *starts in zip(*self.given, strict=True):
             sides = zip(starts, whole.shape, self.array.dims, strict=True)
             begins = [min(max(int(start), 0), side - part) for start, side, part in sides]
             parts = zip(begins, self.array.dims, strict=True)
-            found.append(whole[tuple(slice(begin, begin + part) for begin, part in parts)])
-        return np.stack(found)
+            slices.append(whole[tuple(slice(begin, begin + part) for begin, part in parts)])
+        return np.stack(slices)
 
     def all_gather(self) -> Values:
         (dim,) = self.op.dimensions
@@ -106,12 +106,12 @@ class _Call:
         return self.in_groups(lambda parts: np.split(np.sum(parts, 0), len(parts), dim))
 
     def in_groups(self, communicate: Callable[[list[Values]], list[Values]]) -> Values:
-        found: dict[int, Values] = {}
+        results: dict[int, Values] = {}
         for group in self.op.groups(self.partitions):
-            found |= dict(
-                zip(group, communicate([self.given[0][one] for one in group]), strict=True)
+            results |= dict(
+                zip(group, communicate([self.given[0][member] for member in group]), strict=True)
             )
-        return np.stack([found[one] for one in range(self.partitions)])
+        return np.stack([results[partition] for partition in range(self.partitions)])
 
 
 def _outermost_first(array: Array) -> list[int]:

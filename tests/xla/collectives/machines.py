@@ -28,10 +28,10 @@ def groups_along(machine: Machine, levels: Sequence[int]) -> Groups:
     """Groups of all partitions that differ at these levels alone; the first level is the slowest in a group's order."""
     sizes = [axis.size for axis in machine.topology.axes]
     partitions = np.argsort(np.array(machine.devices)).reshape(sizes)
-    others = [level for level in range(len(sizes)) if level not in levels]
+    fixed_levels = [level for level in range(len(sizes)) if level not in levels]
     count = int(np.prod([sizes[level] for level in levels], dtype=int))
-    rows = partitions.transpose(*others, *levels).reshape(-1, count)
-    return tuple(tuple(int(one) for one in row) for row in rows)
+    rows = partitions.transpose(*fixed_levels, *levels).reshape(-1, count)
+    return tuple(tuple(int(partition) for partition in row) for row in rows)
 
 
 def collectives(module: Module, machine: Machine) -> list[Collective]:

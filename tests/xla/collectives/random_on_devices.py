@@ -39,10 +39,10 @@ def program(mesh: Mesh, rng: np.random.Generator) -> Step:
     whole = PartitionSpec(mesh.axis_names)
 
     def local(x: jax.Array) -> Any:
-        known = [x[0], x[0].T, x[0, :3, 0], x[0, 0, 0]]
+        values = [x[0], x[0].T, x[0, :3, 0], x[0, 0, 0]]
         for kind, seed in choices:
-            known += map(small, _Made(mesh, np.random.default_rng(seed), known).by(kind))
-        return [one[None] for one in known]
+            values += map(small, _Made(mesh, np.random.default_rng(seed), values).by(kind))
+        return [value[None] for value in values]
 
     return jax.shard_map(local, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 
@@ -50,9 +50,9 @@ def program(mesh: Mesh, rng: np.random.Generator) -> Step:
 class _Made:
     """What a collective makes of arrays that are known."""
 
-    def __init__(self, mesh: Mesh, rng: np.random.Generator, known: list[jax.Array]) -> None:
+    def __init__(self, mesh: Mesh, rng: np.random.Generator, values: list[jax.Array]) -> None:
         names = list(mesh.axis_names)
-        self._rng, self._known = rng, known
+        self._rng, self._known = rng, values
         self._axes = tuple(
             str(name) for name in rng.permutation(names)[: rng.integers(1, len(names) + 1)]
         )
@@ -62,7 +62,7 @@ class _Made:
         return getattr(self, f"_{kind}")()
 
     def _pick(self, least_dims: int = 0) -> jax.Array:
-        usual = [one for one in self._known if one.ndim >= least_dims and one.size < 4096]
+        usual = [value for value in self._known if value.ndim >= least_dims and value.size < 4096]
         return usual[self._rng.integers(len(usual))]
 
     def _psum(self) -> list[jax.Array]:
@@ -113,21 +113,21 @@ def differences(number: int) -> tuple[dict[str, float], Counter[str]]:
     )
     x = spread(mesh, jnp.asarray(rng.integers(-7, 8, (8, *rng.integers(3, 6, 2))), jnp.float32))
     step = program(mesh, rng)
-    expected, found, written = jax.jit(step)(x), dict[str, float](), Counter[str]()
+    expected, errors, written = jax.jit(step)(x), dict[str, float](), Counter[str]()
     for form, backend in (("cpu", CPU), ("gpu", GPU)):
         results, module = run_shaped(step, (x,), machine, backend=backend)
-        found[form] = off(expected, results)
+        errors[form] = off(expected, results)
         written.update(op.opcode for body in module.values() for op in body.ops.values())
-    return found, written
+    return errors, written
 
 
 def main(first: int, count: int) -> None:
     wrong, written = dict[int, dict[str, float]](), Counter[str]()
     for number in range(first, first + count):
-        found, kinds = differences(number)
+        errors, kinds = differences(number)
         written += kinds
-        if any(found.values()):
-            wrong[number] = found
+        if any(errors.values()):
+            wrong[number] = errors
         jax.clear_caches()
     kinds = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
     print(json.dumps({"wrong": wrong, "written": {kind: written[kind] for kind in kinds}}))

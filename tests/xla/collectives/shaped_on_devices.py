@@ -74,14 +74,14 @@ def off(a: Any, b: Any) -> float:
     def leaf(x: jax.Array, y: jax.Array) -> float:
         if (x.dtype, x.shape) != (y.dtype, y.shape):
             return float("inf")
-        found = 0.0
-        for one, other in zip(x.addressable_shards, y.addressable_shards, strict=True):
-            p, q = np.asarray(one.data, np.float64), np.asarray(other.data, np.float64)
-            found = (
-                max(found, float(np.abs(p - q).max() / max(np.abs(p).max(), 1e-3)))
+        error = 0.0
+        for x_shard, y_shard in zip(x.addressable_shards, y.addressable_shards, strict=True):
+            p, q = np.asarray(x_shard.data, np.float64), np.asarray(y_shard.data, np.float64)
+            error = (
+                max(error, float(np.abs(p - q).max() / max(np.abs(p).max(), 1e-3)))
                 if p.size
-                else found
+                else error
             )
-        return found
+        return error
 
     return max(jax.tree.leaves(jax.tree.map(leaf, a, b)), default=0.0)

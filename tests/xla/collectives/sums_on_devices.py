@@ -58,8 +58,8 @@ def summed(mesh: Mesh, axes: tuple[str, ...], scale: float = 1.0) -> Step:
         lone = jax.lax.psum(x @ x.T, axes)
         count = jax.lax.psum(n, axes)
         again = jax.lax.psum(lone[:1] + 1, axes)
-        most = jax.lax.pmax(x, axes)
-        return jax.tree.map(lambda one: one[None], (several, lone, count, again, most))
+        maximum = jax.lax.pmax(x, axes)
+        return jax.tree.map(lambda leaf: leaf[None], (several, lone, count, again, maximum))
 
     return jax.shard_map(local, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False)
 

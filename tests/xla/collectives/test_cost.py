@@ -82,20 +82,20 @@ def test_a_collective_takes_what_the_links_of_its_group_take(attributes: str) ->
 
 
 def test_groups_beside_each_other_share_the_link_of_their_host() -> None:
-    one = of("all-reduce", "replica_groups={{0,4},{1},{2},{3},{5},{6},{7}}")
-    four = of("all-reduce", HOSTS)
-    assert one.seconds < four.seconds
+    one_group = of("all-reduce", "replica_groups={{0,4},{1},{2},{3},{5},{6},{7}}")
+    four_groups = of("all-reduce", HOSTS)
+    assert one_group.seconds < four_groups.seconds
     network = DDL.axis("host").bandwidth
-    assert four.seconds - one.seconds == pytest.approx(3 * NBYTES / network)
-    assert four.outside_nbytes == 4 * one.outside_nbytes == 4 * NBYTES
+    assert four_groups.seconds - one_group.seconds == pytest.approx(3 * NBYTES / network)
+    assert four_groups.outside_nbytes == 4 * one_group.outside_nbytes == 4 * NBYTES
 
 
 def test_bytes_that_a_host_and_a_device_send() -> None:
     everyone = of("all-reduce", ALL)
     assert everyone.outside_nbytes == everyone.inside_nbytes == 2 * NBYTES * 7 / 8
     for opcode in ("reduce-scatter", "all-gather"):
-        found = of(opcode, ALL)
-        assert (found.outside_nbytes, found.inside_nbytes) == (NBYTES * 7 / 8, NBYTES * 7 / 8)
+        cost = of(opcode, ALL)
+        assert (cost.outside_nbytes, cost.inside_nbytes) == (NBYTES * 7 / 8, NBYTES * 7 / 8)
     assert of("all-reduce", DEVICES).outside_nbytes == of("all-reduce", HOSTS).inside_nbytes == 0
     # 4 devices of a host send 4 of 8 parts out, and 3 to each other
     exchanged = of("all-to-all", ALL)
@@ -121,15 +121,15 @@ def test_a_permute_takes_what_its_busiest_link_takes() -> None:
 
 
 def test_an_exchange_takes_what_the_network_takes() -> None:
-    found = of("all-to-all", ALL, 1 << 28)
+    cost = of("all-to-all", ALL, 1 << 28)
     network = DDL.axis("host")
-    assert found.seconds == LAUNCH_S + network.latency_s + 2 * (1 << 28) / network.bandwidth
+    assert cost.seconds == LAUNCH_S + network.latency_s + 2 * (1 << 28) / network.bandwidth
 
 
 @pytest.mark.parametrize("opcode", ["all-reduce", "reduce-scatter", "all-gather", "all-to-all"])
 def test_a_group_of_one_takes_nothing(opcode: str) -> None:
-    found = of(opcode, "replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}")
-    assert (found.seconds, found.outside_nbytes, found.inside_nbytes) == (0, 0, 0)
+    cost = of(opcode, "replica_groups={{0},{1},{2},{3},{4},{5},{6},{7}}")
+    assert (cost.seconds, cost.outside_nbytes, cost.inside_nbytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("devices", [2, 4])
@@ -138,11 +138,13 @@ def test_within_one_host_nothing_goes_over_the_network(devices: int, opcode: str
     inside, across = (
         on(topology_named(f"ddl@{shape}"), devices) for shape in (f"1x{devices}", f"{devices}x1")
     )
-    one, other = (of(opcode, "replica_groups={}", 1 << 28, machine) for machine in (inside, across))
-    assert (one.axes, other.axes) == (("device",), ("host",))
-    least_s = (devices - 1) / devices * one.nbytes / DDL.axis("device").bandwidth
-    assert least_s < one.seconds < 2.01 * least_s < other.seconds
-    assert one.outside_nbytes == other.inside_nbytes == 0
+    device_cost, host_cost = (
+        of(opcode, "replica_groups={}", 1 << 28, machine) for machine in (inside, across)
+    )
+    assert (device_cost.axes, host_cost.axes) == (("device",), ("host",))
+    least_s = (devices - 1) / devices * device_cost.nbytes / DDL.axis("device").bandwidth
+    assert least_s < device_cost.seconds < 2.01 * least_s < host_cost.seconds
+    assert device_cost.outside_nbytes == host_cost.inside_nbytes == 0
 
 
 def test_which_operations_are_collectives() -> None:

@@ -69,9 +69,14 @@ def test_pieces_in_the_order_of_devices_lie_right_at_once() -> None:
 def test_each_byte_passes_the_link_of_a_host_once() -> None:
     plain = gather((32, 256), (256, 256), 0, HOST_MAJOR)
     nbytes = 256 * 256 * 4
-    assert [one.outside_nbytes for one in collectives(plain, TWO_BY_FOUR)] == [7 / 8 * nbytes]
+    assert [collective.outside_nbytes for collective in collectives(plain, TWO_BY_FOUR)] == [
+        7 / 8 * nbytes
+    ]
     shaped = gathers_in_phases(plain, TWO_BY_FOUR)
-    assert [one.outside_nbytes for one in collectives(shaped, TWO_BY_FOUR)] == [nbytes / 2, 0]
+    assert [collective.outside_nbytes for collective in collectives(shaped, TWO_BY_FOUR)] == [
+        nbytes / 2,
+        0,
+    ]
 
 
 @given(cases())
@@ -94,11 +99,11 @@ def check_same(plain: Module, shaped: Module, case: Case) -> None:
     assert (shaped is not plain) == case.reaches_levels
     count = len(case.machine.devices)
     pieces = np.random.default_rng(0).normal(size=(count, *case.piece)).astype(np.float32)
-    ((expected,), (found,)) = run(plain, pieces), run(shaped, pieces)
-    assert found.tobytes() == expected.tobytes()
-    assert sum(one.outside_nbytes for one in collectives(shaped, case.machine)) <= sum(
-        one.outside_nbytes for one in collectives(plain, case.machine)
-    )
+    ((expected,), (actual,)) = run(plain, pieces), run(shaped, pieces)
+    assert actual.tobytes() == expected.tobytes()
+    assert sum(
+        collective.outside_nbytes for collective in collectives(shaped, case.machine)
+    ) <= sum(collective.outside_nbytes for collective in collectives(plain, case.machine))
 
 
 STAY = {
@@ -133,9 +138,9 @@ def test_groups_that_are_not_of_partitions_and_what_has_to_wait_stay(
     part: str, instead: str
 ) -> None:
     plain = gather((4, 8), (32, 8), 0, HOST_MAJOR)
-    other = replaced(plain, part, instead)
+    variant = replaced(plain, part, instead)
     assert gathers_in_phases(plain, TWO_BY_FOUR) is not plain
-    assert gathers_in_phases(other, TWO_BY_FOUR) is other
+    assert gathers_in_phases(variant, TWO_BY_FOUR) is variant
 
 
 def test_bodies_of_loops_are_changed_and_other_computations_stay() -> None:
@@ -176,5 +181,5 @@ def on_devices(request: pytest.FixtureRequest) -> Any:
 @pytest.mark.parametrize("on_devices", [8, pytest.param(12, marks=pytest.mark.slow)], indirect=True)
 def test_xla_gathers_the_same_bits(on_devices: Any) -> None:
     assert on_devices
-    assert {name: one for name, one in on_devices.items() if not one["same"]} == {}
-    assert any(one["gathers"] > 1 for one in on_devices.values())
+    assert {name: case for name, case in on_devices.items() if not case["same"]} == {}
+    assert any(case["gathers"] > 1 for case in on_devices.values())

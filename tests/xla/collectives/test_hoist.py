@@ -80,9 +80,9 @@ ENTRY %main (a: f32[4,2]) -> f32[4,2] {{
 
 def hoisted(plain: Module) -> Module:
     """As XLA reads it."""
-    found = hoist_sums(plain)
-    text_of(found)
-    return found
+    module = hoist_sums(plain)
+    text_of(module)
+    return module
 
 
 def all_reduces(module: Module) -> list[tuple[str, str]]:
@@ -92,16 +92,16 @@ def all_reduces(module: Module) -> list[tuple[str, str]]:
 
 
 def test_the_loop_adds_terms_and_their_total_is_summed_once() -> None:
-    found = hoisted(loop())
-    assert found["body"].ops["more"].operands == ("acc", "t")
-    assert all_reduces(found) == [("main", "out")]
-    assert short_lines_of(found)[-4:] == [
+    module = hoisted(loop())
+    assert module["body"].ops["more"].operands == ("acc", "t")
+    assert all_reduces(module) == [("main", "out")]
+    assert short_lines_of(module)[-4:] == [
         "%w = (s32[], f32[4,2], f32[4,2]) while(%start), condition=%condition, body=%body",
         "%s.trips1 = f32[4,2] get-tuple-element(%w), index=1",
         f"%out = f32[4,2] all-reduce(%s.trips1), {SUMMED.replace('=3', '=4')}",
         "ROOT %r = f32[4,2] negate(%out)",
     ]
-    assert [found.entry.ops[name].op_name for name in ("s.trips1", "out")] == [ORIGIN] * 2
+    assert [module.entry.ops[name].op_name for name in ("s.trips1", "out")] == [ORIGIN] * 2
 
 
 def test_elements_that_only_change_places() -> None:
@@ -109,11 +109,11 @@ def test_elements_that_only_change_places() -> None:
   %s = f32[2,4] all-reduce(%u), {SUMMED}
   %turned = f32[4,2] transpose(%s), dimensions={{1,0}}
   %copied = f32[4,2] copy(%turned)"""
-    found = hoisted(loop(moved, "f32[4,2] add(%copied, %acc)"))
-    assert found["body"].ops["turned"].operands == ("u",)
-    assert found["body"].ops["more"].operands == ("copied", "acc")
-    assert found.entry.ops["out"].shape == found.entry.ops["a"].shape
-    assert found.entry.ops["out"].opcode == "all-reduce"
+    module = hoisted(loop(moved, "f32[4,2] add(%copied, %acc)"))
+    assert module["body"].ops["turned"].operands == ("u",)
+    assert module["body"].ops["more"].operands == ("copied", "acc")
+    assert module.entry.ops["out"].shape == module.entry.ops["a"].shape
+    assert module.entry.ops["out"].opcode == "all-reduce"
 
 
 def test_two_readers_have_sums_on_channels_of_their_own() -> None:
@@ -125,8 +125,8 @@ def test_two_readers_have_sums_on_channels_of_their_own() -> None:
 
 
 def test_a_sum_that_nobody_reads_goes() -> None:
-    found = hoisted(loop(behind="ROOT %r = f32[4,2] get-tuple-element(%w), index=2"))
-    assert not all_reduces(found)
+    module = hoisted(loop(behind="ROOT %r = f32[4,2] get-tuple-element(%w), index=2"))
+    assert not all_reduces(module)
 
 
 def test_zeros_one_by_one() -> None:
@@ -193,6 +193,6 @@ def test_inner_loops_first() -> None:
   %inner = {STATE} while(%inside), condition=%inner_condition, body=%inner_body
   %s = f32[4,2] get-tuple-element(%inner), index=1"""
     body = f"%zero1 = f32[] constant(0)\n  %zero2 = s32[] constant(0)\n  {runs}"
-    found = hoisted(loop(body, inner=inner.replace("%inner_add", "%add")))
-    assert [name for name, _ in all_reduces(found)] == ["main"]
-    assert found["body"].ops["more"].operands[1] == "inner_s.trips1"
+    module = hoisted(loop(body, inner=inner.replace("%inner_add", "%add")))
+    assert [name for name, _ in all_reduces(module)] == ["main"]
+    assert module["body"].ops["more"].operands[1] == "inner_s.trips1"

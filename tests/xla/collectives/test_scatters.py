@@ -101,7 +101,10 @@ def test_the_pieces_are_put_side_by_side_and_summed_inside_the_host_first() -> N
 def test_each_byte_passes_the_link_of_a_host_once() -> None:
     nbytes = 256 * 64 * 4
     shaped = in_phases(cut_sum((256, 64), (256, 8), 1, HOST_MAJOR, by_number(8)), TWO_BY_FOUR)
-    assert [one.outside_nbytes for one in collectives(shaped, TWO_BY_FOUR)] == [0, nbytes / 2]
+    assert [collective.outside_nbytes for collective in collectives(shaped, TWO_BY_FOUR)] == [
+        0,
+        nbytes / 2,
+    ]
 
 
 @given(cases(), st.booleans())
@@ -123,16 +126,16 @@ def test_the_same_sums(case: Case, own: bool) -> None:
     whole = (
         np.random.default_rng(0).integers(-99, 99, (len(starts), *case.whole)).astype(np.float32)
     )
-    ((expected,), (found,)) = run(plain, whole), run(shaped, whole)
-    assert found.tobytes() == expected.tobytes()
+    ((expected,), (actual,)) = run(plain, whole), run(shaped, whole)
+    assert actual.tobytes() == expected.tobytes()
 
 
 @given(st.permutations(range(8)))
 def test_pieces_in_any_order_of_partitions_are_right_where_they_are_taken(order: list[int]) -> None:
     plain = cut_sum((16, 3), (2, 3), 0, HOST_MAJOR, looked_up([2 * place for place in order]))
     whole = np.random.default_rng(0).integers(-99, 99, (8, 16, 3)).astype(np.float32)
-    ((expected,), (found,)) = run(plain, whole), run(in_phases(plain, TWO_BY_FOUR), whole)
-    assert found.tobytes() == expected.tobytes()
+    ((expected,), (actual,)) = run(plain, whole), run(in_phases(plain, TWO_BY_FOUR), whole)
+    assert actual.tobytes() == expected.tobytes()
 
 
 PIECES = (64, 8), (8, 8), 0, HOST_MAJOR

@@ -63,16 +63,14 @@ def shaped(
     return module
 
 
-def collectives(found: Module) -> Iterator[Instruction]:
+def collectives(hlo: Module) -> Iterator[Instruction]:
     kinds = ("all-reduce", "reduce-scatter", "all-gather", "all-to-all")
-    return (op for op in found.entry.ops.values() if op.opcode in kinds)
+    return (op for op in hlo.entry.ops.values() if op.opcode in kinds)
 
 
-def told(found: Module) -> list[tuple[str, str, str]]:
+def told(hlo: Module) -> list[tuple[str, str, str]]:
     """Opcode, shape and groups of the collectives."""
-    return [
-        (op.opcode, short(op.result[0]), groups_text(op.groups(8))) for op in collectives(found)
-    ]
+    return [(op.opcode, short(op.result[0]), groups_text(op.groups(8))) for op in collectives(hlo)]
 
 
 def short(shape: Shape) -> str:
@@ -81,22 +79,22 @@ def short(shape: Shape) -> str:
     return str(Array(shape.dtype, shape.dims))
 
 
-def buckets(found: Module) -> list[list[str]]:
+def buckets(hlo: Module) -> list[list[str]]:
     """What travels together, in the order of the text: operands of the first sums over hosts."""
-    ops = found.entry.ops
+    ops = hlo.entry.ops
     wholes = [
         op
-        for op in collectives(found)
+        for op in collectives(hlo)
         if op.opcode in ("reduce-scatter", "all-reduce") and ".sum" not in op.name
     ]
-    return [_members(found, ops[op.operands[0]]) for op in wholes]
+    return [_members(hlo, ops[op.operands[0]]) for op in wholes]
 
 
-def _members(found: Module, op: Instruction) -> list[str]:
+def _members(hlo: Module, op: Instruction) -> list[str]:
     while op.opcode == "pad":
-        op = found.entry.ops[op.operands[0]]
+        op = hlo.entry.ops[op.operands[0]]
     parts: Sequence[str] = op.operands if op.opcode == "concatenate" else [op.name]
-    return [found.entry.ops[part].operands[0] if ".flat" in part else part for part in parts]
+    return [hlo.entry.ops[part].operands[0] if ".flat" in part else part for part in parts]
 
 
 def lone_sum(
@@ -164,25 +162,25 @@ def test_groups_that_are_a_part_of_the_machine() -> None:
 
 
 def test_small_sums_are_added_in_two_all_reduces() -> None:
-    found = shaped(lone_sum(dims="8"))
-    assert told(found) == [("all-reduce", "f32[8]", INSIDE), ("all-reduce", "f32[8]", ACROSS)]
-    first, second = collectives(found)
+    hlo = shaped(lone_sum(dims="8"))
+    assert told(hlo) == [("all-reduce", "f32[8]", INSIDE), ("all-reduce", "f32[8]", ACROSS)]
+    first, second = collectives(hlo)
     assert second.operands == (first.name,)
 
 
 def test_zeros_behind_what_does_not_divide() -> None:
-    found = shaped(lone_sum(dims="7,3"), STEEP).entry
-    (pad,) = (op for op in found.ops.values() if op.opcode == "pad")
+    entry = shaped(lone_sum(dims="7,3"), STEEP).entry
+    (pad,) = (op for op in entry.ops.values() if op.opcode == "pad")
     assert short(pad.shape) == "f32[24]"
     assert pad.padding == ((0, 3, 0),)
-    assert found.ops[pad.operands[1]].is_positive_zero
-    (part,) = (op for op in found.ops.values() if op.opcode == "slice")
+    assert entry.ops[pad.operands[1]].is_positive_zero
+    (part,) = (op for op in entry.ops.values() if op.opcode == "slice")
     assert (short(part.shape), part.slices) == ("f32[21]", ((0, 21, 1),))
 
 
 def test_integers_too() -> None:
-    found = told(shaped(lone_sum("s32", add="count")))
-    assert [kind for kind, *_ in found] == ["reduce-scatter", "all-reduce", "all-gather"]
+    phases = told(shaped(lone_sum("s32", add="count")))
+    assert [kind for kind, *_ in phases] == ["reduce-scatter", "all-reduce", "all-gather"]
 
 
 @pytest.mark.parametrize(
@@ -244,9 +242,9 @@ def test_sums_that_nothing_waits_for_travel_together_as_they_become_ready() -> N
 
 
 def test_a_bucket_ends_at_32_mib() -> None:
-    found = shaped(gradients([6, 5, 4, 3, 2, 1], 1664), STEEP)  # 10.6 MiB each
-    assert sorted(buckets(found)) == [["p1", "p2", "p3"], ["p4", "p5", "p6"]]
-    assert [short(op.shape) for op in collectives(found) if op.opcode == "reduce-scatter"] == [
+    hlo = shaped(gradients([6, 5, 4, 3, 2, 1], 1664), STEEP)  # 10.6 MiB each
+    assert sorted(buckets(hlo)) == [["p1", "p2", "p3"], ["p4", "p5", "p6"]]
+    assert [short(op.shape) for op in collectives(hlo) if op.opcode == "reduce-scatter"] == [
         "f32[2076672]"
     ] * 2
 
@@ -328,9 +326,9 @@ def test_order_beyond_what_is_read_counts_as_waiting() -> None:
         "a: f32[64]",
         "f32[64]",
     )
-    found = shaped(plain, STEEP)
-    assert buckets(found) == [["a"], ["m"], ["w"]]
-    assert (found.entry.ops["m"].operands, found.entry.ops["m"].predecessors) == (("k",), ("l",))
+    hlo = shaped(plain, STEEP)
+    assert buckets(hlo) == [["a"], ["m"], ["w"]]
+    assert (hlo.entry.ops["m"].operands, hlo.entry.ops["m"].predecessors) == (("k",), ("l",))
 
 
 def several(second: str = "f32[64]", reader: str = "get-tuple-element(%t), index=1") -> Module:
@@ -349,17 +347,17 @@ def several(second: str = "f32[64]", reader: str = "get-tuple-element(%t), index
 
 
 def test_a_sum_of_several_arrays_is_taken_apart() -> None:
-    found = shaped(several(), STEEP)
-    assert buckets(found) == [["a", "b"]]
-    assert "t" not in found.entry.ops
+    hlo = shaped(several(), STEEP)
+    assert buckets(hlo) == [["a", "b"]]
+    assert "t" not in hlo.entry.ops
 
 
 def test_what_is_left_of_several_arrays_is_summed_by_itself() -> None:
-    found = shaped(several("f32[8,8]{0,1}"), STEEP)
-    assert buckets(found) == [["a"], ["b"]]
-    assert found.entry.ops["v"].opcode == "all-reduce"
-    assert str(found.entry.ops["v"].shape) == "f32[8,8]{0,1}"
-    assert "t" not in found.entry.ops
+    hlo = shaped(several("f32[8,8]{0,1}"), STEEP)
+    assert buckets(hlo) == [["a"], ["b"]]
+    assert hlo.entry.ops["v"].opcode == "all-reduce"
+    assert str(hlo.entry.ops["v"].shape) == "f32[8,8]{0,1}"
+    assert "t" not in hlo.entry.ops
 
 
 def test_what_is_left_has_channels_in_the_order_of_the_text() -> None:
@@ -417,23 +415,23 @@ def test_names_and_channels_that_are_taken() -> None:
         "a: f32[64]",
         "f32[64]",
     )
-    found = shaped(plain, STEEP)
-    assert found.entry.ops["s.flat1"].opcode == "negate"
-    assert found.entry.ops["s.flat2"].operands == ("s.flat1",)
-    assert [op.channel for op in collectives(found)] == [18, 19, 20]
+    hlo = shaped(plain, STEEP)
+    assert hlo.entry.ops["s.flat1"].opcode == "negate"
+    assert hlo.entry.ops["s.flat2"].operands == ("s.flat1",)
+    assert [op.channel for op in collectives(hlo)] == [18, 19, 20]
 
 
 def test_bits_of_a_narrower_type_travel_between_hosts() -> None:
-    found = shaped(lone_sum(), wire="bfloat16")
-    assert told(found) == [
+    hlo = shaped(lone_sum(), wire="bfloat16")
+    assert told(hlo) == [
         ("reduce-scatter", "f32[65536]", INSIDE),
         ("all-to-all", "u16[2,32768]", ACROSS),
         ("all-gather", "u16[65536]", ACROSS),
         ("all-gather", "f32[262144]", INSIDE),
     ]
-    (added,) = (op for op in found.entry.ops.values() if op.opcode == "reduce")
+    (added,) = (op for op in hlo.entry.ops.values() if op.opcode == "reduce")
     assert short(added.shape) == "f32[32768]"
-    assert [short(op.shape) for op in found.entry.ops.values() if "bf16" in str(op.shape)] == [
+    assert [short(op.shape) for op in hlo.entry.ops.values() if "bf16" in str(op.shape)] == [
         "bf16[2,32768]", "bf16[2,32768]", "bf16[32768]", "bf16[65536]"
     ]  # fmt: skip
 
@@ -444,8 +442,8 @@ def test_float16_between_hosts() -> None:
 
 
 def test_a_narrower_type_where_groups_reach_other_hosts_alone() -> None:
-    found = shaped(lone_sum(groups=ACROSS), wire="bfloat16")
-    assert [kind for kind, *_ in told(found)] == ["all-to-all", "all-gather"]
+    hlo = shaped(lone_sum(groups=ACROSS), wire="bfloat16")
+    assert [kind for kind, *_ in told(hlo)] == ["all-to-all", "all-gather"]
 
 
 def test_what_is_not_cut_in_the_host_is_narrowed_between_hosts_too() -> None:
@@ -460,8 +458,8 @@ def test_what_is_not_cut_in_the_host_is_narrowed_between_hosts_too() -> None:
 
 @pytest.mark.parametrize(("side", "narrow"), [(4096, True), (4095, False)])
 def test_pieces_below_16_kib_travel_as_they_are(side: int, narrow: bool) -> None:
-    found = shaped(lone_sum(dims=f"4,{side}"), STEEP, wire="bfloat16")
-    dtypes = {array.dtype for op in found.entry.ops.values() for array in op.result}
+    hlo = shaped(lone_sum(dims=f"4,{side}"), STEEP, wire="bfloat16")
+    dtypes = {array.dtype for op in hlo.entry.ops.values() for array in op.result}
     assert ("bf16" in dtypes) == narrow
 
 
@@ -476,17 +474,17 @@ def test_integers_are_never_narrowed() -> None:
 
 
 def test_on_a_cpu_parts_are_exchanged_and_added_in_the_order_of_the_group() -> None:
-    found = shaped(lone_sum(dims="6,4"), STEEP, backend=CPU)
-    assert told(found) == [
+    hlo = shaped(lone_sum(dims="6,4"), STEEP, backend=CPU)
+    assert told(hlo) == [
         ("all-to-all", "f32[6]", INSIDE),
         ("all-reduce", "f32[6]", ACROSS),
         ("all-gather", "f32[24]", INSIDE),
     ]
-    ops = found.entry.ops
-    (exchange, total, _) = collectives(found)
+    ops = hlo.entry.ops
+    (exchange, total, _) = collectives(hlo)
     slices = [ops[name].slices for name in exchange.operands]
     assert slices == [((low, low + 6, 1),) for low in (0, 6, 12, 18)]
-    assert all(array.is_row_major for op in collectives(found) for array in op.result)
+    assert all(array.is_row_major for op in collectives(hlo) for array in op.result)
     order, last = [], ops[total.operands[0]]
     while last.opcode == "add":
         order.append(ops[last.operands[1]].index)
@@ -495,6 +493,6 @@ def test_on_a_cpu_parts_are_exchanged_and_added_in_the_order_of_the_group() -> N
 
 
 def test_on_a_cpu_bits_travel_in_tuples() -> None:
-    found = shaped(lone_sum(), backend=CPU, wire="bfloat16")
-    kinds = [(op.opcode, len(op.operands)) for op in collectives(found)]
+    hlo = shaped(lone_sum(), backend=CPU, wire="bfloat16")
+    kinds = [(op.opcode, len(op.operands)) for op in collectives(hlo)]
     assert kinds == [("all-to-all", 4), ("all-to-all", 2), ("all-gather", 1), ("all-gather", 1)]

@@ -65,9 +65,9 @@ def compiled(
     options = {"xla_gpu_autotune_level": 0, **collective_flags(MACHINE, backend=GPU)}
     shaping = intercept("jit_shaped", lambda module: None, "cuda", Shaping(MACHINE, GPU, wire))
     with shaping as interception, compat.without_compilation_cache():
-        found = lowered.compile(compiler_options=options)
+        executable = lowered.compile(compiler_options=options)
     interception.check()
-    return Module.read(compat.module_of(found))
+    return Module.read(compat.module_of(executable))
 
 
 def facts(module: Module) -> tuple[dict[tuple[str, tuple[str, ...]], int], float]:
@@ -76,10 +76,10 @@ def facts(module: Module) -> tuple[dict[tuple[str, tuple[str, ...]], int], float
     for body in module.values():
         for op in body.ops.values():
             if is_collective(op.opcode):
-                given = sum(body.ops[name].nbytes for name in op.operands)
-                found = collective(MACHINE, op.changed(shape=op.result[-1]), given)
-                counts[found.kind, found.axes] += 1
-                outside += found.outside_nbytes
+                nbytes = sum(body.ops[name].nbytes for name in op.operands)
+                cost = collective(MACHINE, op.changed(shape=op.result[-1]), nbytes)
+                counts[cost.kind, cost.axes] += 1
+                outside += cost.outside_nbytes
     return dict(counts), outside
 
 

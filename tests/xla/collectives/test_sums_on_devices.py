@@ -19,9 +19,9 @@ def printed(module: str, *arguments: object) -> Any:
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def check(found: dict[str, Any]) -> None:
+def check(cases: dict[str, Any]) -> None:
     """Whole numbers are the same to the bit."""
-    for name, case in found.items():
+    for name, case in cases.items():
         last = name.split()[-1]
         allowed = 0.0 if " over " in name else NARROW.get(last, 1e-6)
         assert case["off"] <= allowed, name
@@ -30,14 +30,14 @@ def check(found: dict[str, Any]) -> None:
 
 
 def test_two_hosts() -> None:
-    found = printed("sums_on_devices", "2x4")
-    check(found)
-    assert found["2x4 over a b"]["counts"] == {"all-reduce": 4, "all-to-all": 3, "all-gather": 3}
+    cases = printed("sums_on_devices", "2x4")
+    check(cases)
+    assert cases["2x4 over a b"]["counts"] == {"all-reduce": 4, "all-to-all": 3, "all-gather": 3}
     # within hosts
-    assert found["2x4 over b"]["counts"] == {"all-reduce": 7, "all-to-all": 0, "all-gather": 0}
+    assert cases["2x4 over b"]["counts"] == {"all-reduce": 7, "all-to-all": 0, "all-gather": 0}
     assert (
-        found["2x4 bfloat16"]["counts"]["all-to-all"]
-        > found["2x4 over a b"]["counts"]["all-to-all"]
+        cases["2x4 bfloat16"]["counts"]["all-to-all"]
+        > cases["2x4 over a b"]["counts"]["all-to-all"]
     )
 
 
@@ -49,6 +49,6 @@ def test_four_hosts_and_three_levels() -> None:
 @pytest.mark.slow
 def test_random_programs() -> None:
     """A thousand take half an hour of one core: `python -m tests.xla.collectives.random_on_devices 0 1000`."""
-    found = printed("random_on_devices", 0, 60)
-    assert not found["wrong"]
-    assert all(found["written"].values())
+    outcome = printed("random_on_devices", 0, 60)
+    assert not outcome["wrong"]
+    assert all(outcome["written"].values())

@@ -99,11 +99,11 @@ def test_what_the_next_trip_gets_is_not_written_over_what_is_still_read() -> Non
 def test_what_a_copy_still_reads_is_not_written_over() -> None:
     """The window itself is copied out, until the next one is written."""
     out = "((f32[1,4]{1,0}), f32[1,4]{1,0:S(5)}, u32[])"
-    before, _, rest = TEXT.partition("  %fetch-start")
+    before, _, tail = TEXT.partition("  %fetch-start")
     text = f"""{before}  %out-start = {out} copy-start(%window)
   %out-done = f32[1,4]{{1,0:S(5)}} copy-done(%out-start)
   %next = f32[1,4]{{1,0}} negate(%second)
-{rest.partition("third)")[2].lstrip()}"""
+{tail.partition("third)")[2].lstrip()}"""
     module = read_module(text)
     moved = copy_early(module)
     judge(module, moved)
@@ -137,8 +137,8 @@ SHIFTED = """  %wide = s32[1,4]{1,0} broadcast(%trip), dimensions={}
 
 def with_a_late_place() -> Module:
     """The next trip's number is made with the place of what is fetched for it, and written over this trip's."""
-    before, _, rest = TEXT.partition("  %fetch-start")
-    text = before + SHIFTED + LATE_PLACE + rest.partition("\n")[2]
+    before, _, tail = TEXT.partition("  %fetch-start")
+    text = before + SHIFTED + LATE_PLACE + tail.partition("\n")[2]
     text = text.replace("%body (", NUMBERS + "%body (").replace(
         "(%trip, %next, %stack)", "(%later, %next, %stack)"
     )

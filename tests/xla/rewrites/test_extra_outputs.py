@@ -51,9 +51,9 @@ def priced(text: str, *crowded: int) -> dict[str, float]:
 def made(text: str, *names: str, room_nbytes: int = ROOMY) -> Module:
     """With extra outputs, judged."""
     plain = read_module(text)
-    found = add_outputs(plain, names, room_nbytes)
-    judge(plain, found)
-    return found
+    module = add_outputs(plain, names, room_nbytes)
+    judge(plain, module)
+    return module
 
 
 def live(module: Module) -> list[int]:
@@ -61,8 +61,8 @@ def live(module: Module) -> list[int]:
 
 
 def test_a_late_reader_has_a_value_from_a_fusion_that_reads_the_same() -> None:
-    found = made(TEXT, "masked")
-    assert lines(found) == [
+    module = made(TEXT, "masked")
+    assert lines(module) == [
         MASKED.strip(),
         library("early", "masked").strip(),
         MID.strip(),
@@ -83,9 +83,9 @@ def test_it_is_not_there_in_between() -> None:
 
 def test_views_of_it_are_views_of_what_is_add_outputs() -> None:
     flat = f"  %flat = f32[524288]{{0}} bitcast(%masked)\n{LATE.replace('%masked', '%flat')}"
-    found = made(changed(TEXT, (LATE, flat)), "masked")
-    assert found.entry.ops["late"].operands == ("flat.again1", "grad.all1")
-    assert found.entry.ops["flat.again1"].operands == ("masked.again1.all2",)
+    module = made(changed(TEXT, (LATE, flat)), "masked")
+    assert module.entry.ops["late"].operands == ("flat.again1", "grad.all1")
+    assert module.entry.ops["flat.again1"].operands == ("masked.again1.all2",)
 
 
 def test_the_price_is_what_it_writes_and_reads_alone() -> None:
@@ -153,9 +153,13 @@ GRAD_TWO = GRAD.replace("%bent.0", "%bent.1")
 def test_one_fusion_makes_two_values() -> None:
     early = library("early", "b.0") + MID
     text = OF_TWO + ENTRY + LEAVES + early + GRAD_TWO + LATE_TWO + returned("late")
-    found = made(text, "both{0}", "both{1}")
-    assert list(fusions(found).values()) == [("x", "y"), ("x", "mid", "y")]
-    assert found.entry.ops["late"].operands == ("grad.all1", "both.again1.all1", "both.again2.all2")
+    module = made(text, "both{0}", "both{1}")
+    assert list(fusions(module).values()) == [("x", "y"), ("x", "mid", "y")]
+    assert module.entry.ops["late"].operands == (
+        "grad.all1",
+        "both.again1.all1",
+        "both.again2.all2",
+    )
     # each by itself
     assert priced(text) == {"both{0}": pytest.approx(2 / 3), "both{1}": pytest.approx(2 / 3)}
 
@@ -179,8 +183,10 @@ def test_clones_beside_each_other_alone_have_no_price() -> None:
 
 
 def test_nothing_makes_its_own_value_beside_it() -> None:
-    found = made(ALONE + LATE.replace("%grad", "%grad, %near") + returned("late"), "masked", "near")
-    assert "near" in fusions(found)
+    module = made(
+        ALONE + LATE.replace("%grad", "%grad, %near") + returned("late"), "masked", "near"
+    )
+    assert "near" in fusions(module)
 
 
 def test_what_is_made_of_an_argument_that_is_overwritten_is_kept() -> None:
@@ -193,14 +199,14 @@ def test_what_is_made_of_an_argument_that_is_overwritten_is_kept() -> None:
 def test_the_compiler_takes_extra_outputs_as_they_are() -> None:
     def rewrite(module: Module, problem: Problem) -> Module:
         room_nbytes = int(0.9 * max(live_nbytes(problem)))
-        found = merge_fusions(module, problem, room_nbytes).module
-        problem = problem_of(found, backend=GPU)
-        names = output_costs(found, problem, room_nbytes, live_nbytes(problem).tolist())
-        kept = live(found)
-        found = add_outputs(found, [name for name in names if "maximum" in name], room_nbytes)
-        assert sum(live(found)) < sum(kept)
-        return found
+        result = merge_fusions(module, problem, room_nbytes).module
+        problem = problem_of(result, backend=GPU)
+        names = output_costs(result, problem, room_nbytes, live_nbytes(problem).tolist())
+        kept = live(result)
+        result = add_outputs(result, [name for name in names if "maximum" in name], room_nbytes)
+        assert sum(live(result)) < sum(kept)
+        return result
 
     step, args = resnet_step(64, 64, 14)
-    _, _, found = compile_rewritten(step, args, "memplan_test_handed_gpu", "v100", rewrite)
-    assert sum(".again" in name and ".all" in name for name in fusions(found)) > 1
+    _, _, module = compile_rewritten(step, args, "memplan_test_handed_gpu", "v100", rewrite)
+    assert sum(".again" in name and ".all" in name for name in fusions(module)) > 1

@@ -57,11 +57,11 @@ UPDATE = f"""
 def test_what_makes_less_moves_past_the_other(more: str, order: list[str]) -> None:
     """As many bytes wait for the first of them as the second waits for, or more."""
     between = FAR + more + library("alone", "x") + library("ahead", "z")
-    found = made(
+    module = made(
         FUSED + ENTRY + MASKED + between + SUMS.replace("%z", "%ahead") + returned("far", "second")
     )
-    assert found is not None
-    assert list(found.entry.ops)[3:] == order
+    assert module is not None
+    assert list(module.entry.ops)[3:] == order
 
 
 def test_nothing_is_merged_around_what_waits_between() -> None:
@@ -72,7 +72,7 @@ def test_nothing_is_merged_around_what_waits_between() -> None:
 def test_what_overwrites_an_argument_stays_behind_its_readers(reads: str, merges: bool) -> None:
     new = f"  %new = {ARRAY} fusion(%x, %z), kind=kLoop, calls=%update.0\n"
     late = BENT.replace("%x, %y", reads)
-    found = made(
+    module = made(
         changed(FUSED, DONATED)
         + UPDATE
         + ENTRY
@@ -81,18 +81,18 @@ def test_what_overwrites_an_argument_stays_behind_its_readers(reads: str, merges
         + late
         + returned("new", "masked", "bent")
     )
-    assert (found is not None) == merges
-    assert found is None or list(fusions(found)) == ["bent.all1", "new"]
+    assert (module is not None) == merges
+    assert module is None or list(fusions(module)) == ["bent.all1", "new"]
 
 
 def test_one_group_reads_what_another_makes() -> None:
     late = BENT.replace("%bent =", "%late =").replace("%x, %y", "%masked, %z")
     later = MASKED.replace("%masked =", "%later =").replace("%y, %x", "%masked, %z")
     text = changed(FUSED, (KEPT, f"%n = {INTEGER} convert(%g)\n  ROOT %k = {ARRAY} convert(%n)"))
-    found = made(text + ENTRY + MASKED + late + later + BENT + returned("bent", "late", "later"))
-    assert found is not None
-    assert fusions(found) == {"bent.all1": ("y", "x"), "later.all1": ("masked.all1", "z")}
-    assert found.entry.ops["masked.all1"].operands == ("bent.all1",)
+    module = made(text + ENTRY + MASKED + late + later + BENT + returned("bent", "late", "later"))
+    assert module is not None
+    assert fusions(module) == {"bent.all1": ("y", "x"), "later.all1": ("masked.all1", "z")}
+    assert module.entry.ops["masked.all1"].operands == ("bent.all1",)
 
 
 @pytest.mark.parametrize(
@@ -120,8 +120,8 @@ def test_a_kernel_does_not_overwrite_what_others_of_its_threads_read() -> None:
         + ENTRY
     )
     late = BENT.replace("%x, %y", "%x, %y, %v") + SUMS + returned("first", "second", "bent")
-    found = made(f"{text}  %v = {SUM} parameter(3)\n{MASKED}{late}".replace("1024,512", "512,512"))
-    assert found is None or not {"bent", "sums"}.isdisjoint(found.entry.ops)
+    module = made(f"{text}  %v = {SUM} parameter(3)\n{MASKED}{late}".replace("1024,512", "512,512"))
+    assert module is None or not {"bent", "sums"}.isdisjoint(module.entry.ops)
 
 
 @pytest.mark.parametrize(
@@ -132,23 +132,23 @@ def test_the_tiles_of_all_sums_of_columns_have_room_in_a_block(
     dtype: str, along: int, sums: list[int]
 ) -> None:
     """Of half precision four elements are read at once, of floats two: 16.5 KB a sum, or 8.3."""
-    given = ARRAY.replace("f32", dtype)
+    shape = ARRAY.replace("f32", dtype)
     text = changed(
         FUSED,
-        (f"%z = {ARRAY} parameter(1)", f"%h = {given} parameter(1)\n  %z = {ARRAY} convert(%h)"),
+        (f"%z = {ARRAY} parameter(1)", f"%h = {shape} parameter(1)\n  %z = {ARRAY} convert(%h)"),
     )
-    text += changed(ENTRY, (f"%z = {ARRAY}", f"%z = {given}"))
+    text += changed(ENTRY, (f"%z = {ARRAY}", f"%z = {shape}"))
     text = text.replace("z: f32", f"z: {dtype}")
     for number, read in enumerate("xyx"):
-        one = (
+        kernel = (
             SUMS.replace("%masked", f"%{read}")
             .replace("%first", f"%v{number}.1")
             .replace("%second", f"%v{number}.2")
         )
-        text += re.sub(r"%sums\b(?!\.)", f"%sums{number}", one)
+        text += re.sub(r"%sums\b(?!\.)", f"%sums{number}", kernel)
     text += returned(*(f"v{number}.{which}" for number in range(3) for which in (1, 2)))
     if along == 1:
         text = text.replace("dimensions={0}", "dimensions={1}").replace("f32[512]", "f32[1024]")
     module = made(text) or read_module(text)
-    found = [len(op.result) for op in module.entry.ops.values() if op.opcode == "fusion"]
-    assert sorted(found, reverse=True) == sums
+    counts = [len(op.result) for op in module.entry.ops.values() if op.opcode == "fusion"]
+    assert sorted(counts, reverse=True) == sums

@@ -58,23 +58,23 @@ ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
 
 def made(text: str) -> Module | None:
     module = read_module(text)
-    found = inline_producers(module, problem_of(module, backend=GPU))
-    if found is module:
+    result = inline_producers(module, problem_of(module, backend=GPU))
+    if result is module:
         return None
-    judge(module, found)
-    return found
+    judge(module, result)
+    return result
 
 
 def test_a_reader_makes_a_value_for_itself_and_its_maker_sheds_it() -> None:
-    found = made(TEXT)
-    assert found is not None
-    entry = found.entry
+    module = made(TEXT)
+    assert module is not None
+    entry = module.entry
     (both, last) = entry.ops["both"], entry.ops["last"]
     assert str(both.shape) == ARRAY
     assert last.operands == ("far", "w")
-    opcodes = [op.opcode for op in found[both.called[0]].ops.values()]
+    opcodes = [op.opcode for op in module[both.called[0]].ops.values()]
     assert opcodes == ["parameter", "parameter", "tanh", "broadcast", "multiply"]
-    inside = found[last.called[0]]
+    inside = module[last.called[0]]
     assert [op.opcode for op in inside.ops.values()].count("tanh") == 1
     assert [str(op.shape) for op in inside.parameters.values()] == [ARRAY, ARRAY]
     assert "both.1" not in entry.ops
@@ -82,17 +82,17 @@ def test_a_reader_makes_a_value_for_itself_and_its_maker_sheds_it() -> None:
 
 
 def test_a_product_is_rounded_in_its_readers_too() -> None:
-    found = made(
+    module = made(
         TEXT.replace("%t = f32[1024,512]{1,0} tanh(%p)", "%t = f32[1024,512]{1,0} multiply(%p, %p)")
     )
-    assert found is not None
-    assert "both.1" not in found.entry.ops
+    assert module is not None
+    assert "both.1" not in module.entry.ops
 
 
 def test_fewer_bytes_are_there_at_once() -> None:
-    found, plain = made(TEXT), read_module(TEXT)
-    assert found is not None
-    before, after = (pack(problem_of(one, backend=GPU)).live_nbytes for one in (plain, found))
+    module, plain = made(TEXT), read_module(TEXT)
+    assert module is not None
+    before, after = (pack(problem_of(hlo, backend=GPU)).live_nbytes for hlo in (plain, module))
     assert after < before
 
 
@@ -125,20 +125,20 @@ def test_what_may_change_bits_or_cost_more_stays(old: str, new: str) -> None:
     ],
 )
 def test_a_module_that_computes_something_else_is_refused(name: str, old: str, new: str) -> None:
-    found = made(TEXT)
-    assert found is not None
-    judge(read_module(TEXT), read_module(text_of(found)))
+    module = made(TEXT)
+    assert module is not None
+    judge(read_module(TEXT), read_module(text_of(module)))
     with pytest.raises(NotThePlainModuleError):
-        judge(read_module(TEXT), replaced(found, old, new, name))
+        judge(read_module(TEXT), replaced(module, old, new, name))
 
 
 @pytest.mark.gpu_aot
 def test_the_compiler_takes_inlined_producers_as_they_are() -> None:
     def rewrite(module: Module, problem: Problem) -> Module:
-        found = inline_producers(module, problem)
-        assert found is not module
-        assert pack(problem_of(found, backend=GPU)).nbytes < pack(problem).nbytes
-        return found
+        result = inline_producers(module, problem)
+        assert result is not module
+        assert pack(problem_of(result, backend=GPU)).nbytes < pack(problem).nbytes
+        return result
 
     step, args = decoder_step(2, 512, tokens=512)
     compile_rewritten(step, args, "memplan_test_inline", "v100", rewrite)

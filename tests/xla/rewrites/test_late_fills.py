@@ -26,7 +26,7 @@ NBYTES = 1024 * 512 * 4
 def module_of(kinds: list[bool], order: list[int], edge: str = "") -> Module:
     """One fusion that makes an array of each size, each read by a kernel of its own, in this order, and passed on."""
     shapes = [LARGE if large else SMALL for large in kinds]
-    made, root = ", ".join(shapes), ", ".join(f"%b{number}" for number in range(len(kinds)))
+    types, root = ", ".join(shapes), ", ".join(f"%b{number}" for number in range(len(kinds)))
     inside = [
         f"  %b{n} = {shape} broadcast(%zero), dimensions={{}}" for n, shape in enumerate(shapes)
     ]
@@ -54,10 +54,10 @@ def module_of(kinds: list[bool], order: list[int], edge: str = "") -> Module:
         "%sum.0 (s: f32[], t: f32[]) -> f32[] {\n  %s = f32[] parameter(0)\n  %t = f32[] parameter(1)\n"
         "  ROOT %u = f32[] add(%s, %t)\n}",
         *bodies,
-        f"%{fill} () -> ({made}) {{\n  %zero = f32[] constant(0)\n" + "\n".join(inside)
-        + f"\n  ROOT %all = ({made}) tuple({root})\n}}",
+        f"%{fill} () -> ({types}) {{\n  %zero = f32[] constant(0)\n" + "\n".join(inside)
+        + f"\n  ROOT %all = ({types}) tuple({root})\n}}",
         "ENTRY %main (x: f32[1]) -> f32[1] {\n  %x = f32[1]{0} parameter(0)\n"
-        f"  %fill = ({made}) fusion(), kind=kLoop, calls=%{fill}\n" + "\n".join([*read, *views, *kernels])
+        f"  %fill = ({types}) fusion(), kind=kLoop, calls=%{fill}\n" + "\n".join([*read, *views, *kernels])
         + f"\n  ROOT %done = f32[1]{{0}} copy({last})\n}}\n",
     ])  # fmt: skip
     return read_module(text)
@@ -71,14 +71,14 @@ def test_no_two_large_ones_are_there_at_once_and_the_judge_sees_the_same(
     kinds = data.draw(st.lists(st.booleans(), min_size=2, max_size=6))
     order = data.draw(st.permutations(range(len(kinds))))
     module = module_of(kinds, order)
-    found = fill_late(module, 100 * NBYTES)
-    judge(module, found)
+    result = fill_late(module, 100 * NBYTES)
+    judge(module, result)
     if not any(kinds):
-        assert found is module
+        assert result is module
         return
-    before, now = (pack(problem_of(one, backend=GPU)).nbytes for one in (module, found))
-    assert before >= sum(kinds) * NBYTES and now < NBYTES + 4096 * (len(kinds) + 1)
-    fills = [op for op in found.entry.ops.values() if op.opcode == "fusion" and not op.operands]
+    before, after = (pack(problem_of(hlo, backend=GPU)).nbytes for hlo in (module, result))
+    assert before >= sum(kinds) * NBYTES and after < NBYTES + 4096 * (len(kinds) + 1)
+    fills = [op for op in result.entry.ops.values() if op.opcode == "fusion" and not op.operands]
     assert len(fills) == sum(kinds) + (not all(kinds))  # small ones stay one kernel
 
 
@@ -105,8 +105,8 @@ def two_loops(x: jax.Array) -> jax.Array:
     """Each stacks eight arrays of 4 MiB; the second's are not needed while the first's are."""
 
     def stacked(x: jax.Array) -> jax.Array:
-        _, found = lax.scan(lambda carry, _: (jnp.sin(carry), jnp.cos(carry)), x, length=8)
-        return jnp.cumsum(found, axis=0)[-1]
+        _, stack = lax.scan(lambda carry, _: (jnp.sin(carry), jnp.cos(carry)), x, length=8)
+        return jnp.cumsum(stack, axis=0)[-1]
 
     return stacked(stacked(x))
 
@@ -119,12 +119,12 @@ def test_the_compiler_takes_them() -> None:
         return fill_late(module, 1 << 30)
 
     name = "memplan_test_late_fills"
-    _, plain, found = compile_rewritten(two_loops, (x,), name, "h100", rewrite)
+    _, plain, module = compile_rewritten(two_loops, (x,), name, "h100", rewrite)
     fills = [op for op in plain.entry.ops.values() if op.opcode == "fusion" and not op.operands]
-    assert fills and found is not plain
+    assert fills and module is not plain
     large = [
         op
-        for op in found.entry.ops.values()
+        for op in module.entry.ops.values()
         if op.opcode == "fusion" and not op.operands and op.nbytes > 1 << 20
     ]
     assert all(len(op.result) == 1 for op in large)
@@ -153,8 +153,8 @@ def test_in_a_body_a_copy_of_a_fill_is_a_fill() -> None:
             for op in large
         )
 
-    _, plain, found = compile_rewritten(
+    _, plain, module = compile_rewritten(
         step, (x,), "memplan_test_late_fills_in_bodies", "v100", rewrite
     )
-    assert copies(plain) and not copies(found)
-    assert pack(problem_of(found, GPU)).nbytes < pack(problem_of(plain, GPU)).nbytes
+    assert copies(plain) and not copies(module)
+    assert pack(problem_of(module, GPU)).nbytes < pack(problem_of(plain, GPU)).nbytes

@@ -94,15 +94,15 @@ THREE = FUSED + ENTRY + MASKED + FAR + SUMS + BENT + returned("far", "first", "s
 def made(text: str, room_nbytes: int = ROOMY) -> Module | None:
     """Merged and judged; every name in it is of something."""
     module = read_module(text)
-    found = merge_fusions(module, problem_of(module, backend=GPU), room_nbytes).module
-    if found is module:
+    result = merge_fusions(module, problem_of(module, backend=GPU), room_nbytes).module
+    if result is module:
         return None
-    judge(module, found)
-    for body in found.values():
+    judge(module, result)
+    for body in result.values():
         for op in body.ops.values():
             assert body.ops.keys() >= {*op.operands, *op.predecessors}
-            assert found.keys() >= set(op.called)
-    return found
+            assert result.keys() >= set(op.called)
+    return result
 
 
 def changed(text: str, *changes: tuple[str, str]) -> str:
@@ -122,9 +122,9 @@ def fusions(module: Module) -> dict[str, tuple[str, ...]]:
 
 
 def test_a_maker_and_the_sums_over_its_result_are_one() -> None:
-    found = made(PAIR)
-    assert found is not None
-    assert lines(found) == [
+    module = made(PAIR)
+    assert module is not None
+    assert lines(module) == [
         f"%sums.all1 = ({ARRAY}, {SUM}, {SUM}) fusion(%y, %x, %z), kind=kInput, calls=%sums.0.all1",
         f"%masked.all1 = {ARRAY} get-tuple-element(%sums.all1), index=0",
         f'%far = {ARRAY} custom-call(%masked.all1), custom_call_target="far"',
@@ -143,36 +143,36 @@ def test_a_maker_and_the_sums_over_its_result_are_one() -> None:
         "reduce",
         "tuple",
     ]
-    assert [op.opcode for op in found["sums.0.all1"].ops.values()] == ["parameter"] * 3 + inside
+    assert [op.opcode for op in module["sums.0.all1"].ops.values()] == ["parameter"] * 3 + inside
 
 
 def test_what_only_they_read_is_not_written() -> None:
     text = changed(PAIR, ("custom-call(%masked)", "custom-call(%z)"))
-    found = made(text)
-    assert found is not None
-    assert str(found.entry.ops["sums.all1"].result) == str(
+    module = made(text)
+    assert module is not None
+    assert str(module.entry.ops["sums.all1"].result) == str(
         read_module(text).entry.ops["sums"].result
     )
-    assert moved_nbytes(read_module(text)) - moved_nbytes(found) == 2 * NBYTES
+    assert moved_nbytes(read_module(text)) - moved_nbytes(module) == 2 * NBYTES
 
 
 def test_one_result_is_no_tuple() -> None:
     views = f"  %flat = f32[524288]{{0}} bitcast(%masked)\n  %back = {ARRAY} bitcast(%flat)\n"
-    found = made(
+    module = made(
         FUSED + ENTRY + MASKED + views + BENT.replace("%x, %y", "%x, %back") + returned("bent")
     )
-    assert found is not None
-    assert lines(found) == [
+    assert module is not None
+    assert lines(module) == [
         f"%bent.all1 = {ARRAY} fusion(%y, %x), kind=kLoop, calls=%bent.0.all1",
         f"ROOT %out = ({ARRAY}) tuple(%bent.all1)",
     ]
 
 
 def test_siblings_are_one_and_so_are_three() -> None:
-    found, three = made(FUSED + ENTRY + MASKED + BENT + returned("masked", "bent")), made(THREE)
-    assert found is not None and three is not None
+    pair, three = made(FUSED + ENTRY + MASKED + BENT + returned("masked", "bent")), made(THREE)
+    assert pair is not None and three is not None
     assert (
-        lines(found)[0]
+        lines(pair)[0]
         == f"%bent.all1 = ({ARRAY}, {ARRAY}) fusion(%y, %x), kind=kLoop, calls=%bent.0.all1"
     )
     assert lines(three)[0].startswith(
@@ -230,8 +230,8 @@ OTHER_SUM = bent(
 def test_what_may_change_bits_or_has_other_elements_stays(
     stays: str, changes: list[tuple[str, str]]
 ) -> None:
-    found = made(changed(THREE, *changes))
-    assert found is None or stays in found.entry.ops
+    module = made(changed(THREE, *changes))
+    assert module is None or stays in module.entry.ops
 
 
 def test_what_shares_little_stays() -> None:
@@ -268,9 +268,9 @@ ENTRY %main (start: {STATE}) -> f32[512] {{
 
 
 def test_fusions_of_a_loop_are_merged() -> None:
-    found = made(LOOP)
-    assert found is not None
-    ops = found["body"].ops
+    module = made(LOOP)
+    assert module is not None
+    ops = module["body"].ops
     assert ops["sums.all1"].operands == ("left", "right")
     assert ops["out"].operands == ("next", "left", "masked.all1", "first", "second")
 
@@ -296,11 +296,11 @@ def test_fusions_of_a_loop_are_merged() -> None:
     ],
 )
 def test_a_module_that_computes_something_else_is_refused(name: str, old: str, new: str) -> None:
-    found = made(PAIR)
-    assert found is not None
-    judge(read_module(PAIR), read_module(text_of(found)))
+    module = made(PAIR)
+    assert module is not None
+    judge(read_module(PAIR), read_module(text_of(module)))
     with pytest.raises(NotThePlainModuleError):
-        judge(read_module(PAIR), replaced(found, old, new, name))
+        judge(read_module(PAIR), replaced(module, old, new, name))
 
 
 UNARY, BINARY = (
@@ -336,27 +336,29 @@ def fused(draw: st.DrawFn, name: str, many: int) -> tuple[str, list[str]]:
 @st.composite
 def modules(draw: st.DrawFn) -> str:
     """Fusions of the same elements, some of which sum, between what is no fusion; an argument may be donated."""
-    there, sums, ops, computations = ["x", "y", "z"], list[str](), list[str](), list[str]()
+    arrays, sums, ops, computations = ["x", "y", "z"], list[str](), list[str](), list[str]()
     for n in range(draw(st.integers(2, 8))):
-        reads = draw(st.lists(st.sampled_from(there[-6:]), min_size=1, max_size=3, unique=True))
+        reads = draw(st.lists(st.sampled_from(arrays[-6:]), min_size=1, max_size=3, unique=True))
         if draw(st.integers(0, 4)) == 0:
             ops.append(library(f"c{n}", reads[0]))
-            there.append(f"c{n}")
+            arrays.append(f"c{n}")
             continue
         text, shapes = draw(fused(f"f{n}", len(reads)))
         computations.append(text)
-        kind, given = (
+        kind, operands = (
             "kInput" if SUM in shapes else "kLoop",
             ", ".join(f"%{read}" for read in reads),
         )
-        ops.append(f"  %v{n} = ({', '.join(shapes)}) fusion({given}), kind={kind}, calls=%f{n}\n")
+        ops.append(
+            f"  %v{n} = ({', '.join(shapes)}) fusion({operands}), kind={kind}, calls=%f{n}\n"
+        )
         for leaf, shape in enumerate(shapes):
-            (there if shape == ARRAY else sums).append(f"v{n}.{leaf}")
+            (arrays if shape == ARRAY else sums).append(f"v{n}.{leaf}")
             ops.append(f"  %v{n}.{leaf} = {shape} get-tuple-element(%v{n}), index={leaf}\n")
-    unread = [one for one in there[3:] if not re.search(rf"%{one}[,)]", "".join(ops))]
+    unread = [array for array in arrays[3:] if not re.search(rf"%{array}[,)]", "".join(ops))]
     results = list(
         dict.fromkeys(
-            [*unread, *draw(st.lists(st.sampled_from(there[3:] or sums), max_size=2)), *sums]
+            [*unread, *draw(st.lists(st.sampled_from(arrays[3:] or sums), max_size=2)), *sums]
         )
     )
     # nobody reads that argument any more
@@ -370,24 +372,29 @@ def modules(draw: st.DrawFn) -> str:
 @given(modules(), st.sampled_from([6, 10, 20, ROOMY]))
 def test_a_merged_module_is_the_same_and_moves_less(text: str, arrays: int) -> None:
     plain, room = read_module(text), arrays * NBYTES
-    found = made(text, room)
-    if found is None:
+    module = made(text, room)
+    if module is None:
         return
-    before, after = kernel_costs(plain), kernel_costs(found)
-    assert sum(one.device_nbytes for one in after) < sum(one.device_nbytes for one in before)
+    before, after = kernel_costs(plain), kernel_costs(module)
+    assert sum(kernel.device_nbytes for kernel in after) < sum(
+        kernel.device_nbytes for kernel in before
+    )
     assert len(after) < len(before)
-    for name, operands in fusions(found).items():
+    for name, operands in fusions(module).items():
         op, opcodes = (
-            found.entry.ops[name],
-            [one.opcode for one in found[found.entry.ops[name].called[0]].ops.values()],
+            module.entry.ops[name],
+            [
+                instruction.opcode
+                for instruction in module[module.entry.ops[name].called[0]].ops.values()
+            ],
         )
         assert op.kind == ("kInput" if "reduce" in opcodes else "kLoop")
         if ".all" in name:
             assert (
-                op.nbytes + sum(found.entry.ops[one].nbytes for one in operands)
+                op.nbytes + sum(module.entry.ops[operand].nbytes for operand in operands)
                 <= MERGED_SHARE * room
             )
-    made(text_of(found), room)
+    made(text_of(module), room)
 
 
 def test_a_tuple_that_is_read_as_a_whole_stays_readable() -> None:
@@ -409,16 +416,16 @@ def merge_all(module: Module, problem: Problem) -> Module:
 
 def test_bits_are_those_of_two_kernels_on_a_cpu() -> None:
     args = [jnp.sin(jnp.arange(1024.0 * 1024)).reshape(1024, 1024)]
-    done, _, found = compile_rewritten(reading, args, "memplan_test_merge_cpu", None, merge_all)
-    (name,) = (name for name in fusions(found) if ".all" in name)
+    done, _, module = compile_rewritten(reading, args, "memplan_test_merge_cpu", None, merge_all)
+    (name,) = (name for name in fusions(module) if ".all" in name)
     assert len(Module.read(compat.module_of(done)).instructions[name].result) == 2
-    for one, other in zip(done(*args), jax.jit(reading)(*args), strict=True):
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
+    for actual, expected in zip(done(*args), jax.jit(reading)(*args), strict=True):
+        assert np.asarray(actual).tobytes() == np.asarray(expected).tobytes()
 
 
 @pytest.mark.gpu_aot
 def test_the_compiler_takes_the_merged_module_as_it_is() -> None:
     step, args = resnet_step(64, 64, 14)
-    _, plain, found = compile_rewritten(step, args, "memplan_test_merge_gpu", "v100", merge_all)
-    assert sum(".all" in name for name in fusions(found)) > 2
-    assert moved_nbytes(found) < moved_nbytes(plain)
+    _, plain, module = compile_rewritten(step, args, "memplan_test_merge_gpu", "v100", merge_all)
+    assert sum(".all" in name for name in fusions(module)) > 2
+    assert moved_nbytes(module) < moved_nbytes(plain)

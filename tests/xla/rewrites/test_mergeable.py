@@ -26,32 +26,32 @@ def of(text: str, name: str) -> Mergeable | None:
 
 
 def test_a_loop_goes_through_its_result() -> None:
-    found = of(THREE, "masked")
-    assert found is not None
-    assert (found.space, found.sums) == (((1024, 512), Layout((1, 0))), ())
-    assert found.reads == {"y": NBYTES, "x": NBYTES}
-    assert (found.makes, found.arrays) == (("masked",), 3)
+    candidate = of(THREE, "masked")
+    assert candidate is not None
+    assert (candidate.space, candidate.sums) == (((1024, 512), Layout((1, 0))), ())
+    assert candidate.reads == {"y": NBYTES, "x": NBYTES}
+    assert (candidate.makes, candidate.arrays) == (("masked",), 3)
 
 
 def test_sums_go_through_what_they_sum() -> None:
-    found = of(THREE, "sums")
-    assert found is not None
-    assert found.space == ((1024, 512), Layout((1, 0)))
+    candidate = of(THREE, "sums")
+    assert candidate is not None
+    assert candidate.space == ((1024, 512), Layout((1, 0)))
     summed = Array.row_major("f32", (1024, 512)), (0,), Array.row_major("f32", (512,))
-    assert found.sums == (summed, summed)
-    assert (found.makes, found.arrays) == (("sums{0}", "sums{1}"), 4)
+    assert candidate.sums == (summed, summed)
+    assert (candidate.makes, candidate.arrays) == (("sums{0}", "sums{1}"), 4)
 
 
 def test_little_that_it_reads_is_not_counted() -> None:
     little = THREE.replace("1024,512", "511,512")
-    found = of(little, "masked")
-    assert found is not None and found.reads == {} and found.arrays == 3
+    candidate = of(little, "masked")
+    assert candidate is not None and candidate.reads == {} and candidate.arrays == 3
 
 
 def test_what_it_reads_is_known_behind_views() -> None:
     views = f"  %flat = f32[524288]{{0}} bitcast(%y)\n  %back = {ARRAY} bitcast(%flat)\n"
-    found = of(changed(THREE, (BENT, views + BENT.replace("%y", "%back"))), "bent")
-    assert found is not None and set(found.reads) == {"x", "y"}
+    candidate = of(changed(THREE, (BENT, views + BENT.replace("%y", "%back"))), "bent")
+    assert candidate is not None and set(candidate.reads) == {"x", "y"}
 
 
 @pytest.mark.parametrize(
@@ -93,5 +93,5 @@ def test_what_is_the_root_stays() -> None:
 
 def test_other_elements_are_another_space() -> None:
     for shape in ("f32[1024,512]{0,1}", "f32[512,1024]{1,0}"):
-        found = of(changed(THREE, *bent("tanh(%t)", shape=shape)), "bent")
-        assert found is not None and found.space != ((1024, 512), Layout((1, 0)))
+        candidate = of(changed(THREE, *bent("tanh(%t)", shape=shape)), "bent")
+        assert candidate is not None and candidate.space != ((1024, 512), Layout((1, 0)))

@@ -26,8 +26,8 @@ def instructions(text: str) -> list[Instruction]:
     """From `m = multiply(a, b); n = s32 convert(m)`, floats unless they say otherwise; a root."""
     ops = list[Instruction]()
     for statement in text.split("; "):
-        name, _, rest = statement.partition(" = ")
-        said, _, operands = rest.rstrip(")").partition("(")
+        name, _, call = statement.partition(" = ")
+        said, _, operands = call.rstrip(")").partition("(")
         dtype, _, opcode = said.rpartition(" ")
         ops.append(
             instruction(name, opcode, Array.row_major(dtype or "f32", (4,)), operands.split(", "))
@@ -86,12 +86,12 @@ def test_some_functions_are_read_for_prevents_vectorization() -> None:
         "atan2",
         "rsqrt",
     ]
-    found = [
+    scalar_opcodes = [
         opcode
         for opcode in opcodes
         if prevents_vectorization(computed(f"m = {opcode}(a, b); r = add(m, b)"))
     ]
-    assert found == ["sine", "cosine", "tan", "power", "atan2"]
+    assert scalar_opcodes == ["sine", "cosine", "tan", "power", "atan2"]
 
 
 @pytest.mark.gpu_aot
@@ -111,7 +111,7 @@ def test_within_a_fusion_products_sums_and_conversions_are_rounded(
     script.chmod(0o755)
 
     def step(x: jax.Array, y: jax.Array, z: jax.Array) -> Any:
-        a, b, c = (one.astype(jnp.float16) for one in (x, y, z))
+        a, b, c = (operand.astype(jnp.float16) for operand in (x, y, z))
         return x * y + z, (a * b + c).astype(jnp.float32) * z, (x * y + 1).sum(0)
 
     target = Target(catalog.DEVICES[name], described=True)

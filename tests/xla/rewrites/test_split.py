@@ -70,11 +70,11 @@ ENTRY %main (x: f32[1024,512], y: f32[]) -> f32[1024,512] {{
 
 def made(text: str, budget_nbytes: int = 0) -> Module | None:
     module = read_module(text)
-    found = split_fusions(module, problem_of(module, backend=GPU), budget_nbytes)
-    if found is module:
+    result = split_fusions(module, problem_of(module, backend=GPU), budget_nbytes)
+    if result is module:
         return None
-    judge(module, found)
-    return found
+    judge(module, result)
+    return result
 
 
 def opcodes(module: Module, name: str) -> list[str]:
@@ -82,15 +82,15 @@ def opcodes(module: Module, name: str) -> list[str]:
 
 
 def test_results_of_one_fusion_become_those_of_two() -> None:
-    found = made(TEXT, 5 * NBYTES)
-    assert found is not None
-    ops = found.entry.ops
+    module = made(TEXT, 5 * NBYTES)
+    assert module is not None
+    ops = module.entry.ops
     assert list(ops) == ["x", "y", "one", "two", "three", "both.part1", "both", "masked", "last"]
     assert ops["both.part1"].operands == ("one", "two", "y")
     assert ops["both"].operands == ("one", "three")
     assert ops["masked"].operands == ("both.part1", "both", "three")
     assert [str(ops[name].shape) for name in ("both.part1", "both", "masked")] == [ARRAY] * 3
-    assert opcodes(found, "both.part1") == [
+    assert opcodes(module, "both.part1") == [
         "parameter",
         "parameter",
         "parameter",
@@ -98,24 +98,30 @@ def test_results_of_one_fusion_become_those_of_two() -> None:
         "multiply",
         "add",
     ]
-    assert opcodes(found, "both") == ["parameter", "parameter", "multiply"]
+    assert opcodes(module, "both") == ["parameter", "parameter", "multiply"]
 
 
 def test_a_mask_goes_from_one_piece_to_the_next() -> None:
-    found = made(TEXT, 4 * NBYTES)
-    assert found is not None
-    ops = found.entry.ops
+    module = made(TEXT, 4 * NBYTES)
+    assert module is not None
+    ops = module.entry.ops
     assert str(ops["masked.part1"].shape) == MASK
     assert ops["masked.part1"].operands == ("both.part1", "both")
     assert ops["masked"].operands == ("three", "masked.part1")
-    assert opcodes(found, "masked.part1")[2:] == ["subtract", "constant", "broadcast", "compare"]
-    assert opcodes(found, "masked") == ["parameter", "parameter", "constant", "broadcast", "select"]
+    assert opcodes(module, "masked.part1")[2:] == ["subtract", "constant", "broadcast", "compare"]
+    assert opcodes(module, "masked") == [
+        "parameter",
+        "parameter",
+        "constant",
+        "broadcast",
+        "select",
+    ]
 
 
 def test_the_floor_falls() -> None:
-    found, plain = made(TEXT), read_module(TEXT)
-    assert found is not None
-    before, after = (floor(problem_of(one, backend=GPU))[0] for one in (plain, found))
+    module, plain = made(TEXT), read_module(TEXT)
+    assert module is not None
+    before, after = (floor(problem_of(hlo, backend=GPU))[0] for hlo in (plain, module))
     # beside what lies in the output's place, and over what is read for the last time
     assert before == 2 * NBYTES + 256
     assert after == NBYTES + NBYTES // 4
@@ -123,8 +129,8 @@ def test_the_floor_falls() -> None:
 
 @pytest.mark.parametrize(("arrays", "pieces"), [(5.6, 0), (5.5, 1), (4.5, 1), (4.4, 2), (0.0, 2)])
 def test_only_what_crowds_the_budget_is_split(arrays: float, pieces: int) -> None:
-    found = made(TEXT, int(arrays * NBYTES))
-    assert sum("part" in name for name in found.entry.ops) == pieces if found else pieces == 0
+    module = made(TEXT, int(arrays * NBYTES))
+    assert sum("part" in name for name in module.entry.ops) == pieces if module else pieces == 0
 
 
 @pytest.mark.parametrize(
@@ -149,8 +155,8 @@ def test_what_may_change_bits_or_costs_much_or_is_an_output_stays(
     for old, new in changes:
         assert text.count(old) == 1
         text = text.replace(old, new)
-    found = made(text)
-    assert found is None or "both.part1" not in found.entry.ops
+    module = made(text)
+    assert module is None or "both.part1" not in module.entry.ops
 
 
 WHOLE = f"%l = {LONG} convert(%d)\n  %m = {LONG} convert(%e)\n  %n = {LONG} add(%l, %m)\n"
@@ -165,9 +171,9 @@ def test_no_integer_goes_to_the_next_piece_as_a_float(
     """It could be rounded once in one fusion, to what is narrower still."""
     text = TEXT.replace(f"  %g = {ARRAY} subtract(%d, %e)", f"{before}  %g = {ARRAY} {made_of}")
     text = text.replace(f"  %j = {MASK} compare(%g, %i), direction=GT\n", "")
-    found = made(text.replace("select(%j, %f, %i)", "add(%g, %f)"))
-    assert found is not None
-    assert ("masked.part1" in found.entry.ops) == splits
+    module = made(text.replace("select(%j, %f, %i)", "add(%g, %f)"))
+    assert module is not None
+    assert ("masked.part1" in module.entry.ops) == splits
 
 
 @pytest.mark.parametrize(
@@ -178,11 +184,11 @@ def test_no_integer_goes_to_the_next_piece_as_a_float(
     ],
 )
 def test_pieces_that_compute_something_else_are_refused(name: str, old: str, new: str) -> None:
-    found = made(TEXT)
-    assert found is not None
-    judge(read_module(TEXT), read_module(text_of(found)))
+    module = made(TEXT)
+    assert module is not None
+    judge(read_module(TEXT), read_module(text_of(module)))
     with pytest.raises(NotThePlainModuleError):
-        judge(read_module(TEXT), replaced(found, old, new, name))
+        judge(read_module(TEXT), replaced(module, old, new, name))
 
 
 UNARY, BINARY = ("tanh", "negate", "exponential", "abs"), ("add", "multiply", "subtract", "maximum")
@@ -198,24 +204,24 @@ def fusions(draw: st.DrawFn) -> str:
         operands = [draw(st.sampled_from(list(reads))) for _ in range(1 + (opcode in BINARY))]
         lines.append(f"  %q{n} = {ARRAY} {opcode}({', '.join(f'%{name}' for name in operands)})")
         reads[f"q{n}"] = set().union(*map(reads.__getitem__, operands))
-    made = [name for name in reads if name.startswith("q")]
-    results = draw(st.lists(st.sampled_from(made), min_size=2, max_size=3, unique=True))
-    given = sorted(set().union(*map(reads.__getitem__, results)))
+    names = [name for name in reads if name.startswith("q")]
+    results = draw(st.lists(st.sampled_from(names), min_size=2, max_size=3, unique=True))
+    inputs = sorted(set().union(*map(reads.__getitem__, results)))
     shape, bare = (f"({', '.join([array] * len(results))})" for array in (ARRAY, "f32[1024,512]"))
     many = range(len(results))
     return "\n".join(
         [
             TEXT.partition("%both.0")[0],
-            f"%many.0 ({', '.join(f'{name}: f32[1024,512]' for name in given)}) -> {bare} {{",
-            *(f"  %{name} = {ARRAY} parameter({n})" for n, name in enumerate(given)),
-            *(line for line, name in zip(lines, made, strict=True) if reads[name] <= set(given)),
+            f"%many.0 ({', '.join(f'{name}: f32[1024,512]' for name in inputs)}) -> {bare} {{",
+            *(f"  %{name} = {ARRAY} parameter({n})" for n, name in enumerate(inputs)),
+            *(line for line, name in zip(lines, names, strict=True) if reads[name] <= set(inputs)),
             f"  ROOT %r = {shape} tuple({', '.join(f'%{name}' for name in results)})\n}}\n",
             f"ENTRY %main (x: f32[1024,512]) -> {bare} {{\n  %x = {ARRAY} parameter(0)",
             *(
                 f"  %a{n} = {ARRAY} fusion(%x), kind=kLoop, calls=%sine.0"
-                for n in range(len(given))
+                for n in range(len(inputs))
             ),
-            f"  %many = {shape} fusion({', '.join(f'%a{n}' for n in range(len(given)))}), kind=kLoop, calls=%many.0",
+            f"  %many = {shape} fusion({', '.join(f'%a{n}' for n in range(len(inputs)))}), kind=kLoop, calls=%many.0",
             *(f"  %b{n} = {ARRAY} get-tuple-element(%many), index={n}" for n in many),
             *(f"  %c{n} = {ARRAY} fusion(%b{n}), kind=kLoop, calls=%sine.0" for n in many),
             f"  ROOT %end = {shape} tuple({', '.join(f'%c{n}' for n in many)})\n}}\n",
@@ -228,8 +234,8 @@ def largest(module: Module) -> int:
     problem = problem_of(module, backend=GPU)
     used = ({*kernel.reads, *kernel.writes} for kernel in problem.kernels)
     return max(
-        sum(problem.buffers[n].nbytes for n in one if problem.buffers[n].role is Role.TEMPORARY)
-        for one in used
+        sum(problem.buffers[n].nbytes for n in numbers if problem.buffers[n].role is Role.TEMPORARY)
+        for numbers in used
     )
 
 
@@ -237,14 +243,14 @@ def largest(module: Module) -> int:
 @given(fusions(), st.integers(0, 8))
 def test_pieces_are_the_same_and_smaller(text: str, arrays: int) -> None:
     plain = read_module(text)
-    least, found = made(text), made(text, arrays * NBYTES)
-    assert found is None or largest(found) < largest(plain)
-    if least is None:
-        assert found is None
+    pieces, module = made(text), made(text, arrays * NBYTES)
+    assert module is None or largest(module) < largest(plain)
+    if pieces is None:
+        assert module is None
     else:
-        assert made(text_of(least)) is None
-        limit = max(largest(least), int(WHOLE_SHARE * arrays * NBYTES))
-        assert largest(found or plain) <= limit
+        assert made(text_of(pieces)) is None
+        limit = max(largest(pieces), int(WHOLE_SHARE * arrays * NBYTES))
+        assert largest(module or plain) <= limit
 
 
 def masking(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
@@ -255,21 +261,21 @@ def masking(a: jax.Array, b: jax.Array, c: jax.Array) -> jax.Array:
 
 
 def split_all(module: Module, problem: Problem) -> Module:
-    found = split_fusions(module, problem, 0)
-    assert found is not module
-    return found
+    result = split_fusions(module, problem, 0)
+    assert result is not module
+    return result
 
 
 def test_bits_are_those_of_the_whole_on_a_cpu() -> None:
     args = [jnp.sin(jnp.arange(512.0 * 512) + n).reshape(512, 512) for n in range(3)]
-    done, _, found = compile_rewritten(masking, args, "memplan_test_split_cpu", None, split_all)
-    assert any("part" in name for name in found.instructions)
+    done, _, module = compile_rewritten(masking, args, "memplan_test_split_cpu", None, split_all)
+    assert any("part" in name for name in module.instructions)
     assert np.asarray(done(*args)).tobytes() == np.asarray(jax.jit(masking)(*args)).tobytes()
 
 
 @pytest.mark.gpu_aot
 def test_the_compiler_takes_the_pieces_as_they_are() -> None:
     args = [jax.ShapeDtypeStruct((2048, 2048), jnp.float32)] * 3
-    _, plain, found = compile_rewritten(masking, args, "memplan_test_split_gpu", "v100", split_all)
-    before, after = (floor(problem_of(one, backend=GPU))[0] for one in (plain, found))
+    _, plain, module = compile_rewritten(masking, args, "memplan_test_split_gpu", "v100", split_all)
+    before, after = (floor(problem_of(hlo, backend=GPU))[0] for hlo in (plain, module))
     assert after < before
