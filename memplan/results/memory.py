@@ -143,43 +143,58 @@ def _values(
     bounds: Sequence[int],
 ) -> tuple[tuple[TimelineValue, ...], tuple[Stay, ...]]:
     """The arrays in memory, and the instants of their stays."""
-    by_instruction = {instruction_of(buffer): decision for buffer, decision in decisions.items()}
-    offloaded = {
-        instruction_of(buffer): buffer
-        for buffer, decision in decisions.items()
-        if decision == "offload"
-    }
-
-    def value(lifetime: Lifetime) -> TimelineValue:
-        buffer = scheduled.problem.buffers[lifetime.buffer].name
-        layer = layer_of(origins.scope(buffer))
-        maker = original(instruction_of(buffer))
-        # A recomputed buffer has this name in the planned module; the name of a copy has no leaf.
-        planned_buffer = buffer.replace(instruction_of(buffer), maker)
-        return TimelineValue(
-            name=layer or buffer,
-            nbytes=lifetime.nbytes,
-            shape=origins.shape(buffer),
-            layer=layer,
-            source=origins.source(buffer),
-            decision=decisions.get(buffer) or by_instruction.get(maker, ""),
-            buffer=planned_buffer
-            if planned_buffer in decisions
-            else offloaded.get(maker, planned_buffer),
-        )
-
     resident = scheduled.resident_bytes - scheduled.constant_bytes
     values = [TimelineValue("arguments and outputs", resident, "", "", "", "argument")]
     if scheduled.constant_bytes:
         values.append(TimelineValue("constants", scheduled.constant_bytes, "", "", "", ""))
     stays = [Stay(number, "device", 0, len(bounds) - 1) for number in range(len(values))]
     instants = {bound: index for index, bound in enumerate(bounds)}
+    planned = _PlannedBuffers(decisions)
     for number, lifetime in enumerate((*device, *host)):
         memory: MemoryKind = "device" if number < len(device) else "host"
         first = instants[lifetime.first]
         stays.append(Stay(len(values), memory, first, instants[lifetime.end]))
-        values.append(value(lifetime))
+        buffer = scheduled.problem.buffers[lifetime.buffer].name
+        layer = layer_of(origins.scope(buffer))
+        value = TimelineValue(
+            name=layer or buffer,
+            nbytes=lifetime.nbytes,
+            shape=origins.shape(buffer),
+            layer=layer,
+            source=origins.source(buffer),
+            decision=planned.decision(buffer),
+            buffer=planned.name(buffer),
+        )
+        values.append(value)
     return tuple(values), tuple(stays)
+
+
+class _PlannedBuffers:
+    """Maps buffers of the compiled module to those of the planned one, and to their decisions."""
+
+    def __init__(self, decisions: Mapping[str, str]):
+        self._decisions = decisions
+        self._by_instruction = {
+            instruction_of(buffer): decision for buffer, decision in decisions.items()
+        }
+        self._offloaded = {
+            instruction_of(buffer): buffer
+            for buffer, decision in decisions.items()
+            if decision == "offload"
+        }
+
+    def decision(self, buffer: str) -> str:
+        """The decision about a buffer, or else about its instruction; '' if there is none."""
+        maker = original(instruction_of(buffer))
+        return self._decisions.get(buffer) or self._by_instruction.get(maker, "")
+
+    def name(self, buffer: str) -> str:
+        """The name of a buffer, even a recomputed one or a copy, in the planned module."""
+        maker = original(instruction_of(buffer))
+        name = buffer.replace(instruction_of(buffer), maker)
+        if name in self._decisions:
+            return name
+        return self._offloaded.get(maker, name)  # the name of a copy has no leaf
 
 
 def _copies(scheduled: ScheduledModule, origins: Origins) -> Iterator[Copy]:
