@@ -146,7 +146,8 @@ def encode(record: Any, where: str = "") -> Any:
     """Convert a dataclass to dicts, lists and scalars that JSON can represent.
 
     A dataclass with a class variable `tag` gets an entry of that name, by which `decode` tells the
-    members of a union apart. Sets become sorted lists, enumerations their values, and numpy's integers Python's.
+    members of a union apart. Sets become sorted lists, enumerations their values, and numpy's
+    integers Python's.
 
     Args:
       where: path of the record in the document, for errors.

@@ -427,7 +427,7 @@ def test_a_plan_is_followed_and_recorded() -> None:
     followed = follow_slabs(program, slabs)
     assert str(followed.jaxpr) == str(with_slabs(program, slabs).jaxpr)
     (recorded,) = followed.in_slabs
-    assert recorded.slabs == slabs and recorded.loops
+    assert followed.transforms == (slabs,) and recorded.loops
     split, plain = results([followed.jaxpr, program.jaxpr], [normals(12, 3), normals(3, 4)])
     assert_close(split, plain, rtol=1e-5, atol=1e-6)
 
