@@ -1,4 +1,4 @@
-"""The order of the steps: trace, transform, compile with a plan, report. No other file knows it."""
+"""The order of the steps: transform, compile with a plan, report. No other file knows it."""
 
 from __future__ import annotations
 
@@ -10,43 +10,33 @@ from typing import Any
 
 from memplan.compilation import kept
 from memplan.compilation.attempts import MOST_TRIES, Attempts
-from memplan.compilation.compiler import Compiler, Notify, shapes_of
+from memplan.compilation.compiler import Compiler, Notify
 from memplan.compilation.kept import Kept
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
-from memplan.parallel.meshes import machine_of, processes_of
-from memplan.parallel.step import options_with_shardings
+from memplan.parallel.meshes import processes_of
 from memplan.planning.plan import Plan
 from memplan.planning.registry import planner_named
 from memplan.planning.transforms import StateOnHost
 from memplan.program.candidates import Candidates
-from memplan.program.pins import check as check_pins
 from memplan.program.state.host_state import large_leaves
-from memplan.program.trace import Program, trace
+from memplan.program.trace import Program
 from memplan.program.transforms import apply_all
-from memplan.request import UNLIMITED, Request, cache_key, limits_of
+from memplan.request import Request, cache_key, limits_of
 from memplan.results.infeasible import infeasible, refuse_host_memory_on_device, working_budget
 from memplan.results.report import report_of
+from memplan.tracing import traced
 from memplan.xla.collectives.cost import collective_sequence
 
 
-def run(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    request: Request,
-    notify: Notify,
-) -> Outcome | Restored:
-    """Plan and compile a step, or restore it from jax's persistent cache.
+def run(program: Program, request: Request, notify: Notify) -> Outcome | Restored:
+    """Plan and compile a traced step, or restore it from jax's persistent cache.
 
     Raises:
-      BudgetError, UnknownDeviceError: the request is invalid.
       InfeasibleBudgetError: no compiled program fits, and `request.verify` is not None.
       PlanMismatchError: `request.plan` belongs to another program.
     """
-    program = traced(step, args, kwargs, options, request, notify)
     key = cache_key(program, request)
     entry = kept.find(key) if key else None
     if entry is not None:
@@ -54,14 +44,14 @@ def run(
         restored = _restored(program, request, entry, notify)
         if restored is not None:
             return restored
-    outcome = _best(program, request, notify, key)
+    outcome = best_of(program, request, notify, key)
     if (
         not outcome.fits
         and request.plan is not None
         and request.plan.fingerprint != outcome.planned.plain.module.fingerprint
     ):
         notify("planning anew, as XLA chose other kernels", None)
-        outcome = _best(program, replace(request, plan=None), notify)
+        outcome = best_of(program, replace(request, plan=None), notify)
     if not outcome.fits and request.verify is not None:
         raise infeasible_error(outcome, request, notify)
     if outcome.name and outcome.fits:
@@ -76,7 +66,7 @@ def infeasible_error(outcome: Outcome, request: Request, notify: Notify) -> Infe
 
     def plan_within(budget: int) -> Outcome:
         notify("looking for a budget that works", None)
-        return _best(outcome.program.original, replace(request, budget=budget), notify)
+        return best_of(outcome.program.original, replace(request, budget=budget), notify)
 
     smallest = working_budget(outcome, None if request.plan else plan_within)
     return infeasible(outcome, smallest, bool(request.split))
@@ -91,47 +81,10 @@ def best(
     notify: Notify = lambda stage, share: None,
 ) -> Outcome:
     """The outcome that fits, else the smallest, without the cache; raises like `traced`."""
-    return _best(traced(step, args, kwargs, options, request, notify), request, notify)
+    return best_of(traced(step, args, kwargs, options, request, notify), request, notify)
 
 
-def unplanned(program: Program, request: Request, notify: Notify) -> Outcome:
-    """A traced step compiled without a budget, with the request's pins and state on the host."""
-    return _best(program, replace(request, budget=UNLIMITED, split=False), notify)
-
-
-def traced(
-    step: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    options: Mapping[str, Any],
-    request: Request,
-    notify: Notify = lambda stage, share: None,
-) -> Program:
-    """The step as a program, on the machine that runs its partitions.
-
-    Raises:
-      BudgetError, UnknownDeviceError: the request is invalid.
-      MemplanError, UnsupportedProgramError: see `trace` and `check_pins`.
-      TopologyError: the topology does not fit the step's devices.
-    """
-    target = request.target
-    _ = limits_of(request, target)  # raises for an invalid request before the step is traced
-    notify("tracing", None)
-    args, kwargs = shapes_of(args, kwargs)
-    options = options_with_shardings(step, args, kwargs, options)
-    program = trace(
-        step, args, kwargs, options, target.backend.platform if target.described else None
-    )
-    if request.pins:
-        check_pins(program.traced.jaxpr, request.pins)
-        program = replace(program, pins=request.pins_on_target)
-    division = program.traced.division
-    if division is None:
-        return program
-    return replace(program, machine=machine_of(division, request.topology, target.described))
-
-
-def _best(program: Program, request: Request, notify: Notify, key: str = "") -> Outcome:
+def best_of(program: Program, request: Request, notify: Notify, key: str = "") -> Outcome:
     """The outcome of a traced step that fits, else the smallest."""
     started = time.perf_counter()
     target, saved_plan = request.target, request.plan
@@ -155,10 +108,7 @@ def _best(program: Program, request: Request, notify: Notify, key: str = "") -> 
 
 
 def _restored(
-    program: Program,
-    request: Request,
-    entry: Kept,
-    notify: Notify,
+    program: Program, request: Request, entry: Kept, notify: Notify
 ) -> Outcome | Restored | None:
     """The step of a cache entry, compiled again if jax dropped it; None if it no longer fits."""
     try:

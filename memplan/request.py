@@ -132,6 +132,11 @@ class Request:
         """May arguments be in host memory?"""
         return bool(self.host_state or (self.plan and inputs_on_host(self.plan.transforms)))
 
+    @property
+    def unlimited(self) -> Request:
+        """This request without a limit of bytes and without slabs, so that nothing is planned."""
+        return replace(self, budget=UNLIMITED, split=False)
+
     def local(self, device_bytes: int) -> Request:
         """This request for the local backend, within `device_bytes`.
 

@@ -37,6 +37,7 @@ from memplan.results.execute import Runner, numbers_gate
 from memplan.results.forms import write_forms
 from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
+from memplan.tracing import traced
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
 
@@ -154,9 +155,8 @@ class PlannedJit:
         if request.holds_state:
             shapes, named_shapes = jax.tree.map(as_traced, (args, kwargs))
         try:
-            outcome = pipeline.run(
-                self._step, shapes, named_shapes, self._options, request, notify.get()
-            )
+            program = traced(self._step, shapes, named_shapes, self._options, request, notify.get())
+            outcome = pipeline.run(program, request, notify.get())
         except TypeError as error:
             explain(error, self._dynamic(args, kwargs))
             raise

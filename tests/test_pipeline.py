@@ -21,6 +21,7 @@ from memplan.planning.search import planner
 from memplan.program import candidates
 from memplan.program.trace import Program
 from memplan.request import Request, limits_of
+from memplan.tracing import traced
 from memplan.xla import target
 from memplan.xla.local import Pools
 from memplan.xla.module import Module
@@ -33,14 +34,19 @@ from tests.xla.test_target import needs_compiler
 DONATE = {"donate_argnums": 0}
 
 
+def run(step: Callable[..., Any], args: Any, request: Request) -> Outcome:
+    program = traced(step, args, {}, DONATE, request)
+    outcome = pipeline.run(program, request, lambda *_: None)
+    assert isinstance(outcome, Outcome)
+    return outcome
+
+
 def planned(
     step: Callable[..., Any], args: Any, share: float, device: str | None = None
 ) -> Outcome:
     """Within a share of what the step takes as it is."""
     whole = pipeline.best(step, args, {}, DONATE, Request(None, device=device)).device_bytes
-    return pipeline.run(
-        step, args, {}, DONATE, Request(int(share * whole), device=device), lambda *_: None
-    )
+    return run(step, args, Request(int(share * whole), device=device))
 
 
 def same_bits(step: Callable[..., Any], args: Any, outcome: Outcome) -> None:
@@ -367,14 +373,11 @@ class TestErrors:
         step, args = scanned(32, 4)
         whole = pipeline.best(step, args, {}, DONATE, Request()).device_bytes
         with pytest.raises(memplan.InfeasibleBudgetError) as caught:
-            pipeline.run(step, args, {}, DONATE, Request(1), lambda *_: None)
+            run(step, args, Request(1))
         smallest = caught.value.smallest_bytes
         assert caught.value.floor_bytes <= smallest <= whole
         assert "memplan/" not in str(caught.value)
-        assert (
-            pipeline.run(step, args, {}, DONATE, Request(smallest), lambda *_: None).device_bytes
-            <= smallest
-        )
+        assert run(step, args, Request(smallest)).device_bytes <= smallest
 
 
 @pytest.mark.parametrize(("split", "splits"), [("auto", True), (False, False), (0, False)])

@@ -13,6 +13,7 @@ from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.request import Request
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
+from memplan.tracing import traced
 
 _SMALLEST = 1.02  # The smallest budget over the floor, a lower bound that few plans reach.
 
@@ -37,8 +38,8 @@ def curve(
     baselines = Baselines(step, args, options, target)
     notify("compiling the unmodified step", None)
     plain = baselines.plain()
-    program = pipeline.traced(step, args, {}, options, request)
-    unplanned = pipeline.unplanned(program, request, notify)
+    program = traced(step, args, {}, options, request)
+    unplanned = pipeline.best_of(program, request.unlimited, notify)
     nbytes, _ = floor(unplanned.planned.plain.problem)
     floor_bytes = plain.resident_bytes + nbytes
     budgets = _budgets(shares, floor_bytes, plain.device_bytes)

@@ -34,6 +34,7 @@ from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS
 from memplan.studies.largest import last_fitting
+from memplan.tracing import traced
 from memplan.units import show_bytes
 
 _MAX_COMPILED = 4  # compiled changes of a kind, largest first; the others stay counted
@@ -90,9 +91,7 @@ class _Case:
     @functools.cached_property
     def plain(self) -> Outcome:
         """The unchanged step, without the request's pins and host state."""
-        program = pipeline.traced(
-            self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare
-        )
+        program = traced(self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare)
         return self.compiled("the step as it is", program)
 
     @property
@@ -123,15 +122,15 @@ class _Case:
         args = self.args if args is None else args
         # The warnings are known from the unchanged step, or due to the change.
         with warnings.catch_warnings(action="ignore"):
-            return pipeline.traced(step or self.step, args, {}, options, self._bare)
+            return traced(step or self.step, args, {}, options, self._bare)
 
     def compiled(self, change: str, program: Program) -> Outcome:
         """A changed step, compiled without a plan."""
         stage = f"compiling {change}"
         self.notify(stage, None)
         with warnings.catch_warnings(action="ignore"):
-            outcome = pipeline.unplanned(
-                program, self._bare, lambda _, share: self.notify(stage, share)
+            outcome = pipeline.best_of(
+                program, self._bare.unlimited, lambda _, share: self.notify(stage, share)
             )
         self.compilations += outcome.compilations
         return outcome

@@ -23,6 +23,8 @@ from memplan.compilation.attempts import copies_by_itself
 from memplan.errors import MemplanError
 from memplan.program import compat
 from memplan.program.slabs.choose import slab_programs
+from memplan.request import Request
+from memplan.tracing import traced
 from tests.goldens import expected, texts
 from tests.goldens.planned import (
     FOLDER,
@@ -123,15 +125,15 @@ def _record_what_is_handed() -> None:
 def _compiled(key: str) -> Case:
     name, _, device = key.rpartition("-")
     step = STEPS[name]
-    request = pipeline.Request(
+    request = Request(
         UNLIMITED,
         device=None if device == "cpu" else device,
         split=False,
         topology=TOPOLOGY if step.shardings else None,
         pin=step.pins or None,
     )
-    plain = pipeline.traced(step.function, step.arguments, {}, step.options, request)
-    program = pipeline._candidates(plain, request).first(None)
+    plain = traced(step.function, step.arguments, {}, step.options, request)
+    program = pipeline._candidates(plain, request).first
     program = _in_slabs(program, request) if step.in_slabs else program
     compiler = pipeline._compiler(program, request, lambda stage, share: None)
     profile = compiler.profile(program)
@@ -176,7 +178,7 @@ def _fits(case: Case, budget_bytes: int) -> bool:
         return False
 
 
-def _in_slabs(program: Any, request: pipeline.Request) -> Any:
+def _in_slabs(program: Any, request: Request) -> Any:
     """The first of the step in slabs for half of its arrays' bytes."""
     device = request.target.device
     nbytes = 40 * 64**3 * 16 * 4 // 2

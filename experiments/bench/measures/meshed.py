@@ -13,6 +13,7 @@ from memplan.compilation.compiler import compile_program
 from memplan.hardware.topology import topology_named
 from memplan.parallel.step import data_parallel
 from memplan.request import Request
+from memplan.tracing import traced
 from memplan.xla.replay import Replay, replay
 
 
@@ -36,7 +37,7 @@ def measure(case: Case) -> Measurement:
 
     divided = data_parallel(step, AbstractMesh(tuple(links.sizes.values()), tuple(links.sizes)))
     args = state, jax.tree.map(stacked, batch), *more_args
-    program = pipeline.traced(divided, args, {}, options, request)
+    program = traced(divided, args, {}, options, request)
     plain = compile_program(program, request.target)
     narrow = Request(None, None, case.device, topology=links, between_hosts="bfloat16")
     replays = {
