@@ -16,6 +16,7 @@ from types import MappingProxyType
 
 from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, GpuTarget, HostLink
+from memplan.hardware.efficiency import Efficiency
 
 # The address of XLA's own descriptions of real cards: bytes reported, cores, caches, clocks.
 _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
@@ -98,6 +99,42 @@ _LINKS = (
 LINKS: Mapping[str, HostLink] = MappingProxyType({link.name: link for link in _LINKS})
 
 
+# Fitted to one H200's seconds of every kernel of a ResNet-50 and of eleven convolutions with their
+# gradients (jax 0.11.2, `experiments.gpu.classes`). Held out: the classes of 2D and 3D U-Nets, 0.97
+# to 1.08 of their measured seconds, and of decoders, 0.80 to 1.03. `volume_copies` is what cuDNN
+# does there: it turns NCDHW, which XLA gives it, into NDHWC and back.
+_TENSOR_CORES = Efficiency(
+    kernel_s=1.5e-6,
+    memory=0.80,
+    products=0.75,
+    convolutions=0.55,
+    filter_gradients=0.30,
+    wide=128,
+    convolution_exponent=0.5,
+    filter_exponent=1.0,
+    narrowest=4,
+    unaligned=4.0,
+    volume_copies=2.0,
+    source="One H200's kernels, jax 0.11.2 (experiments/gpu/results/kernels/nvidia-h200).",
+)
+_NOT_MEASURED = replace(
+    _TENSOR_CORES, source="An H200's, since kernels of this card were not measured."
+)
+# float32 runs on the cores of these cards, which small products fill. Set so that a ResNet-50 of 64
+# images takes 171 ms on a V100; PyTorch takes 174 (NVIDIA's DeepLearningExamples: 367 images/s).
+_NO_TF32 = replace(
+    _NOT_MEASURED,
+    products=0.85,
+    convolutions=0.80,
+    filter_gradients=0.80,
+    wide=32,
+    convolution_exponent=1.0,
+    unaligned=1.0,
+    volume_copies=0.0,
+    source="Assumed; a ResNet-50 on a V100 takes as long as PyTorch's (367 images/s).",
+)
+
+
 _P100 = Device(
     name="p100",
     description="NVIDIA Tesla P100 SXM2, 16 GB HBM2",
@@ -128,6 +165,7 @@ _P100 = Device(
         l2_cache_bytes=4_194_304,
         clock_ghz=1.48,
     ),
+    efficiency=_NO_TF32,
 )
 
 _V100 = Device(
@@ -159,6 +197,7 @@ _V100 = Device(
         l2_cache_bytes=6_291_456,
         clock_ghz=1.53,
     ),
+    efficiency=_NO_TF32,
 )
 
 _A100 = Device(
@@ -188,6 +227,7 @@ _A100 = Device(
         l2_cache_bytes=41_943_040,
         clock_ghz=1.41,
     ),
+    efficiency=_NOT_MEASURED,
 )
 
 _HOPPER = GpuTarget(
@@ -222,6 +262,7 @@ _H100 = Device(
         f"XLA's target description h100_sxm ({_XLA_SPECS})",
     ),
     target=_HOPPER,
+    efficiency=_TENSOR_CORES,
 )
 
 _H200 = Device(
@@ -237,6 +278,7 @@ _H200 = Device(
         f"XLA's target description h200 ({_XLA_SPECS})",
     ),
     target=_HOPPER,
+    efficiency=_TENSOR_CORES,
 )
 
 _GH200 = Device(
@@ -259,6 +301,7 @@ _GH200 = Device(
         f"XLA's target description h100_sxm, the same chip ({_XLA_SPECS})",
     ),
     target=_HOPPER,
+    efficiency=_TENSOR_CORES,
 )
 
 _B200 = Device(
@@ -291,6 +334,7 @@ _B200 = Device(
         l2_cache_bytes=132_644_864,
         clock_ghz=1.965,
     ),
+    efficiency=_NOT_MEASURED,
 )
 
 _RTX4090 = Device(
@@ -325,6 +369,7 @@ _RTX4090 = Device(
         l2_cache_bytes=75_497_472,
         clock_ghz=2.52,
     ),
+    efficiency=_NOT_MEASURED,
 )
 
 DEVICES: Mapping[str, Device] = MappingProxyType(

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from memplan.hardware.backend import CPU, GPU, Backend
+from memplan.hardware.efficiency import PEAK, Efficiency
 
 # Narrow floats are widened before the product. A complex product consists of float products, which
 # the caller counts.
@@ -56,6 +57,7 @@ class Device:
       link: the path to host memory.
       sources: of the figures, one document each.
       target: for XLA, to compile for an absent device; None for a CPU.
+      efficiency: what kernels achieve of these rates.
     """
 
     name: str
@@ -67,6 +69,7 @@ class Device:
     link: HostLink
     sources: tuple[str, ...]
     target: GpuTarget | None
+    efficiency: Efficiency = PEAK
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
@@ -80,6 +83,11 @@ class Device:
     def compute_capability(self) -> tuple[int, int]:
         """CUDA's (major, minor); (0, 0) of a CPU."""
         return (0, 0) if self.target is None else self.target.compute_capability
+
+    @property
+    def achieved_bandwidth(self) -> float:
+        """Bytes/s of device memory that kernels achieve."""
+        return self.efficiency.memory * self.memory_bandwidth
 
     def times(self, parts: int) -> Device:
         """This many devices that work as one."""

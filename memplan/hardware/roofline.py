@@ -1,18 +1,30 @@
-"""Operation facts -> seconds, by the roofline: Williams, Waterman, Patterson, CACM 52(4), 2009."""
+"""Operation facts -> seconds: a roofline at the rates that kernels of a class achieve.
+
+The roofline is that of Williams, Waterman, Patterson, CACM 52(4), 2009.
+"""
 
 from memplan.hardware.device import Device
+from memplan.hardware.efficiency import PRODUCT, MatrixShape
 
 _TRITON = (8, 0)  # the lowest compute capability
 
 
-def kernel_seconds(flops: float, flops_dtype: str, nbytes: float, device: Device) -> float:
+def kernel_seconds(
+    flops: float, flops_dtype: str, nbytes: float, device: Device, shape: MatrixShape = PRODUCT
+) -> float:
     """Seconds of one kernel that moves `nbytes` of device memory.
 
     Args:
       flops_dtype: operand type of matrix work; '' for work outside the matrix units.
+      shape: of the matrix work.
     """
-    rate = device.rate(flops_dtype) if flops_dtype else device.vector_flops
-    return max(flops / rate, nbytes / device.memory_bandwidth)
+    efficiency = device.efficiency
+    rate = device.vector_flops
+    if flops_dtype:
+        rate = efficiency.share(shape) * device.rate(flops_dtype)
+    memory_s = nbytes / device.achieved_bandwidth
+    conversion_s = efficiency.volume_copies * memory_s if shape.volume else 0.0
+    return efficiency.kernel_s + conversion_s + max(flops / rate, memory_s)
 
 
 def has_triton(device: Device) -> bool:

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Literal
 
 from memplan.hardware.device import Device
+from memplan.hardware.efficiency import PRODUCT, MatrixShape
 from memplan.hardware.roofline import kernel_seconds
 
 Fusion = Literal["view", "elementwise", "reduction", "kernel"]
@@ -46,6 +47,7 @@ class Op:
     traffic_nbytes: int = 0
     recomputable: bool = True  # may it run again, with the same result and no side effects?
     source: str = ""  # `file:line` of the user's code, or ''
+    shape: MatrixShape = PRODUCT  # of its matrix work
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,7 @@ def op_seconds(graph: Graph, op: Op, device: Device) -> float:
     if op.fusion == "view":
         return 0.0
     nbytes = sum(map(graph.nbytes, op.outputs)) + sum(map(graph.nbytes, dict.fromkeys(op.inputs)))
-    return kernel_seconds(op.flops, op.flops_dtype, nbytes + op.traffic_nbytes, device)
+    return kernel_seconds(op.flops, op.flops_dtype, nbytes + op.traffic_nbytes, device, op.shape)
 
 
 Span = tuple[int, int]

@@ -200,7 +200,7 @@ def _segment_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: f
     kept_nbytes = sum(body.nbytes(value) for value, on_host in snapshots if not on_host)
     copies = (copy_seconds(body.nbytes(value), device) for value, on_host in snapshots if on_host)
     copied_s = sum(copies)
-    kept_s = _WRITTEN_AND_READ * kept_nbytes / device.memory_bandwidth
+    kept_s = _WRITTEN_AND_READ * kept_nbytes / device.achieved_bandwidth
     segment_s = rerun_s + kept_s + _stall_seconds(copied_s, rerun_s)
     return loop.runs * residuals.segments * segment_s
 
@@ -218,7 +218,7 @@ def _trip_seconds(loop: Loop, device: Device) -> float:
     cut = _Cut(loop, 0.0, device, offload=False)
     runs = loop.trips * loop.runs
     kernels_s = sum(map(cut.recompute_seconds, range(len(loop.body.ops)))) / runs
-    return kernels_s + _WRITTEN_AND_READ * loop.snapshot_nbytes / device.memory_bandwidth
+    return kernels_s + _WRITTEN_AND_READ * loop.snapshot_nbytes / device.achieved_bandwidth
 
 
 @dataclass(frozen=True)
@@ -339,7 +339,7 @@ class _Cut:
         """Seconds to write and read a stack, plus the price of its bytes."""
         nbytes = self.loop.trips * self.loop.body.nbytes(value)
         traffic = self.loop.runs * _WRITTEN_AND_READ
-        return nbytes * (self.price + traffic / self.device.memory_bandwidth)
+        return nbytes * (self.price + traffic / self.device.achieved_bandwidth)
 
     def offload_seconds(self, value: int) -> float:
         """Seconds to copy every slice out and in."""

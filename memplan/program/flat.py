@@ -157,6 +157,7 @@ class Flat:
                 traffic_nbytes=ops.traffic_of(eqn),
                 recomputable=ops.is_recomputable(eqn),
                 source=compat.relative(compat.source_of(eqn)),
+                shape=ops.matrix_shape(eqn),
             )
 
         return Graph(tuple(map(value, self.values, self._names())), tuple(map(op, self.eqns)))

@@ -9,11 +9,15 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from memplan.hardware.efficiency import PRODUCT, MatrixShape, is_aligned
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
 _SLICES = frozenset({"slice", "dynamic-slice", "gather"})
 _UPDATES = {"dynamic-update-slice": 1, "scatter": 2}  # In-place opcode -> position of the update.
+_INPUT_GRADIENT = "__cudnn$convBackwardInput"
+_FILTER_GRADIENT = "__cudnn$convBackwardFilter"
+_NO_WORK = (0.0, "", PRODUCT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,7 @@ class KernelCost:
     out_nbytes: int  # written to host memory
     flops: float  # of matrix products and convolutions
     dtype: str  # numpy name of their operands' type; "" if there are none
+    shape: MatrixShape  # of the first
 
     @property
     def is_host_copy(self) -> bool:
@@ -136,16 +141,49 @@ def matrix_flops(module: Module, body: Computation, op: Instruction) -> float:
     return _matrix_work(module, body, op)[0]
 
 
-def _matrix_work(module: Module, body: Computation, op: Instruction) -> tuple[float, str]:
-    """FLOPs of a kernel's matrix products and convolutions, and the numpy name of their type."""
+def _matrix_work(
+    module: Module, body: Computation, op: Instruction
+) -> tuple[float, str, MatrixShape]:
+    """FLOPs of a kernel's matrix products and convolutions, the numpy name of their type, and the
+    shape of the first.
+    """
     if called := _fused_in(module, op):
         parts = [_matrix_work(module, called, inner) for inner in called.ops.values()]
-        return sum(flops for flops, _ in parts), next((dtype for _, dtype in parts if dtype), "")
+        flops = sum(flops for flops, _, _ in parts)
+        _, dtype, shape = next((part for part in parts if part[1]), _NO_WORK)
+        return flops, dtype, shape
     rule = _rule(op.target or op.opcode)
     if rule is None:
-        return 0.0, ""
+        return _NO_WORK
     lhs, rhs = (body.ops[name].result[0] for name in op.operands[:2])
-    return rule(op, lhs, rhs, op.result[0]), lhs.numpy_name
+    result = op.result[0]
+    shape = _convolution_shape(op, lhs, rhs, result) if op.filter_labels else PRODUCT
+    return rule(op, lhs, rhs, result), lhs.numpy_name, shape
+
+
+def _convolution_shape(op: Instruction, lhs: Array, rhs: Array, result: Array) -> MatrixShape:
+    """The shape of a convolution's implicit product."""
+    is_filter_gradient = op.target.startswith(_FILTER_GRADIENT)
+    is_input_gradient = op.target.startswith(_INPUT_GRADIENT)
+    kernel = result if is_filter_gradient else rhs
+    features = kernel.dims[op.filter_labels.index("o")]
+    channels = kernel.dims[op.filter_labels.index("i")]  # of one group
+    group_features = features // op.feature_groups
+    window = kernel.size // features // channels
+    if is_input_gradient:
+        rows = result.size // (channels * op.feature_groups)
+        sides = rows, channels, group_features * window
+    else:
+        rows = (rhs if is_filter_gradient else result).size // features
+        sides = rows, group_features, channels * window
+        # XLA writes some filter gradients as convolutions with a window of many pixels.
+        is_filter_gradient |= window > rows // lhs.dims[op.batch_dimension]
+    return MatrixShape(
+        "filter gradient" if is_filter_gradient else "convolution",
+        min(sides),
+        is_aligned(lhs.bits // 8, (channels * op.feature_groups, features)),
+        volume=len(kernel.dims) == 5,
+    )
 
 
 def _dot_flops(op: Instruction, lhs: Array, rhs: Array, result: Array) -> float:
@@ -170,8 +208,8 @@ _FLOPS: dict[str, _Rule] = {
     "dot": _dot_flops,
     "__cublas$": _dot_flops,
     "convolution": _conv_flops,
-    "__cudnn$convBackwardInput": lambda op, dy, kernel, dx: _conv_flops(op, dx, kernel, dy),
-    "__cudnn$convBackwardFilter": lambda op, x, dy, kernel: _conv_flops(op, x, kernel, dy),
+    _INPUT_GRADIENT: lambda op, dy, kernel, dx: _conv_flops(op, dx, kernel, dy),
+    _FILTER_GRADIENT: lambda op, x, dy, kernel: _conv_flops(op, x, kernel, dy),
     "__cudnn$conv": _conv_flops,
 }
 

@@ -329,6 +329,11 @@ class Instruction:
         return "".join(labels[dimension] for dimension in sorted(labels))
 
     @property
+    def batch_dimension(self) -> int:
+        """Dimension of a convolution's image that is its batch."""
+        return self.message.convolution_dimension_numbers.input_batch_dimension
+
+    @property
     def base_dilation(self) -> tuple[int, ...]:
         """Dilation of a convolution's image; () if there is none."""
         dilation = tuple(side.base_dilation for side in self.message.window.dimensions)

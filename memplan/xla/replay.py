@@ -251,7 +251,9 @@ class _Streams:
         if cost.is_host_copy:
             self._wait(self._copy(op, cost))
             return
-        seconds = kernel_seconds(cost.flops, cost.dtype, cost.device_nbytes, self._device)
+        seconds = kernel_seconds(
+            cost.flops, cost.dtype, cost.device_nbytes, self._device, cost.shape
+        )
         self._clock += seconds
         self.seconds[op.name] = seconds
         self._sums["flops"] += cost.flops

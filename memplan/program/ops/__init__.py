@@ -20,6 +20,7 @@ from memplan.program.ops.cost import (
     is_along_rows,
     is_recomputable,
     matrix_dtype,
+    matrix_shape,
     traffic_of,
 )
 from memplan.program.ops.moments import Moments, squares_about_mean

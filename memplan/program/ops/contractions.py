@@ -5,7 +5,9 @@ from typing import Any
 
 from jax import lax
 
+from memplan.hardware.efficiency import PRODUCT, MatrixShape, is_aligned
 from memplan.planning.graph import Rows
+from memplan.program import compat
 from memplan.program.ops.axes import Axes, Axis, Reduction, shape_of
 from memplan.program.ops.record import Eqn, Part, Primitive, register
 from memplan.program.ops.windows import Window
@@ -32,7 +34,10 @@ def _dot_flops(eqn: Eqn) -> float:
     return 2.0 * math.prod(shape_of(eqn.outvars[0])) * math.prod(lhs[axis] for axis in contracting)
 
 
-register("dot_general", Primitive(flops=_dot_flops, is_matrix_product=True, axes=_dot_general))
+register(
+    "dot_general",
+    Primitive(flops=_dot_flops, matrix_shape=lambda eqn: PRODUCT, axes=_dot_general),
+)
 
 _BATCH, _FEATURES_IN, _FEATURES_OUT, _SPACE = 0, 1, 2, 3
 
@@ -120,11 +125,38 @@ def _convolution_flops(eqn: Eqn) -> float:
     return 2.0 * math.prod(shape_of(eqn.outvars[0])) * math.prod(kernel) / features / dilation
 
 
+def _convolution_shape(eqn: Eqn) -> MatrixShape:
+    """The shape of the implicit product.
+
+    A filter gradient is written as a convolution whose window has more pixels than its result: its
+    window is the gradient of the result, and its image has channels as batch.
+    """
+    numbers = eqn.params["dimension_numbers"]
+    image = shape_of(eqn.invars[0])
+    kernel = shape_of(eqn.invars[1])
+    result = shape_of(eqn.outvars[0])
+    features = kernel[numbers.rhs_spec[0]]
+    window = math.prod(kernel[dim] for dim in numbers.rhs_spec[2:])
+    pixels = math.prod(result[dim] for dim in numbers.out_spec[2:])
+    is_gradient = window > pixels
+    channels = image[numbers.lhs_spec[0 if is_gradient else 1]], features
+    return MatrixShape(
+        kind="filter gradient" if is_gradient else "convolution",
+        narrowest=min(
+            math.prod(result) // features,
+            features // eqn.params["feature_group_count"],
+            math.prod(kernel) // features,
+        ),
+        aligned=is_aligned(compat.aval_of(eqn.invars[0]).dtype.itemsize, channels),
+        volume=len(numbers.lhs_spec) == 5,
+    )
+
+
 register(
     "conv_general_dilated",
     Primitive(
         flops=_convolution_flops,
-        is_matrix_product=True,
+        matrix_shape=_convolution_shape,
         axes=_convolution,
         run_rows=_convolution_rows,
     ),

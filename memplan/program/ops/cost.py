@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from memplan.hardware.efficiency import PRODUCT, MatrixShape
 from memplan.program import compat
 from memplan.program.ops.record import Eqn, Primitive, largest, of, register
 
@@ -31,10 +32,19 @@ def flops_of_jaxpr(jaxpr: Any) -> float:
 
 def matrix_dtype(eqn: Eqn) -> str:
     """Operand type of the first matrix product in the equation, or '' where there is none."""
-    if of(eqn).is_matrix_product:
+    if of(eqn).matrix_shape is not None:
         return str(compat.aval_of(eqn.invars[0]).dtype)
     dtypes = (matrix_dtype(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
     return next(filter(None, dtypes), "")
+
+
+def matrix_shape(eqn: Eqn) -> MatrixShape:
+    """Shape of the first matrix product in the equation."""
+    shape = of(eqn).matrix_shape
+    if shape is not None:
+        return shape(eqn)
+    inner = (inner for body in compat.sub_jaxprs(eqn) for inner in body.eqns if matrix_dtype(inner))
+    return next(map(matrix_shape, inner), PRODUCT)
 
 
 def traffic_of(eqn: Eqn) -> int:

@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from memplan.hardware.efficiency import MatrixShape
 from memplan.planning.graph import Fusion, Span
 from memplan.program import compat
 from memplan.program.ops.axes import Axes
@@ -53,7 +54,8 @@ class Primitive:
     moves_elements: bool = False  # its fusion is "elementwise", but it moves elements
     # floating-point operations of one execution, or per element of its largest array
     flops: int | Callable[[Eqn], float] = 1
-    is_matrix_product: bool = False  # its flops run at the rate of the matrix units
+    # the shape of its products, if its flops run at the rate of the matrix units
+    matrix_shape: Callable[[Eqn], MatrixShape] | None = None
     recomputable: bool = True  # a second run gives the same result and has no other effect
     # its axes, along which slabs can be computed; None if it has none
     axes: Callable[[Eqn], Axes | None] = lambda eqn: None
