@@ -111,7 +111,7 @@ def local_device() -> Device:
 
 
 def closest_name(kind: str) -> str:
-    """The specification whose name occurs in the driver's name of the card.
+    """The specification with the longest name that occurs in the driver's name of the card.
 
     For example, `h200` occurs in `NVIDIA H200`.
     """

@@ -51,7 +51,7 @@ def has_tuple_readers(body: Computation, op: Instruction) -> bool:
 
 
 def readers_of(body: Computation, producer: Instruction, buffer: str) -> set[str] | None:
-    """Kernels that read a result's buffer; None if something that is no kernel takes it."""
+    """Kernels that read a result's buffer; None if the root reads it, or what is no kernel."""
     if has_tuple_readers(body, producer):
         return None
     kernels = set[str]()
