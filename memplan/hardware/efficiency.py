@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Kind = Literal["product", "convolution", "filter gradient"]
@@ -77,6 +77,18 @@ class Efficiency:
         else:
             share = self.convolutions * narrow**self.convolution_exponent
         return share if shape.aligned else share / self.unaligned
+
+    @property
+    def of_measured_rates(self) -> Efficiency:
+        """The shares of rates that large kernels were measured to achieve."""
+        return replace(
+            self,
+            memory=1.0,
+            products=1.0,
+            convolutions=min(1.0, self.convolutions / self.products),
+            filter_gradients=min(1.0, self.filter_gradients / self.products),
+            source=f"Relative to measured rates: {self.source}",
+        )
 
 
 PEAK = Efficiency(0.0, 1.0, 1.0, 1.0, 1.0, 1, 0.0, 0.0, 1, 1.0, 0.0, "The peak rates.")

@@ -12,7 +12,15 @@ from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device
 from memplan.io import read_json, write_atomic
 
-FORMAT = 2
+FORMAT = 3  # 2 had no efficiency
+# Entries of a device that may be 0.
+_MAY_BE_ZERO = (
+    "target.compute_capability",
+    "efficiency.kernel_s",
+    "efficiency.convolution_exponent",
+    "efficiency.filter_exponent",
+    "efficiency.volume_copies",
+)
 
 
 @dataclass(frozen=True)
@@ -57,7 +65,7 @@ def load(path: str | os.PathLike[str]) -> MeasuredDevice:
         if device.target is None and origin["platform"] != "cpu":
             raise ValueError("its 'target' is null, but XLA needs one to compile for")
         for name, value in io.scalars(io.encode(device)):
-            may_be_zero = name.startswith("target.compute_capability")
+            may_be_zero = name.startswith(_MAY_BE_ZERO)
             if isinstance(value, (int, float)) and not (value > 0 or (value == 0 and may_be_zero)):
                 raise ValueError(f"its {name!r} is {value}, which is not possible")
     except OSError as error:

@@ -132,6 +132,7 @@ def with_rates(base: Device, rates: Mapping[str, float], backend: str) -> Device
         vector_flops=rates.get(ELEMENTWISE, base.vector_flops),
         link=link,
         sources=sources,
+        efficiency=base.efficiency.of_measured_rates,
     )
 
 

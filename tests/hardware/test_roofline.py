@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from memplan.hardware.catalog import named
+from memplan.hardware.catalog import DEVICES, named
+from memplan.hardware.device import Device
+from memplan.hardware.efficiency import PEAK, PRODUCT, MatrixShape
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
 from tests.planning.unit import UNIT
 
@@ -24,3 +26,51 @@ def test_copies_pay_latency_once() -> None:
     assert copy_seconds(10**9, v100) == pytest.approx(
         v100.link.latency_s + 1e9 / v100.link.bandwidth
     )
+
+
+def test_a_class_achieves_its_share() -> None:
+    efficiency = replace(
+        PEAK,
+        kernel_s=0.25,
+        memory=0.5,
+        products=0.8,
+        convolutions=0.4,
+        filter_gradients=0.2,
+        wide=64,
+        convolution_exponent=0.5,
+        filter_exponent=1.0,
+        narrowest=4,
+        unaligned=4.0,
+        volume_copies=2.0,
+    )
+    device = replace(TWICE, efficiency=efficiency)
+
+    def seconds(flops: float, nbytes: float, shape: MatrixShape = PRODUCT) -> float:
+        return kernel_seconds(flops, "float32", nbytes, device, shape)
+
+    assert kernel_seconds(0, "", 4, device) == 0.25 + 4 / (0.5 * 4)
+    assert seconds(8, 4) == 0.25 + 8 / (0.8 * 2)
+    assert seconds(8, 0, MatrixShape("convolution")) == 0.25 + 8 / (0.4 * 2)
+    assert seconds(8, 0, MatrixShape("convolution", 16)) == 0.25 + 8 / (0.4 * 0.5 * 2)
+    assert seconds(8, 0, MatrixShape("convolution", 1)) == 0.25 + 8 / (0.4 * 0.25 * 2)
+    assert seconds(8, 0, MatrixShape("convolution", aligned=False)) == 0.25 + 8 / (0.1 * 2)
+    assert seconds(8, 0, MatrixShape("filter gradient", 16)) == 0.25 + 8 / (0.2 * 0.25 * 2)
+    volume = MatrixShape("convolution", volume=True)
+    assert seconds(8, 2, volume) == 0.25 + 2 * 2 / (0.5 * 4) + 8 / (0.4 * 2)
+
+
+def test_measured_rates_need_no_share() -> None:
+    measured = named("h100").efficiency.of_measured_rates
+    assert measured.memory == measured.products == 1.0
+    assert 0 < measured.filter_gradients < measured.convolutions < 1.0
+
+
+@pytest.mark.parametrize("device", DEVICES.values(), ids=str)
+def test_no_kernel_is_above_the_peak(device: Device) -> None:
+    efficiency = device.efficiency
+    shapes = (PRODUCT, MatrixShape("convolution"), MatrixShape("filter gradient"))
+    for shape in shapes:
+        assert 0 < efficiency.share(shape) <= 1
+        narrow = replace(shape, narrowest=8)
+        assert efficiency.share(narrow) <= efficiency.share(shape)
+    assert 0 < efficiency.memory <= 1

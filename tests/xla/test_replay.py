@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,6 +12,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 from memplan.hardware import catalog
+from memplan.hardware.efficiency import PEAK
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
 from memplan.program import compat
 from memplan.program.lowerable import Lowerable
@@ -23,7 +25,7 @@ from tests.xla.costs import moved_nbytes
 from tests.xla.small_modules import ADD, BIG, HOST, MIB, UPDATED, chain, module
 from tests.xla.steps import STEPS, array
 
-V100 = catalog.named("v100")
+V100 = replace(catalog.named("v100"), efficiency=PEAK)
 CPU = catalog.local_cpu(2, 2**33)
 
 
