@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.hardware import catalog
+from memplan.hardware.efficiency import MatrixShape
+from memplan.program.flat import Flat
 from memplan.program.lowerable import Lowerable
 from memplan.program.ops import flops_of_jaxpr
 from memplan.xla.kernel_cost import KernelCost
@@ -130,6 +133,43 @@ def test_the_three_convolutions_of_a_layer_cost_the_same(kind: str, labels: str)
         %r = {rhs} constant({{...}})
         ROOT %c = ({result}, u8[0]) custom-call(%l, %r), {CONV.format(kind=kind, labels=labels)}""")
     assert cost.flops == 2 * (8 * 128 * 16 * 16) * (64 * 3 * 3)
+    is_filter_gradient = kind == "BackwardFilter"
+    narrowest = 64 if kind == "BackwardInput" else 128
+    name = "filter gradient" if is_filter_gradient else "convolution"
+    assert cost.shape == MatrixShape(name, narrowest)
+
+
+@pytest.mark.parametrize(("channels", "is_aligned"), [(3, False), (4, True)])
+def test_pixels_of_three_channels_are_not_aligned(channels: int, is_aligned: bool) -> None:
+    window = "window={size=3x3x3 pad=1_1x1_1x1_1}, dim_labels=b012f_o012i->b012f"
+    cost = of(f"""
+        %l = f32[2,16,16,16,{channels}] constant({{...}})
+        %r = f32[32,3,3,3,{channels}] constant({{...}})
+        ROOT %c = (f32[2,16,16,16,32], u8[0]) custom-call(%l, %r), {window}, \
+custom_call_target="__cudnn$convForward\"""")
+    assert cost.shape == MatrixShape("convolution", 32, is_aligned, volume=True)
+
+
+def test_a_window_of_many_pixels_is_a_filter_gradient_s() -> None:
+    window = "window={size=64x64 pad=1_1x1_1}, dim_labels=b01f_o01i->b01f"
+    cost = of(f"""
+        %l = f32[16,64,64,4] constant({{...}})
+        %r = f32[32,64,64,4] constant({{...}})
+        ROOT %c = (f32[16,3,3,32], u8[0]) custom-call(%l, %r), {window}, \
+custom_call_target="__cudnn$convForward\"""")
+    assert cost.shape == MatrixShape("filter gradient", 32)
+
+
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize(("rank", "groups"), [(2, 1), (3, 1), (2, 4)])
+def test_shapes_of_a_compiled_layer_are_those_of_its_equations(rank: int, groups: int) -> None:
+    pytest.importorskip("jax_cuda12_plugin")
+    args = array(2, *[16] * rank, 64), array(*[3] * rank, 64 // groups, 128)
+    step = gradients_of_convolution(rank, 1, groups)
+    module = Target(catalog.named("h200"), True).compile(Lowerable(step, args)).module
+    shapes = [kernel.shape for kernel in kernel_costs(module) if kernel.flops]
+    ops = Flat(jax.make_jaxpr(step)(*args)).graph.ops
+    assert Counter(shapes) == Counter(op.shape for op in ops if op.flops_dtype)
 
 
 def jaxpr_flops(step: Callable[..., Any], *args: Any) -> float:

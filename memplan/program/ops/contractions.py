@@ -144,7 +144,7 @@ def _convolution_shape(eqn: Eqn) -> MatrixShape:
         kind="filter gradient" if is_gradient else "convolution",
         narrowest=min(
             math.prod(result) // features,
-            features // eqn.params["feature_group_count"],
+            features // (eqn.params["feature_group_count"] * eqn.params["batch_group_count"]),
             math.prod(kernel) // features,
         ),
         aligned=is_aligned(compat.aval_of(eqn.invars[0]).dtype.itemsize, channels),
