@@ -23,15 +23,14 @@ _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_c
 
 
 # The share of a link's encoded rate that copies achieve, less packet headers, flow control and
-# acknowledgements. Good hosts measure more: nvbandwidth on PCIe 5.0 x16 prints 55.6 GB/s, 0.88 of
-# the encoded rate; NVLink 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for
-# AI, table 3).
-_LINK_EFFICIENCY = 0.8
+# acknowledgements. Steps on an H100 copied at 53.2 and 54.5 GB/s over PCIe 5.0 x16, 0.84 and 0.86
+# of it; one copy on an H200 at 55.4 (`experiments/gpu/results`). nvbandwidth prints 55.6; NVLink 2.0
+# between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for AI, table 3).
+_LINK_EFFICIENCY = 0.85
 
-# Seconds of a copy from its issue to its first byte. Assumed: a CUDA copy costs several
-# microseconds to issue and complete, whatever the wire. A coherent link has shorter wires and the
-# same driver.
-_COPY_LATENCY_S = 10e-6
+# Seconds of a copy beyond its bytes over the bandwidth. On an H200, copies of 4 KiB take 0.9 and 1.8
+# us, copies of 1 MiB 1.6 and 2.7 us more than their bytes (`experiments/gpu/results`).
+_COPY_LATENCY_S = 2e-6
 
 
 def _pcie(generation: int, gigatransfers: float) -> HostLink:
@@ -44,7 +43,7 @@ def _pcie(generation: int, gigatransfers: float) -> HostLink:
         source=(
             f"PCI Express Base Specification {generation}.0: {gigatransfers:g} GT/s x 16 lanes, "
             "128b/130b, "
-            f"{encoded / 1e9:.1f} GB/s per direction; taken at {_LINK_EFFICIENCY}. Latency assumed."
+            f"{encoded / 1e9:.1f} GB/s per direction; taken at {_LINK_EFFICIENCY}. Latency of an H200."
         ),
     )
 
