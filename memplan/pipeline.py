@@ -23,10 +23,9 @@ from memplan.program.candidates import Candidates
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.program.transforms import apply_all
-from memplan.request import Request, cache_key, limits_of
+from memplan.request import Request, cache_key, limits_of, traced
 from memplan.results.infeasible import infeasible, refuse_host_memory_on_device, working_budget
 from memplan.results.report import report_of
-from memplan.tracing import traced
 from memplan.xla.collectives.cost import collective_sequence
 
 

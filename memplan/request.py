@@ -1,25 +1,29 @@
-"""The user's request: checks it, and resolves its target, its limits and its cache key."""
+"""The user's request: checks it, and resolves its target, limits, program and cache key."""
 
 from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from memplan.compilation import kept
+from memplan.compilation.compiler import Notify, shapes_of
 from memplan.compilation.limits import Limits
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
-from memplan.parallel.meshes import topology_for
+from memplan.parallel.meshes import machine_of, topology_for
+from memplan.parallel.step import options_with_shardings
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
 from memplan.planning.registry import OWN, Planner, planner_named
 from memplan.planning.transforms import inputs_on_host
 from memplan.program import compat
 from memplan.program.constants import digests_of_constants
-from memplan.program.trace import Program
+from memplan.program.pins import check as check_pins
+from memplan.program.trace import Program, trace
 from memplan.units import Size, parse_bytes, show_bytes
 from memplan.xla.local import HOST_LIMIT, export, host_memory_bytes, is_here, local_device, pools
 from memplan.xla.target import Target
@@ -190,6 +194,38 @@ def limits_of(request: Request, target: Target) -> Limits:
             f"Python starts: {export(HOST_LIMIT, str(gib))}"
         )
     return Limits(device_bytes, host_bytes)
+
+
+def traced(
+    step: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    options: Mapping[str, Any],
+    request: Request,
+    notify: Notify = lambda stage, share: None,
+) -> Program:
+    """The step as a program, on the machine that runs its partitions.
+
+    Raises:
+      BudgetError, UnknownDeviceError: the request is invalid.
+      MemplanError, UnsupportedProgramError: see `trace` and `check_pins`.
+      TopologyError: the topology does not fit the step's devices.
+    """
+    target = request.target
+    _ = limits_of(request, target)  # raises for an invalid request before the step is traced
+    notify("tracing", None)
+    args, kwargs = shapes_of(args, kwargs)
+    options = options_with_shardings(step, args, kwargs, options)
+    program = trace(
+        step, args, kwargs, options, target.backend.platform if target.described else None
+    )
+    if request.pins:
+        check_pins(program.traced.jaxpr, request.pins)
+        program = replace(program, pins=request.pins_on_target)
+    division = program.traced.division
+    if division is None:
+        return program
+    return replace(program, machine=machine_of(division, request.topology, target.described))
 
 
 def cache_key(program: Program, request: Request) -> str:

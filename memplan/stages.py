@@ -32,12 +32,11 @@ from memplan.program.jit_arguments import (
 from memplan.program.lowerable import lowerable
 from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.model import Report
-from memplan.request import Request, limits_of
+from memplan.request import Request, limits_of, traced
 from memplan.results.execute import Runner, numbers_gate
 from memplan.results.forms import write_forms
 from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
-from memplan.tracing import traced
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
 

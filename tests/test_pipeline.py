@@ -20,8 +20,7 @@ from memplan.pipeline import Outcome
 from memplan.planning.search import planner
 from memplan.program import candidates
 from memplan.program.trace import Program
-from memplan.request import Request, limits_of
-from memplan.tracing import traced
+from memplan.request import Request, limits_of, traced
 from memplan.xla import target
 from memplan.xla.local import Pools
 from memplan.xla.module import Module

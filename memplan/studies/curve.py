@@ -10,10 +10,9 @@ from memplan.errors import BudgetError
 from memplan.pipeline import Notify, Outcome
 from memplan.planning.floor import floor
 from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
-from memplan.request import Request
+from memplan.request import Request, traced
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
-from memplan.tracing import traced
 
 _SMALLEST = 1.02  # The smallest budget over the floor, a lower bound that few plans reach.
 

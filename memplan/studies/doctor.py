@@ -28,13 +28,12 @@ from memplan.program import compat
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.report.diagnosis import KINDS, Diagnosis, Finding, Kind
-from memplan.request import Request, limits_of
+from memplan.request import Request, limits_of, traced
 from memplan.results.findings import arguments_of, counted, is_large, replaced_inputs
 from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS
 from memplan.studies.largest import last_fitting
-from memplan.tracing import traced
 from memplan.units import show_bytes
 
 _MAX_COMPILED = 4  # compiled changes of a kind, largest first; the others stay counted

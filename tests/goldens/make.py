@@ -23,8 +23,7 @@ from memplan.compilation.attempts import copies_by_itself
 from memplan.errors import MemplanError
 from memplan.program import compat
 from memplan.program.slabs.choose import slab_programs
-from memplan.request import Request
-from memplan.tracing import traced
+from memplan.request import Request, traced
 from tests.goldens import expected, texts
 from tests.goldens.planned import (
     FOLDER,

@@ -877,3 +877,17 @@ def test_kills_the_mutant(make: Callable[[], Case]) -> None:
 
 def test_has_many_mutants() -> None:
     assert len(MUTANTS) >= 40
+
+
+def test_an_argument_that_nothing_reads_stays_as_it_is() -> None:
+    texts = []
+    for unread in ("f32[7]", "f32[8]"):
+        lines = Lines()
+        lines.put("x", "f32[4]", "parameter(0)")
+        lines.put("y", unread, "parameter(1)")
+        lines.send("s", "f32[4]", "all-reduce", "%x", ALL)
+        lines.put("out", "(f32[4])", "tuple(%s)")
+        texts.append(module(lines))
+    check(Case(texts[0], texts[0]))
+    with pytest.raises(NotThePlainModuleError, match="has other arguments"):
+        check(Case(*texts))

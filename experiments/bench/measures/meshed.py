@@ -12,8 +12,7 @@ from memplan import pipeline
 from memplan.compilation.compiler import compile_program
 from memplan.hardware.topology import topology_named
 from memplan.parallel.step import data_parallel
-from memplan.request import Request
-from memplan.tracing import traced
+from memplan.request import Request, traced
 from memplan.xla.replay import Replay, replay
 
 
