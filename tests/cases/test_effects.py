@@ -165,7 +165,13 @@ def counted(tells: Callable[..., None]) -> Made:
 
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(printed, 0.85), (logged, 0.7), (simulated, 0.7), (watched, 0.7), (counted, 0.85)],
+    [
+        pytest.param(printed, 0.85, marks=pytest.mark.slow),
+        (logged, 0.7),
+        (simulated, 0.7),
+        (watched, 0.7),
+        pytest.param(counted, 0.85, marks=pytest.mark.slow),
+    ],
 )
 def test_python_is_called_as_by_jax_jit(
     make: Any, share: float, capsys: pytest.CaptureFixture[str]
@@ -194,7 +200,7 @@ def test_python_is_called_as_by_jax_jit(
     assert_same(results, expected, run)
 
 
-@pytest.mark.parametrize("where", ["branch", "body"])
+@pytest.mark.parametrize("where", [pytest.param("branch", marks=pytest.mark.slow), "body"])
 def test_an_error_of_equinox_is_raised_as_by_jax_jit(where: str) -> None:
     def checked(y: jax.Array) -> jax.Array:
         return eqx.error_if(y, y[0, 0] > 0.9, "the first is large")

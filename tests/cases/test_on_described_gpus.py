@@ -27,8 +27,8 @@ def calls(planned: Any) -> int:
 @pytest.mark.parametrize(
     ("make", "share"),
     [
-        (skipped_if_not_finite, 0.75),
-        (told(printed), 0.85),
+        pytest.param(skipped_if_not_finite, 0.75, marks=pytest.mark.slow),
+        pytest.param(told(printed), 0.85, marks=pytest.mark.slow),
         (told(watched), 0.75),
     ],
 )
