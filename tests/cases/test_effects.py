@@ -235,8 +235,8 @@ def test_what_checkify_finds_is_found() -> None:
         def loss(weights: Any) -> jax.Array:
             y = lax.scan(
                 lambda y, weight: (jnp.tanh(y @ weight), None),
-                mlp(weights[:2], x),
-                jnp.stack(weights[2:]),
+                mlp(weights[:1], x),
+                jnp.stack(weights[1:]),
             )[0]
             checkify.check((y**2).mean() < 0.8, "too large: {}", (y**2).mean())
             return (y**2).mean() + jnp.log(x[0, 0] ** 2)
@@ -244,7 +244,7 @@ def test_what_checkify_finds_is_found() -> None:
         value, gradients = jax.value_and_grad(loss)(weights)
         return descended(weights, gradients), value
 
-    weights, x = layers(4, WIDTH), normal(ROWS, WIDTH, seed=9)
+    weights, x = layers(3, WIDTH), normal(ROWS, WIDTH, seed=9)
     checked = checkify.checkify(step, checkify.user_checks | checkify.float_checks)
     run = within_share(0.75, checked, (weights, x), split=False)
     compiled = run.planned.compile()

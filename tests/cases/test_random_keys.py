@@ -119,7 +119,7 @@ def of_each_sample(key: jax.Array) -> Made:
         pytest.param(split_for_layers, "rbg", 0.8, marks=pytest.mark.slow),
         (folded_in_steps, "unsafe_rbg", 0.7),
         pytest.param(denoised, "rbg", 0.8, marks=pytest.mark.slow),
-        (drawn_in_branches, "unsafe_rbg", 0.8),
+        pytest.param(drawn_in_branches, "unsafe_rbg", 0.8, marks=pytest.mark.slow),
         (of_each_sample, "rbg", 0.8),
     ],
 )

@@ -151,10 +151,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(maker, marks=pytest.mark.slow) if maker in SLOW else maker
-        for maker in SHARES
-    ],
+    [pytest.param(maker, marks=pytest.mark.slow) if maker in SLOW else maker for maker in SHARES],
 )
 def test_xla_compiles_what_slabs_write(
     make: Callable[[], Made], process: ProcessPoolExecutor
