@@ -406,7 +406,7 @@ def repeated(weights: Any, x: jax.Array) -> jax.Array:
         (chosen, 40),
         *(
             pytest.param(layers, share, marks=pytest.mark.slow)
-            for layers, share in ((chosen, 60), (chosen, 80), (repeated, 40), (repeated, 60))
+            for layers, share in ((chosen, 60), (repeated, 40))
         ),
     ],
 )

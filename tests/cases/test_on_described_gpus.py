@@ -8,7 +8,7 @@ import pytest
 
 import memplan
 from tests.cases.test_branches import skipped_if_not_finite
-from tests.cases.test_effects import printed, watched
+from tests.cases.test_effects import watched
 from tests.cases.within_share import Make
 
 
@@ -28,7 +28,6 @@ def calls(planned: Any) -> int:
     ("make", "share"),
     [
         pytest.param(skipped_if_not_finite, 0.75, marks=pytest.mark.slow),
-        pytest.param(told(printed), 0.85, marks=pytest.mark.slow),
         (told(watched), 0.75),
     ],
 )
