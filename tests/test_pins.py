@@ -146,7 +146,7 @@ def bytes_of_loop() -> int:
     [
         ("made", "host", "offload", 1.0),
         ("made", "recompute", "recompute", 1.0),
-        ("made", "device", "keep", 0.8),
+        pytest.param("made", "device", "keep", 0.8, marks=pytest.mark.slow),
         ("given", "host", "offload", 0.8),
         pytest.param("given", "device", "keep", 0.8, marks=pytest.mark.slow),
         pytest.param("made", "recompute", "recompute", 0.8, marks=pytest.mark.slow),

@@ -400,16 +400,8 @@ def repeated(weights: Any, x: jax.Array) -> jax.Array:
     return jax.lax.scan(lambda x, w: (attention(w, attention(w, x)), None), x, weights)[0]
 
 
-@pytest.mark.parametrize(
-    ("layers", "share"),
-    [
-        (chosen, 40),
-        *(
-            pytest.param(layers, share, marks=pytest.mark.slow)
-            for layers, share in ((chosen, 60), (repeated, 40))
-        ),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("layers", "share"), [(chosen, 40), (chosen, 60), (repeated, 40)])
 def test_the_budget_that_an_error_names_works(layers: Any, share: int) -> None:
     def step(weights: Any, x: jax.Array) -> Any:
         value, gradient = jax.value_and_grad(lambda weights: (layers(weights, x) ** 2).mean())(

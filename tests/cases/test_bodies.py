@@ -179,7 +179,7 @@ def learned_to_learn() -> Made:
 @pytest.mark.parametrize(
     ("make", "share"),
     [
-        (shuffled_epochs, 0.7),
+        pytest.param(shuffled_epochs, 0.7, marks=pytest.mark.slow),
         (counted_slices, 0.7),
         (until_it_is_small, 0.7),
         pytest.param(rollouts_and_updates, 0.8, marks=pytest.mark.slow),

@@ -111,6 +111,7 @@ def test_all_that_were_drawn_were_equal() -> None:
     assert row["with_kernels_again"] > 400 and not row["unequal"]
 
 
+@pytest.mark.slow
 def test_a_step_drawn_at_random_keeps_every_bit() -> None:
     [plan] = compared(Training(*drawn_step(1), flags=QUICK), [70])
     assert plan.again and not (plan.unequal or plan.gated)

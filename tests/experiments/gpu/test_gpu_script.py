@@ -206,6 +206,7 @@ def test_a_row_that_hangs_is_killed_and_the_next_one_starts(
         Row("next", "no measure", environment=bare),
     ]
     monkeypatch.setattr(script, "TOY_ROWS", rows)
+    monkeypatch.setattr(script, "_GRACE_S", 0.2)
     monkeypatch.setattr(script, "_START", Row("card", "card", environment=bare))
     words = ["--toy", "--allow-cpu", "--out", str(tmp_path / "out")]
     monkeypatch.setattr(sys, "argv", ["gpu", *words])
