@@ -377,12 +377,13 @@ class TestRequests:
         assert memplan.jit(step, budget=caught.value.smallest_bytes).plan(x).report.status == "fits"
 
 
-class TestSlabs:
-    @pytest.fixture(scope="class")
-    def in_slabs(self) -> Planned:
-        step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0)
-        return step.plan(*vocabulary.shapes())
+@pytest.fixture(scope="module")
+def in_slabs() -> Planned:
+    step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0)
+    return step.plan(*vocabulary.shapes())
 
+
+class TestSlabs:
     def test_what_fits_in_no_other_way_runs_in_slabs_with_the_numbers_of_the_step(
         self, in_slabs: Planned
     ) -> None:
