@@ -111,7 +111,9 @@ def test_nothing_is_taken_for_another(called: list[str]) -> None:
     for number, (share, step, options) in enumerate(wanted, 1):
         planned = start(share, step, **options)
         assert len(called) == number and planned.report.compiled_peak_bytes <= int(share * NBYTES)
-        assert all(map(np.array_equal, results(planned), plain[step]))
+        assert all(
+            np.array_equal(*pair) for pair in zip(results(planned), plain[step], strict=True)
+        )
 
 
 def test_without_the_executable_the_plan_is_followed_and_without_the_plan_all_is_done_again(
