@@ -229,22 +229,47 @@ def check(
       only: the primitive whose equations are tried.
     """
     rng, tried = np.random.default_rng(seed), set[str]()
-
-    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-        whole, axes = compat.bind(eqn, operands), axes_of(eqn)
-        if axes is None or only not in (None, eqn.primitive.name):
-            return whole
+    for eqn, axes, operands, whole in equations_with_axes(function, args, only):
         axes_of_eqn = known_axes(eqn, axes)
         if not every:
-            axes_of_eqn = rng.choice(axes_of_eqn, min(len(axes_of_eqn), 1), replace=False).tolist()
+            axes_of_eqn = rng.choice(axes_of_eqn, 1).tolist()
         for axis in axes_of_eqn:
             for _ in range(windows):
                 check_axis(eqn, axes, axis, operands, whole, rng)
-            tried.add(eqn.primitive.name)
-        return whole
-
-    interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
+        tried.add(eqn.primitive.name)
     return tried
+
+
+def equations_with_axes(
+    function: Callable[..., Any], args: Sequence[Any], only: str | None
+) -> list[tuple[compat.JaxprEqn, Axes, list[Any], list[Any]]]:
+    """A function's equations that are computed by rows, with their operands and results.
+
+    One compiled program computes all of these.
+
+    Args:
+      only: the primitive whose equations are wanted.
+    """
+    closed, equations = flatten(jax.make_jaxpr(function)(*args)), list[Any]()
+    if only is not None and all(eqn.primitive.name != only for eqn in closed.jaxpr.eqns):
+        return []
+
+    def numbers(*args: Any) -> list[Any]:
+        numbers_of_each = list[Any]()
+
+        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
+            results, axes = compat.bind(eqn, operands), axes_of(eqn)
+            is_wanted = only in (None, eqn.primitive.name)
+            if is_wanted and axes is not None and known_axes(eqn, axes):
+                equations.append((eqn, axes))
+                numbers_of_each.append((operands, list(results)))
+            return results
+
+        interpret(closed, list(args), rule)
+        return numbers_of_each
+
+    numbers_of_each = jax.jit(numbers)(*args)
+    return [(*pair, *both) for pair, both in zip(equations, numbers_of_each, strict=True)]
 
 
 def a_product(dice: operations.Dice, x: Any) -> Any:
@@ -288,43 +313,13 @@ def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str)
         # some primitives occur only in gradients; memplan's own have none
         has_gradient = name not in ("banded", "squares_about_mean")
         for step in (function, jax.grad(lambda x: function(x).sum()))[: 1 + has_gradient]:
-            equations = drawn_equations(name, step, x)
-            for eqn, axes, operands in equations[:2]:
-                whole = compat.bind(eqn, operands)
+            equations = equations_with_axes(step, [x], name)
+            for eqn, axes, operands, whole in equations[:2]:
                 for axis in known_axes(eqn, axes):
                     check_axis(eqn, axes, axis, operands, whole, rng)
             if equations:
                 return
     raise AssertionError(f"nothing drew {name}")
-
-
-def drawn_equations(
-    name: str, function: Any, x: Any
-) -> list[tuple[compat.JaxprEqn, Axes, list[Any]]]:
-    """A function's equations of a primitive that have axes, with their operands.
-
-    One compiled program computes all operands.
-    """
-    closed, equations = flatten(jax.make_jaxpr(function)(x)), list[tuple[compat.JaxprEqn, Axes]]()
-
-    def operands_of(x: Any) -> list[list[Any]]:
-        operands_of_each = list[list[Any]]()
-
-        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-            axes = axes_of(eqn)
-            if eqn.primitive.name == name and axes is not None and known_axes(eqn, axes):
-                equations.append((eqn, axes))
-                operands_of_each.append(operands)
-            return compat.bind(eqn, operands)
-
-        interpret(closed, [x], rule)
-        return operands_of_each
-
-    if all(eqn.primitive.name != name for eqn in closed.jaxpr.eqns):
-        return []
-    operands_of_each = jax.jit(operands_of)(x)
-    pairs = zip(equations, operands_of_each, strict=True)
-    return [(eqn, axes, operands) for (eqn, axes), operands in pairs]
 
 
 @few
