@@ -11,7 +11,7 @@ from tests.gpu_runtime.operations import operations
 from tests.gpu_runtime.races import races
 from tests.gpu_runtime.reachability import has_race
 
-OF_EACH_WAY = 10  # of some hundred, drawn; brute force takes a third of a second for each
+OF_EACH_WAY = 4  # of some hundred, drawn; brute force takes a third of a second for each
 NEEDED = {  # the host's waits, the other ways, come and go with its threads
     "a wait is dropped",
     "work begins before the wait for it",

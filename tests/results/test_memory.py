@@ -72,7 +72,7 @@ def test_a_plan_over_time() -> None:
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_copies_over_time() -> None:
-    step, args = dense(512, 12)
+    step, args = dense(512, 6)
     whole = (
         memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
     )

@@ -42,6 +42,7 @@ from tests.program.ops.windows import (
     floats,
     windows,
 )
+from tests.program.scans import QUICK
 
 BEYOND = 3  # rows that a window may reach beyond an array
 COUNTED = ("iota",)  # where a window begins says what is in it: whoever runs it knows
@@ -268,7 +269,7 @@ def equations_with_axes(
         interpret(closed, list(args), rule)
         return numbers_of_each
 
-    numbers_of_each = jax.jit(numbers)(*args)
+    numbers_of_each = jax.jit(numbers, compiler_options=QUICK)(*args)
     return [(*pair, *both) for pair, both in zip(equations, numbers_of_each, strict=True)]
 
 
@@ -339,8 +340,9 @@ def test_the_gradients_of_a_convolution(convolution: Convolution) -> None:
     assert "conv_general_dilated" in check(gradients, convolution.operands, convolution.seed)
 
 
-@few
-@given(st.integers(0, 10**6))
+@pytest.mark.parametrize(
+    "number", [0, *(pytest.param(number, marks=pytest.mark.slow) for number in range(1, 9))]
+)
 def test_convolutions_of_the_gradients_of_convolutions(number: int) -> None:
     """With groups of batches and of features, dilation on either side, strides that do not divide, under `vmap`."""
     step, args = drawn_step(number)

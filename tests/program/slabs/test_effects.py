@@ -51,7 +51,17 @@ def step_that(tells: Callable[[str, jax.Array], None]) -> Callable[..., Any]:
     return step
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "jax.debug.callback, ordered",
+        "io_callback",
+        *(
+            pytest.param(call, marks=pytest.mark.slow)
+            for call in ("jax.debug.callback", "io_callback, ordered")
+        ),
+    ],
+)
 def test_every_effect_happens_once_and_in_order(call: str) -> None:
     calls: list[tuple[str, float]] = []
     step = step_that(lambda name, x: CALLS[call](lambda y: calls.append((name, float(y))), x))

@@ -22,6 +22,7 @@ from memplan.program.trace import Program, comparable, trace
 from memplan.program.transforms import apply_all
 from tests import vocabulary
 from tests.arrays import assert_close
+from tests.program.scans import QUICK
 from tests.within import WITHIN, Step, in_a_body, in_a_branch
 
 TOKENS, V100 = 128, catalog.named("v100")
@@ -94,7 +95,7 @@ def in_slabs(program: Program) -> Program:
 
 def numbers(program: Program) -> Any:
     weights, x, _ = vocabulary.arguments(TOKENS)
-    return jax.jit(lowerable(program, backend=CPU).step)(weights, x)
+    return jax.jit(lowerable(program, backend=CPU).step, compiler_options=QUICK)(weights, x)
 
 
 @pytest.mark.parametrize("name", PLACES)

@@ -130,13 +130,13 @@ _UPSAMPLED = Step(
 EXACT = slab_programs(exact=True, dtypes=("float32", "float32", "int32"))
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=pytest.mark.slow)])
 def test_whole_numbers_are_the_same_to_the_bit(examples: int) -> None:
     settings(max_examples=examples)(given(EXACT, CUTS)(check_exact))()
 
 
 @pytest.mark.parametrize(
-    ("examples", "layers"), [(6, 4), pytest.param(100, 6, marks=pytest.mark.slow)]
+    ("examples", "layers"), [(3, 4), pytest.param(100, 6, marks=pytest.mark.slow)]
 )
 def test_any_numbers_are_the_same_but_for_rounding(examples: int, layers: int) -> None:
     steps = slab_programs(layers=layers)
@@ -145,7 +145,7 @@ def test_any_numbers_are_the_same_but_for_rounding(examples: int, layers: int) -
 
 @given(slab_programs(layers=3, dtypes=("bfloat16", "float16")), CUTS)
 @example(_UPSAMPLED, Cut(value=0, dim=0, slabs=3, theta=1, stored=None))
-@settings(max_examples=4)
+@settings(max_examples=2)
 def test_halves_are_the_same_but_for_their_rounding(step: Step, cut: Cut) -> None:
     check_halves(step, cut, 0.06)
 
@@ -252,7 +252,9 @@ def test_attention_of_tokens_to_one_another() -> None:
     check_never_whole(gradients(loss, 2), args, (2, 11, 11), 1, 4)
 
 
-@pytest.mark.parametrize("method", ["linear", "nearest", "cubic"])
+@pytest.mark.parametrize(
+    "method", ["linear", "nearest", pytest.param("cubic", marks=pytest.mark.slow)]
+)
 def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
     """In one loop, forward and backward: three times as many rows as features have, and their neighbours'."""
 
@@ -355,7 +357,7 @@ def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> 
         square, total = jnp.square(wide.astype(jnp.float32)), cumulative.astype(jnp.float32).sum()
         return cumulative, square, scan(wide, 1, reverse=True), total
 
-    cuts = [everything(function, args, (1, 11, 2), 1, rows) for rows in (1, 2, 3, 4, 6, 11)]
+    cuts = [everything(function, args, (1, 11, 2), 1, rows) for rows in (1, 4, 11)]
     plain, *split = results([cuts[0][0], *(in_slabs(axis, slabs) for _, axis, slabs in cuts)], args)
     for _, axis, slabs in cuts:
         (loop,) = loops_of(axis, slabs)

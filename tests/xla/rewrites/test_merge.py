@@ -368,7 +368,7 @@ def modules(draw: st.DrawFn) -> str:
     return "\n".join([head, *computations]) + ENTRY + "".join(ops) + returned(*results)
 
 
-@settings(max_examples=150)
+@settings(max_examples=50)
 @given(modules(), st.sampled_from([6, 10, 20, ROOMY]))
 def test_a_merged_module_is_the_same_and_moves_less(text: str, arrays: int) -> None:
     plain, room = read_module(text), arrays * NBYTES
