@@ -178,14 +178,18 @@ def gathers(module: Module) -> int:
 
 
 @pytest.mark.parametrize(
-    "share", [0.35, *(pytest.param(share, marks=pytest.mark.slow) for share in (0.4, 0.32))]
+    ("layers", "share", "again"),
+    [(4, 0.6, False), (4, 0.45, True), pytest.param(8, 0.32, True, marks=pytest.mark.slow)],
 )
-def test_a_budget_is_kept_by_another_order_and_by_gathering_again(share: float) -> None:
-    """Eight layers whose gathered weights are most of what the step holds."""
-    weights, x = [array(1024, 1024, spec=BOTH)] * 8, array(512, 1024, spec=BOTH)
+def test_a_budget_is_kept_by_another_order_and_by_gathering_again(
+    layers: int, share: float, again: bool
+) -> None:
+    """Layers whose gathered weights are most of what the step holds."""
+    weights, x = [array(1024, 1024, spec=BOTH)] * layers, array(512, 1024, spec=BOTH)
     outcome = planned(chain, weights, x, share, **APART)
     assert outcome.found.fits
-    assert gathers(outcome.before.module) + (share == 0.32) <= gathers(outcome.found.result.module)
+    before, after = outcome.before.module, outcome.found.result.module
+    assert (gathers(before) < gathers(after)) if again else (gathers(before) == gathers(after))
     assert outcome.nbytes == pytest.approx(outcome.found.predicted_bytes, rel=1e-3)
 
 
@@ -226,7 +230,7 @@ def test_woven_sums_take_the_bytes_that_were_predicted() -> None:
 @pytest.mark.slow
 def test_a_step_over_a_mesh_fits_its_budget() -> None:
     """Collectives of a planned module are those of the plain one, asynchronous as there."""
-    step, (state, _) = dense(256, 8)
+    step, (state, _) = dense(256, 6)
     args = state, jax.ShapeDtypeStruct((16384, 256), jnp.float32)
     divided = parallel.data_parallel(step, AbstractMesh((2, 4), ("host", "device")))
     options = {"donate_argnums": 0}

@@ -3,7 +3,7 @@
 from random import Random
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments.planners.evict import tape_of_stages
