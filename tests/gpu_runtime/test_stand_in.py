@@ -164,7 +164,7 @@ def check_functions(card: str, group: str, **options) -> None:
     ("group", "options"),
     [
         pytest.param("elements", {"schedule": "late"}, marks=pytest.mark.slow),
-        ("sums", {}),
+        pytest.param("sums", {}, marks=pytest.mark.slow),
         pytest.param("convolutions", {"schedule": "random", "seed": 1}, marks=pytest.mark.slow),
         ("halves", {"graphs": False}),
     ],

@@ -129,7 +129,7 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
     assert cheapest(loop, price, DEVICE).kept == (1,)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(loops(), st.sampled_from([0, 64 * MIB, 1 << 40]))
 def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_bytes: int) -> None:
     frontier = options(loop, DEVICE, host_bytes)

@@ -16,7 +16,6 @@ from experiments.bench.second_order import drawn_step
 from memplan.planning.graph import Span
 from memplan.program import compat, ops
 from memplan.program.flat import flatten
-from memplan.program.interpret import interpret
 from memplan.program.ops import (
     Axes,
     Band,
@@ -33,6 +32,7 @@ from memplan.program.ops import (
 )
 from memplan.program.ops.record import Primitive
 from tests.program.ops import operations
+from tests.program.ops.equations import Equation, equations_with_axes
 from tests.program.ops.windows import (
     SEEDS,
     Convolution,
@@ -42,7 +42,6 @@ from tests.program.ops.windows import (
     floats,
     windows,
 )
-from tests.program.scans import QUICK
 
 BEYOND = 3  # rows that a window may reach beyond an array
 COUNTED = ("iota",)  # where a window begins says what is in it: whoever runs it knows
@@ -230,7 +229,7 @@ def check(
       only: the primitive whose equations are tried.
     """
     rng, tried = np.random.default_rng(seed), set[str]()
-    for eqn, axes, operands, whole in equations_with_axes(function, args, only):
+    for eqn, axes, operands, whole in equations_by_rows(function, args, only):
         axes_of_eqn = known_axes(eqn, axes)
         if not every:
             axes_of_eqn = rng.choice(axes_of_eqn, 1).tolist()
@@ -241,36 +240,15 @@ def check(
     return tried
 
 
-def equations_with_axes(
+def equations_by_rows(
     function: Callable[..., Any], args: Sequence[Any], only: str | None
-) -> list[tuple[compat.JaxprEqn, Axes, list[Any], list[Any]]]:
-    """A function's equations that are computed by rows, with their operands and results.
+) -> list[Equation]:
+    """Those of a primitive, or all, that are computed by rows."""
 
-    One compiled program computes all of these.
+    def is_wanted(eqn: compat.JaxprEqn, axes: Axes) -> bool:
+        return only in (None, eqn.primitive.name) and bool(known_axes(eqn, axes))
 
-    Args:
-      only: the primitive whose equations are wanted.
-    """
-    closed, equations = flatten(jax.make_jaxpr(function)(*args)), list[Any]()
-    if only is not None and all(eqn.primitive.name != only for eqn in closed.jaxpr.eqns):
-        return []
-
-    def numbers(*args: Any) -> list[Any]:
-        numbers_of_each = list[Any]()
-
-        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-            results, axes = compat.bind(eqn, operands), axes_of(eqn)
-            is_wanted = only in (None, eqn.primitive.name)
-            if is_wanted and axes is not None and known_axes(eqn, axes):
-                equations.append((eqn, axes))
-                numbers_of_each.append((operands, list(results)))
-            return results
-
-        interpret(closed, list(args), rule)
-        return numbers_of_each
-
-    numbers_of_each = jax.jit(numbers, compiler_options=QUICK)(*args)
-    return [(*pair, *both) for pair, both in zip(equations, numbers_of_each, strict=True)]
+    return equations_with_axes(function, args, is_wanted)
 
 
 def a_product(dice: operations.Dice, x: Any) -> Any:
@@ -314,7 +292,7 @@ def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str)
         # some primitives occur only in gradients; memplan's own have none
         has_gradient = name not in ("banded", "squares_about_mean")
         for step in (function, jax.grad(lambda x: function(x).sum()))[: 1 + has_gradient]:
-            equations = equations_with_axes(step, [x], name)
+            equations = equations_by_rows(step, [x], name)
             for eqn, axes, operands, whole in equations[:2]:
                 for axis in known_axes(eqn, axes):
                     check_axis(eqn, axes, axis, operands, whole, rng)

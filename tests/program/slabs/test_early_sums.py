@@ -98,7 +98,18 @@ NORMS = {
 }
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "instance",
+        "batch, by the mean of squares",
+        "layer",
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("batch", "group", "group, by the mean of squares")
+        ),
+    ],
+)
 def test_a_norm_has_one_wall_forward_and_one_backward(name: str) -> None:
     norm, before, after = NORMS[name]
     function, args = trained(norm)

@@ -24,7 +24,7 @@ CALLS: dict[str, Call] = {
 def arguments() -> tuple[list[jax.Array], jax.Array]:
     key = jax.random.key(0)
     weights = [
-        jax.random.normal(jax.random.fold_in(key, layer), (32, 32)) / 6 for layer in range(6)
+        jax.random.normal(jax.random.fold_in(key, layer), (32, 32)) / 6 for layer in range(4)
     ]
     return weights, jax.random.normal(key, (4000, 32))
 

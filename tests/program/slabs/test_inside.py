@@ -73,6 +73,7 @@ PLACES: dict[str, tuple[Callable[[Step], Step], int]] = {
     "beside a scan": (around, 2),
     "beside a scan, in a branch": (lambda step: in_a_branch(around(step)), 2),
 }
+SIMPLER = ("body", "both branches", "beside a scan")  # a part of another place each
 
 
 def traced(name: str) -> Program:
@@ -98,7 +99,10 @@ def numbers(program: Program) -> Any:
     return jax.jit(lowerable(program, backend=CPU).step, compiler_options=QUICK)(weights, x)
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SIMPLER)) for name in PLACES],
+)
 def test_the_numbers_are_the_same(name: str) -> None:
     program, rewritten = rewritten_of(name)
     assert len(rewritten.in_slabs) == PLACES[name][1]

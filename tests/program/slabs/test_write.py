@@ -274,7 +274,7 @@ def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
     assert_same_numbers(closed, axis, slabs, args)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 5])
+@pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2, 5])
 def test_the_statistics_of_a_batch_norm_are_those_of_the_whole_batch(rows: int) -> None:
     def loss(x: Any, w: Any) -> Any:
         y = jax.lax.conv_general_dilated(
@@ -342,8 +342,16 @@ SCANS = {
 }
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.int32, jnp.int8, jnp.bfloat16])
-@pytest.mark.parametrize("name", SCANS)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(
+            name, dtype, marks=[pytest.mark.slow] * (name != "sums" and dtype != jnp.float32)
+        )
+        for name in SCANS
+        for dtype in (jnp.float32, jnp.int32, jnp.int8, jnp.bfloat16)
+    ],
+)
 def test_what_is_cumulative_goes_on_from_slab_to_slab(name: str, dtype: Any) -> None:
     """Read by a convolution with rows beside the slab, more of them than a slab of one row has."""
     scan, low, high = SCANS[name]
