@@ -79,7 +79,9 @@ def test_every_effect_happens_once_and_in_order(call: str) -> None:
     assert planned.report.slab_loops and not calls
     expected, in_slabs = heard(jax.jit(step)), heard(planned.compile())
     assert [name for name, _ in in_slabs] == [name for name, _ in expected]
-    np.testing.assert_allclose([x for _, x in in_slabs], [x for _, x in expected], rtol=1e-5)
+    np.testing.assert_allclose(
+        [x for _, x in in_slabs], [x for _, x in expected], rtol=1e-5, atol=1e-8
+    )
 
 
 def test_an_effect_that_keeps_an_array_whole_is_named() -> None:
