@@ -23,6 +23,7 @@ from memplan import (
     pipeline,
 )
 from memplan.errors import WrongProgramError
+from memplan.stages import Planned
 from memplan.verify.numbers import Gate, Leaf
 from tests import vocabulary
 from tests.arrays import shapes_of
@@ -376,26 +377,31 @@ class TestRequests:
         assert memplan.jit(step, budget=caught.value.smallest_bytes).plan(x).report.status == "fits"
 
 
-class TestSlabs:
-    def test_what_fits_in_no_other_way_runs_in_slabs_with_the_numbers_of_the_step(self) -> None:
-        args = vocabulary.arguments()
-        step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0)
-        planned = step.plan(*args)
-        assert planned.report.status == "fits" and planned.report.slab_loops
-        close(jax.jit(vocabulary.step)(*args), planned.compile()(*args))
+@pytest.fixture(scope="module")
+def in_slabs() -> Planned:
+    step = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0)
+    return step.plan(*vocabulary.shapes())
 
-    def test_a_saved_plan_is_followed_to_the_same_module(self, tmp_path: Path) -> None:
-        first = memplan.jit(vocabulary.step, budget=vocabulary.IN_SLABS, donate_argnums=0).plan(
-            *vocabulary.shapes()
-        )
-        assert first.plan.transforms
-        first.plan.save(tmp_path / "plan.json")
+
+class TestSlabs:
+    def test_what_fits_in_no_other_way_runs_in_slabs_with_the_numbers_of_the_step(
+        self, in_slabs: Planned
+    ) -> None:
+        args = vocabulary.arguments()
+        assert in_slabs.report.status == "fits" and in_slabs.report.slab_loops
+        close(jax.jit(vocabulary.step)(*args), in_slabs.compile()(*args))
+
+    def test_a_saved_plan_is_followed_to_the_same_module(
+        self, in_slabs: Planned, tmp_path: Path
+    ) -> None:
+        assert in_slabs.plan is not None and in_slabs.plan.transforms
+        in_slabs.plan.save(tmp_path / "plan.json")
         saved = memplan.Plan.load(tmp_path / "plan.json")
         second = memplan.jit(vocabulary.step, plan=saved, donate_argnums=0, split=False).plan(
             *vocabulary.shapes()
         )
-        assert second.plan == first.plan
-        assert second.report.slab_loops == first.report.slab_loops
+        assert second.plan == in_slabs.plan
+        assert second.report.slab_loops == in_slabs.report.slab_loops
         with pytest.raises(PlanMismatchError, match=r"does not have|made for program"):
             memplan.jit(train, plan=saved).plan(*SHAPES)
 

@@ -56,7 +56,7 @@ def loads(form: Form, written: bytes, path: Path) -> bool:
 
 
 @FORMS
-@settings(max_examples=60, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_a_damaged_one(name: str, data: st.DataObject, kinds: dict[str, Form], path: Path) -> None:
     loads(kinds[name], data.draw(damaged(kinds[name].text)), path)

@@ -16,13 +16,13 @@ from memplan import InfeasibleBudgetError, MemplanError, UnsupportedProgramError
 DRAW = np.random.default_rng(0)
 X = DRAW.normal(size=(768, 4)).astype("float32")
 Y = np.sin(X).sum(1, keepdims=True)
-LIMIT = 180 << 10  # a step of 256 samples takes 200 to 212 KiB as it is
+LIMIT = 148 << 10  # a step of 256 samples takes 160 to 180 KiB as it is
 
 
 def model(draws: bool = False, **options: Any) -> keras.Model:
     keras.utils.set_random_seed(0)
     first = [keras.layers.Dropout(0.2), keras.layers.BatchNormalization()] if draws else []
-    hidden = [keras.layers.Dense(32, activation="tanh") for _ in range(4)]
+    hidden = [keras.layers.Dense(32, activation="tanh") for _ in range(3)]
     network = keras.Sequential([keras.Input((4,)), *first, *hidden, keras.layers.Dense(1)])
     network.compile(
         optimizer=keras.optimizers.SGD(0.01, momentum=0.9), loss="mse", metrics=["mae"], **options
@@ -34,9 +34,10 @@ def weights(network: keras.Model) -> list[np.ndarray]:
     return [np.asarray(variable) for variable in (*network.variables, *network.optimizer.variables)]
 
 
-def fit(network: keras.Model, **options: Any) -> Any:
+def fit(network: keras.Model, samples: int = 400, **options: Any) -> Any:
     keras.utils.set_random_seed(1)  # of the order of samples
-    return network.fit(X[:400], Y[:400], batch_size=256, verbose=0, **options).history
+    data = X[:samples], Y[:samples]
+    return network.fit(*data, batch_size=256, verbose=0, **options).history
 
 
 def same(first: keras.Model, second: keras.Model) -> bool:
@@ -56,7 +57,7 @@ def test_fit_is_keras_own_to_the_bit_within_the_budget() -> None:
 def test_several_steps_in_one_execution_and_single_batches() -> None:
     plain, planned = model(steps_per_execution=3), model(steps_per_execution=3)
     report = memplan.keras.plan(planned, budget=LIMIT)
-    assert fit(planned, epochs=2) == fit(plain, epochs=2) and same(planned, plain)
+    assert fit(planned, 768, epochs=2) == fit(plain, 768, epochs=2) and same(planned, plain)
     assert report.report.compiled_peak_bytes <= LIMIT and report.report.planner == "kernels"
     for each in (plain, planned):
         each.compile("sgd", "mse")

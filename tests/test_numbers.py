@@ -188,16 +188,15 @@ EXAMPLES: dict[
 }
 
 
-@settings(max_examples=10, **EXAMPLES)
+@settings(max_examples=5, **EXAMPLES)
 @given(recipe=recipes, share=st.floats(0, 1))
 def test_a_plan_keeps_every_bit(recipe: Recipe, share: float) -> None:
     keeps_every_bit(recipe, share)
 
 
-@pytest.mark.parametrize("random", ["rbg", "unsafe_rbg"])
-def test_a_plan_keeps_the_bits_of_random_numbers_that_a_call_makes(random: str) -> None:
+def test_a_plan_keeps_the_bits_of_random_numbers_that_a_call_makes() -> None:
     lines = ("dropout", 0, 0), ("dot", 1, 0), ("dropout", 2, 0), ("exp", 3, 0)
-    keeps_every_bit(Recipe(lines, (1,), True, random), 0.5)
+    keeps_every_bit(Recipe(lines, (1,), True, "rbg"), 0.5)
 
 
 @pytest.mark.slow

@@ -68,8 +68,8 @@ def wide_mlp(tokens: int = 96, width: int = 16, wide: int = 256) -> Built:
     return _regression(model, tokens, width, [[(width, wide), (wide, width)]] * 2)
 
 
-def attention(tokens: int = 96, width: int = 16) -> Built:
-    """Two residual layers of unfused single-head attention."""
+def attention(tokens: int = 96, width: int = 16, layers: int = 2) -> Built:
+    """Residual layers of unfused single-head attention."""
 
     def model(params: Any, x: jax.Array) -> jax.Array:
         for query, key, value in params:
@@ -77,7 +77,7 @@ def attention(tokens: int = 96, width: int = 16) -> Built:
             x = x + jax.nn.softmax(scores) @ (x @ value)
         return x
 
-    return _regression(model, tokens, width, [[(width, width)] * 3] * 2)
+    return _regression(model, tokens, width, [[(width, width)] * 3] * layers)
 
 
 def _regression(

@@ -179,11 +179,11 @@ def learned_to_learn() -> Made:
 @pytest.mark.parametrize(
     ("make", "share"),
     [
-        (shuffled_epochs, 0.7),
+        pytest.param(shuffled_epochs, 0.7, marks=pytest.mark.slow),
         (counted_slices, 0.7),
         (until_it_is_small, 0.7),
-        (rollouts_and_updates, 0.8),
-        (learned_to_learn, 0.8),
+        pytest.param(rollouts_and_updates, 0.8, marks=pytest.mark.slow),
+        pytest.param(learned_to_learn, 0.8, marks=pytest.mark.slow),
     ],
 )
 def test_steps_in_a_loop_keep_their_bits(make: Make, share: float) -> None:

@@ -184,9 +184,9 @@ def searched_for_a_rate() -> Made:
     ("make", "share"),
     [
         (skipped_if_not_finite, 0.5),
-        (penalized_every_other_step, 0.8),
-        (alternating, 0.75),
-        (experts_by_a_switch, 0.8),
+        pytest.param(penalized_every_other_step, 0.8, marks=pytest.mark.slow),
+        pytest.param(alternating, 0.75, marks=pytest.mark.slow),
+        pytest.param(experts_by_a_switch, 0.8, marks=pytest.mark.slow),
         (searched_for_a_rate, 0.75),
     ],
 )

@@ -93,9 +93,9 @@ def by_a_gradient_rule() -> tuple[Step, int]:
     [
         (by_a_nested_jit, 0.75),
         (by_the_body_of_a_scan, 0.75),
-        (in_bfloat16, 0.75),
+        pytest.param(in_bfloat16, 0.75, marks=pytest.mark.slow),
         (by_branches, 0.85),
-        (by_a_gradient_rule, 0.75),
+        pytest.param(by_a_gradient_rule, 0.75, marks=pytest.mark.slow),
     ],
 )
 def test_what_is_closed_over_is_planned_around(

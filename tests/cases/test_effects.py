@@ -165,7 +165,13 @@ def counted(tells: Callable[..., None]) -> Made:
 
 @pytest.mark.parametrize(
     ("make", "share"),
-    [(printed, 0.85), (logged, 0.7), (simulated, 0.7), (watched, 0.7), (counted, 0.85)],
+    [
+        pytest.param(printed, 0.85, marks=pytest.mark.slow),
+        (logged, 0.7),
+        (simulated, 0.7),
+        (watched, 0.7),
+        pytest.param(counted, 0.85, marks=pytest.mark.slow),
+    ],
 )
 def test_python_is_called_as_by_jax_jit(
     make: Any, share: float, capsys: pytest.CaptureFixture[str]
@@ -194,7 +200,7 @@ def test_python_is_called_as_by_jax_jit(
     assert_same(results, expected, run)
 
 
-@pytest.mark.parametrize("where", ["branch", "body"])
+@pytest.mark.parametrize("where", [pytest.param("branch", marks=pytest.mark.slow), "body"])
 def test_an_error_of_equinox_is_raised_as_by_jax_jit(where: str) -> None:
     def checked(y: jax.Array) -> jax.Array:
         return eqx.error_if(y, y[0, 0] > 0.9, "the first is large")
@@ -229,8 +235,8 @@ def test_what_checkify_finds_is_found() -> None:
         def loss(weights: Any) -> jax.Array:
             y = lax.scan(
                 lambda y, weight: (jnp.tanh(y @ weight), None),
-                mlp(weights[:2], x),
-                jnp.stack(weights[2:]),
+                mlp(weights[:1], x),
+                jnp.stack(weights[1:]),
             )[0]
             checkify.check((y**2).mean() < 0.8, "too large: {}", (y**2).mean())
             return (y**2).mean() + jnp.log(x[0, 0] ** 2)
@@ -238,7 +244,7 @@ def test_what_checkify_finds_is_found() -> None:
         value, gradients = jax.value_and_grad(loss)(weights)
         return descended(weights, gradients), value
 
-    weights, x = layers(4, WIDTH), normal(ROWS, WIDTH, seed=9)
+    weights, x = layers(3, WIDTH), normal(ROWS, WIDTH, seed=9)
     checked = checkify.checkify(step, checkify.user_checks | checkify.float_checks)
     run = within_share(0.75, checked, (weights, x), split=False)
     compiled = run.planned.compile()

@@ -100,10 +100,10 @@ def sources(share: float, make: Make, **options: Any) -> set[str]:
 @pytest.mark.parametrize(
     ("make", "share", "split"),
     [
-        (linen_in_a_scan, 0.75, False),
+        pytest.param(linen_in_a_scan, 0.75, False, marks=pytest.mark.slow),
         (equinox_under_vmap, 0.6, "auto"),
         (wide_optimizer, 0.9, "auto"),
-        (loss_of_a_library, 0.75, False),
+        pytest.param(loss_of_a_library, 0.75, False, marks=pytest.mark.slow),
     ],
 )
 def test_rows_name_the_users_lines(make: Make, share: float, split: Any) -> None:

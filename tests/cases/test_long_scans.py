@@ -137,11 +137,11 @@ def layers_over_time() -> Made:
 @pytest.mark.parametrize(
     ("make", "share"),
     [
-        (read_both_ways, 0.6),
+        pytest.param(read_both_ways, 0.6, marks=pytest.mark.slow),
         (inverted_wave, 0.6),
-        (neural_ode, 0.4),
+        pytest.param(neural_ode, 0.4, marks=pytest.mark.slow),
         (noisy_paths, 0.6),
-        (layers_over_time, 0.75),
+        pytest.param(layers_over_time, 0.75, marks=pytest.mark.slow),
     ],
 )
 def test_a_scan_over_time_gives_the_same_numbers(make: Make, share: float) -> None:

@@ -26,23 +26,6 @@ def trained(loss: Callable[..., jax.Array], *args: Any) -> Made:
     return step, args
 
 
-def graph_attention(scale: int) -> Made:
-    """Softmax over the edges of each node, by sums and maxima of segments."""
-    nodes, edges = 2**10 * scale, 2**12 * scale
-
-    def loss(weights: Any, x: jax.Array, source: jax.Array, target: jax.Array) -> jax.Array:
-        for weight in weights:
-            y = x @ weight
-            score = (y[source] * y[target]).sum(1)
-            score = jnp.exp(score - jax.ops.segment_max(score, target, nodes)[target])
-            total = jax.ops.segment_sum(score, target, nodes)[target]
-            x = jnp.tanh(jax.ops.segment_sum((score / total)[:, None] * y[source], target, nodes))
-        return (x**2).mean()
-
-    index = array(edges, dtype=jnp.int32)
-    return trained(loss, [array(WIDTH, WIDTH)] * 2, array(nodes, WIDTH), index, index)
-
-
 def sparse_matrices(scale: int) -> Made:
     """Products with a sparse matrix whose entries are trained."""
     nodes, entries = 2**10 * scale, 2**12 * scale
@@ -150,19 +133,18 @@ def ragged_sequences(scale: int) -> Made:
 @pytest.mark.parametrize(
     ("make", "scale", "status"),
     [
-        (graph_attention, 6300, "untouched"),
         (ragged_sequences, 1110, "untouched"),
         (sparse_matrices, 8000, "fits"),
-        (attention_in_blocks, 3400, "fits"),
-        (histograms, 2300, "fits"),
+        pytest.param(attention_in_blocks, 3400, "fits", marks=pytest.mark.slow),
+        pytest.param(histograms, 2300, "fits", marks=pytest.mark.slow),
     ],
 )
 def test_names_of_another_pass_are_not_counted(
     make: Callable[[int], Made], scale: int, status: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """All take more than what XLA rematerializes from on, two as they are, three as they are planned."""
+    """All take more than what XLA rematerializes from on, one as it is, three as they are planned."""
     step, args = make(scale)
-    planned = memplan.jit(step, device="v100", donate_argnums=0).plan(*args)
+    planned = memplan.jit(step, device="v100", donate_argnums=0, split=False).plan(*args)
     report, module = planned.report, planned._outcome.planned.plain.module
     assert report.status == status and report.xla_limit_bytes is not None
     assert report.xla_limit_bytes < report.compiled_peak_bytes + report.host_peak_bytes

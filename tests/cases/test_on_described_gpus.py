@@ -8,7 +8,7 @@ import pytest
 
 import memplan
 from tests.cases.test_branches import skipped_if_not_finite
-from tests.cases.test_effects import printed, watched
+from tests.cases.test_effects import watched
 from tests.cases.within_share import Make
 
 
@@ -27,8 +27,7 @@ def calls(planned: Any) -> int:
 @pytest.mark.parametrize(
     ("make", "share"),
     [
-        (skipped_if_not_finite, 0.75),
-        (told(printed), 0.85),
+        pytest.param(skipped_if_not_finite, 0.75, marks=pytest.mark.slow),
         (told(watched), 0.75),
     ],
 )

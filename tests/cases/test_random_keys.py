@@ -116,10 +116,10 @@ def of_each_sample(key: jax.Array) -> Made:
 @pytest.mark.parametrize(
     ("make", "impl", "share"),
     [
-        (split_for_layers, "rbg", 0.8),
+        pytest.param(split_for_layers, "rbg", 0.8, marks=pytest.mark.slow),
         (folded_in_steps, "unsafe_rbg", 0.7),
-        (denoised, "rbg", 0.8),
-        (drawn_in_branches, "unsafe_rbg", 0.8),
+        pytest.param(denoised, "rbg", 0.8, marks=pytest.mark.slow),
+        pytest.param(drawn_in_branches, "unsafe_rbg", 0.8, marks=pytest.mark.slow),
         (of_each_sample, "rbg", 0.8),
     ],
 )

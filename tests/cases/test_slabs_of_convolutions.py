@@ -131,7 +131,7 @@ SHARES: dict[Callable[[], Made], float] = {
     pulled_apart_volumes: 0.5,
     pooled_to_a_row: 0.5,
 }
-ABOVE_TEN_SECONDS = (penalized_sound, kernels_larger_than_images)
+SLOW = (penalized_sound, kernels_larger_than_images, pooled_to_a_row)
 
 
 def check(make: Callable[[], Made]) -> int:
@@ -151,10 +151,7 @@ def process() -> Iterator[ProcessPoolExecutor]:
 
 @pytest.mark.parametrize(
     "make",
-    [
-        pytest.param(maker, marks=pytest.mark.slow) if maker in ABOVE_TEN_SECONDS else maker
-        for maker in SHARES
-    ],
+    [pytest.param(maker, marks=pytest.mark.slow) if maker in SLOW else maker for maker in SHARES],
 )
 def test_xla_compiles_what_slabs_write(
     make: Callable[[], Made], process: ProcessPoolExecutor

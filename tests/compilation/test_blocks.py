@@ -14,7 +14,9 @@ from tests.dense import step
 from tests.within import WITHIN, Step
 
 
-@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "body")) for name in WITHIN]
+)
 def test_a_step_within_has_the_bits_of_the_step_as_it_is(name: str) -> None:
     run = WITHIN[name](step)
     key = jax.random.key(0)
@@ -33,7 +35,9 @@ def test_a_step_within_has_the_bits_of_the_step_as_it_is(name: str) -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name != "branch")) for name in WITHIN]
+)
 def test_a_step_within_takes_hardly_longer_than_by_itself(name: str) -> None:
     """Four of its eight activations fewer, by copies to the host and kernels that run again."""
     args = (

@@ -13,26 +13,30 @@ from tests.goldens.planned import cases
 
 CASES = cases()
 DIVIDED = [key for key, case in CASES.items() if case.partitioned_file]
-# Planning takes two seconds or more. Another budget of each but the largest is planned by default.
-SLOW = {
-    ("data-parallel-v100", "0.4"),
-    ("data-parallel-v100", "0.6"),
-    ("decoder-bfloat16-h100", "0.4"),
-    ("decoder-dropout-a100", "0.4"),
-    ("decoder-h100", "0.4"),
-    ("fsdp-a100", "0.4"),
-    ("kernels-of-2d-u-net-h200", "0.4"),
-    ("kernels-of-2d-u-net-h200", "0.8"),
-    ("kernels-of-decoder-bfloat16-h200", "0.6"),
-    ("tensor-parallel-a100", "0.4"),
-    ("tensor-parallel-a100", "0.6"),
+# By share of the bytes, planned by default: the quickest of every device, kind of step and of plan.
+BY_DEFAULT = {
+    "0.4": (
+        "mlp-bfloat16-h100 mlp-cpu mlp-undonated-a100 mlp-v100 pinned-a100 pinned-recompute-v100"
+        " u-net-2d-v100 u-net-3d-v100"
+    ),
+    "0.6": (
+        "branching-a100 kernels-of-2d-u-net-h200 mlp-v100 pinned-cpu pinned-recompute-v100"
+        " pooling-cpu slabs-v100 u-net-2d-cpu u-net-3d-v100"
+    ),
+    "0.8": (
+        "branching-a100 cholesky-cpu conv-net-cpu conv-net-v100 custom-vjp-a100 data-parallel-v100"
+        " decoder-dropout-a100 embedding-a100 embedding-cpu fft-v100 fsdp-a100 looping-v100"
+        " mlp-bfloat16-h100 mlp-undonated-a100 pinned-a100 pinned-scanned-v100 pooling-cpu"
+        " pooling-v100 scanned-cpu slabs-v100 tensor-parallel-a100 u-net-2d-v100"
+    ),
+    "0.95": "filled-v100 fsdp-scanned-a100 looping-cpu looping-v100 scanned-v100",
 }
 PLANNED = [
     pytest.param(
         key,
         share,
         id=f"{key}-{share}",
-        marks=[pytest.mark.slow] if (key, share) in SLOW else [],
+        marks=[] if key in BY_DEFAULT[share].split() else [pytest.mark.slow],
     )
     for key, case in CASES.items()
     for share in case.budgets or ()

@@ -142,5 +142,7 @@ TEXTS: Mapping[str, Callable[[], str]] = {
 }
 """By the name of the file."""
 
-SLOW = frozenset({"slabs-u-net-3d.jaxpr"})
+SLOW = frozenset(
+    {"slabs-u-net-3d.jaxpr", "report-mlp.json", "report-conv-net.json", "refusal-conv-net.txt"}
+)
 ON_GPUS = frozenset(name for name in TEXTS if "v100" in name)

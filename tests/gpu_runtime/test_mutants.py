@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import pytest
+
 from tests.gpu_runtime import programs
 from tests.gpu_runtime.mutants import mutants
 from tests.gpu_runtime.operations import operations
@@ -21,6 +23,7 @@ NEEDED = {  # the host's waits, the other ways, come and go with its threads
 }
 
 
+@pytest.mark.slow  # test_races.py compares the detector with brute force by default
 def test_orders_that_a_log_loses_are_missed_where_they_are_needed(watched):
     ran = watched(programs.plain_and_planned, "mlp", [0.9], [("random", 3, 1)])
     ops = operations(ran.log)

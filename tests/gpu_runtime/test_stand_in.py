@@ -163,9 +163,9 @@ def check_functions(card: str, group: str, **options) -> None:
 @pytest.mark.parametrize(
     ("group", "options"),
     [
-        ("elements", {"schedule": "late"}),
-        ("sums", {}),
-        ("convolutions", {"schedule": "random", "seed": 1}),
+        pytest.param("elements", {"schedule": "late"}, marks=pytest.mark.slow),
+        pytest.param("sums", {}, marks=pytest.mark.slow),
+        pytest.param("convolutions", {"schedule": "random", "seed": 1}, marks=pytest.mark.slow),
         ("halves", {"graphs": False}),
     ],
 )

@@ -133,6 +133,7 @@ def test_what_else_a_user_may_ask_of_a_step(watched, tmp_path):
     assert facts["leaked"] == 0
 
 
+@pytest.mark.slow  # test_memory.py has a smaller state go round by default
 def test_state_on_the_host_gives_the_same_numbers(watched, tmp_path):
     facts = watched(programs.held, 0.92, str(tmp_path), schedule="late", **PREALLOCATED).value
     assert facts["equal"] == facts["arrays"], facts

@@ -20,7 +20,12 @@ def tiny():
 
 
 @pytest.mark.parametrize(
-    ("depth", "parameters"), [(50, 25_557_032), (101, 44_549_160), (152, 60_192_808)]
+    ("depth", "parameters"),
+    [
+        (50, 25_557_032),
+        pytest.param(101, 44_549_160, marks=pytest.mark.slow),
+        pytest.param(152, 60_192_808, marks=pytest.mark.slow),
+    ],
 )
 def test_parameter_counts_of_imagenet_models(depth, parameters):
     """The published counts, as in torchvision; 2048 weights and a bias per additional class."""

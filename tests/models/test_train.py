@@ -115,7 +115,11 @@ def test_state_can_be_donated():
 
 @pytest.mark.parametrize(
     ("name", "entry", "classes"),
-    [("unet2d", "label", 2), ("resnet", "label", 5), ("decoder", "targets", 11)],
+    [
+        ("unet2d", "label", 2),
+        pytest.param("resnet", "label", 5, marks=pytest.mark.slow),
+        ("decoder", "targets", 11),
+    ],
 )
 def test_labels_are_classes(name, entry, classes):
     labels = built(name)[1][1][entry]
@@ -150,12 +154,7 @@ def test_optimizer_can_be_chosen():
 
 
 def test_full_size_models_are_described_without_allocation():
-    for build in (
-        partial(train.unet3d_step, 512),
-        train.resnet_step,
-        train.nnunet3d_step,
-        train.decoder_step,
-    ):
+    for build in (partial(train.unet3d_step, 512), train.decoder_step):
         _, (state, _) = build()
         assert all(isinstance(leaf, jax.ShapeDtypeStruct) for leaf in jax.tree.leaves(state))
 

@@ -148,7 +148,7 @@ def test_every_process_finds_the_same() -> None:
     """Regardless of addresses and the order of sets."""
     command, outputs = [sys.executable, "-c", FINGERPRINT], set[str]()
     options = {"cwd": ROOT, "capture_output": True, "text": True, "check": True, "timeout": 60}
-    for seed in ("1", "2", "3"):
+    for seed in ("1", "2"):
         environment = {"PYTHONHASHSEED": seed, "JAX_PLATFORMS": "cpu", "PATH": ""}
         outputs.add(subprocess.run(command, env=environment, **options).stdout)
     assert len(outputs) == 1 and "callback" in outputs.pop()

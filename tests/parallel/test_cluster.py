@@ -82,6 +82,7 @@ def test_a_run_that_jax_started_is_adopted() -> None:
     )
 
 
+@pytest.mark.slow  # test_one_plan.py has two processes end well by default
 def test_a_run_of_three_ends_well_and_all_see_the_same_losses() -> None:
     code, output = launched(TRAINER, 3)
     assert code == 0, output

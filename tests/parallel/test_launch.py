@@ -90,7 +90,10 @@ def test_a_rank_has_time_to_end_by_itself(run: Callable[..., Result]) -> None:
     assert code == 2 and out == ["[1] rank 0 failed"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM, signal.SIGKILL],
+)
 def test_nothing_is_left_behind(number: signal.Signals, tmp_path: Path) -> None:
     program = f"open({str(tmp_path)!r} + f'/{{rank}}', 'w').write(str(os.getpid())); time.sleep(60)"
     launcher = subprocess.Popen(

@@ -19,7 +19,9 @@ def dims_of_slabs(program: Program, nbytes: int) -> set[int]:
     return {candidate.write().in_slabs[0].transform.dim for candidate in candidates}
 
 
-@pytest.mark.parametrize("divided", [1, 2, 3])
+@pytest.mark.parametrize(
+    "divided", [*(pytest.param(dim, marks=pytest.mark.slow) for dim in (1, 2)), 3]
+)
 def test_the_divided_dimension_is_never_cut(divided: int) -> None:
     spec = PartitionSpec(*("device" if dim == divided else None for dim in range(5)))
     x = jax.ShapeDtypeStruct((1, 64, 64, 64, 1), jnp.float32, sharding=NamedSharding(MESH, spec))

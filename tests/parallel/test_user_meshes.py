@@ -33,11 +33,11 @@ def test_on_any_mesh_the_budget_is_kept_and_nothing_else_changes(name: str, on_e
 @pytest.mark.parametrize(
     "name",
     [
-        "fsdp",
+        "in_space",
         *(
             pytest.param(name, marks=pytest.mark.slow)
             for name in CASES
-            if name not in ("constrained", "fsdp")
+            if name not in ("constrained", "in_space")
         ),
     ],
 )

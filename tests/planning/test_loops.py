@@ -77,7 +77,7 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
     return total
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(loops(), st.sampled_from(PRICES), st.booleans())
 def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> None:
     choice = cheapest(loop, price, DEVICE, moves)
@@ -92,6 +92,7 @@ def test_no_other_choice_is_cheaper(loop: Loop, price: float, moves: bool) -> No
     assert chosen_cost <= best + 1e-6 * everything  # whole ticks
 
 
+@settings(max_examples=40)
 @given(loops(), st.booleans())
 def test_a_higher_price_never_stacks_more(loop: Loop, moves: bool) -> None:
     nbytes = [stacked_nbytes(loop, cheapest(loop, price, DEVICE, moves)) for price in PRICES]
@@ -128,7 +129,7 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
     assert cheapest(loop, price, DEVICE).kept == (1,)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(loops(), st.sampled_from([0, 64 * MIB, 1 << 40]))
 def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_bytes: int) -> None:
     frontier = options(loop, DEVICE, host_bytes)

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import memplan
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.problem import Buffer, Kernel, Pin, Problem, Role, Where
@@ -16,7 +15,7 @@ from memplan.planning.schedule import seconds
 from memplan.report.decisions import Choices
 from memplan.results.choices import Prices
 from tests.planning.small import actions
-from tests.xla.steps import dense
+from tests.results.copied import report_with_copies
 from tests.xla.test_target import needs_compiler
 
 
@@ -160,15 +159,7 @@ def test_an_impossible_choice_says_why() -> None:
 @pytest.mark.gpu_aot
 def test_prices_of_a_compiled_plan() -> None:
     """Independently: bytes by memory over time, seconds by the data sheet."""
-    step, args = dense(512, 12)
-    whole = (
-        memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    )
-    report = (
-        memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0)
-        .plan(*args)
-        .report
-    )
+    report = report_with_copies()
     timeline, v100 = report.timeline, catalog.named("v100")
     assert timeline is not None
     priced = [row for row in report.decisions if row.choices is not None]

@@ -3,6 +3,7 @@
 The steps of `meshed_steps.py` cause no warnings, either: their own tests fail on any.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,12 @@ from tests.results.gathering_steps import LOUD, SILENT, warnings_of
 STEP = outcome(PROGRAM, 40_000)
 BEGINS = "XLA cannot divide these operations of the step along the dimension that is divided among the devices"
 DESCRIBED = {"device": "a100", "topology": "2x4"}
+
+
+def by_default(steps: Mapping[str, Any], *names: str) -> list[Any]:
+    """All steps; those of other names, which CPU devices run by default, are slow."""
+    slow = [pytest.mark.slow]
+    return [pytest.param(name, marks=[] if name in names else slow) for name in steps]
 
 
 def gather(nbytes: int, line: int = 1) -> Gather:
@@ -74,13 +81,13 @@ def test_gathers_of_the_layout_cause_none(name: str, on_eight: Any) -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", LOUD)
+@pytest.mark.parametrize("name", by_default(LOUD, "in_groups", "microbatches"))
 def test_a_gather_for_described_gpus_causes_the_same_warning(name: str) -> None:
     (message,) = warnings_of(LOUD[name][0](ABSTRACT), **DESCRIBED)
     check_warning(name, message)
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", SILENT)
+@pytest.mark.parametrize("name", by_default(SILENT, "in_groups_mapped", "asked_by_hand"))
 def test_gathers_of_the_layout_for_described_gpus_cause_none(name: str) -> None:
     assert warnings_of(SILENT[name](ABSTRACT), **DESCRIBED) == []

@@ -8,6 +8,7 @@ import pytest
 import memplan
 from memplan.report.model import Report
 from memplan.report.timeline import Timeline
+from tests.results.copied import report_with_copies
 from tests.xla.steps import branching, dense, scanned
 from tests.xla.test_target import needs_compiler
 
@@ -72,15 +73,7 @@ def test_a_plan_over_time() -> None:
 @needs_compiler
 @pytest.mark.gpu_aot
 def test_copies_over_time() -> None:
-    step, args = dense(512, 12)
-    whole = (
-        memplan.jit(step, device="v100", donate_argnums=0).plan(*args).report.baseline_peak_bytes
-    )
-    report = (
-        memplan.jit(step, budget=int(0.6 * whole), device="v100", donate_argnums=0)
-        .plan(*args)
-        .report
-    )
+    report = report_with_copies()
     check(report)
     directions = [copy.direction for copy in report.timeline.copies]
     assert directions.count("to host") <= directions.count("to device")

@@ -217,7 +217,13 @@ def test_a_step_without_arrays_has_no_axis() -> None:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("name", WITHIN)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.slow] * (name != "body, branch, body"))
+        for name in WITHIN
+    ],
+)
 def test_slabs_inside_of_branches_and_bodies(name: str) -> None:
     """With their copies to the host, and where they are."""
 

@@ -58,6 +58,10 @@ def numbers(*lines: str) -> list[list[int]] | None:
             [TABLE, ME, "%x = u32[2] dynamic-slice(%t, %me), dynamic_slice_sizes={2}"],
             [[3, 1], [1, 0], [0, 2], [0, 2]],
         ),
+        (
+            [ME, "%x = u32[2] broadcast(%me), dimensions={}"],
+            [[0, 0], [1, 1], [2, 2], [3, 3]],
+        ),
     ],
 )
 def test_knows_what_follows_from_the_partition(
@@ -73,6 +77,7 @@ def test_knows_what_follows_from_the_partition(
         ["%p = u32[] parameter(0)", ME, "%x = u32[] add(%p, %me)"],
         [ME, "%x = f32[] convert(%me)"],
         ["%x = u32[4] iota(), iota_dimension=0"],
+        [TABLE, "%x = u32[4,2] broadcast(%t), dimensions={0}"],
         [ME, "%none = u32[] constant(0)", "%x = u32[] divide(%me, %none)"],
         [ME, "%many = u32[] constant(32)", "%x = u32[] shift-left(%me, %many)"],
         ["%a = s32[] constant(-3)", "%two = s32[] constant(2)", "%x = s32[] divide(%a, %two)"],

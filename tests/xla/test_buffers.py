@@ -25,7 +25,7 @@ def temporary_bytes(done: Any) -> int:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STEPS)
 def test_a_gpu_gets_the_bytes_that_were_predicted(name: str, seed: int) -> None:
     step, args = STEPS[name](256, 6)
@@ -59,10 +59,11 @@ def test_copies_take_the_host_bytes_that_were_predicted(name: str) -> None:
     assert outcome.packing.live_nbytes < outcome.plain.live_nbytes or name == "branching"
 
 
+@pytest.mark.parametrize("seeds", [(0, 1), pytest.param((0, 2, 3), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STEPS)
-def test_kernels_that_run_again_change_no_bit_here(name: str) -> None:
+def test_kernels_that_run_again_change_no_bit_here(name: str, seeds: tuple[int, ...]) -> None:
     plain = None
-    for seed in range(4):
+    for seed in seeds:
         step, args = STEPS[name](64, 6)
         outcome = compile_step(step, args, name, random_recompute(seed))
         assert outcome.packing.nbytes == pytest.approx(temporary_bytes(outcome.compiled), rel=0.02)
@@ -117,7 +118,7 @@ def test_a_plan_takes_what_it_was_given_in_one_compilation() -> None:
     assert outcome.packing.live_nbytes <= 0.62 * outcome.plain.live_nbytes
 
 
-@pytest.mark.parametrize("share", [0.75, 0.55])
+@pytest.mark.parametrize("share", [0.75, pytest.param(0.55, marks=pytest.mark.slow)])
 def test_a_plan_changes_no_bit_here(share: float) -> None:
     step, args = STEPS["dense"](64, 12)
     plain = compile_step(step, args, "dense", random_recompute(0)).compiled(*args)

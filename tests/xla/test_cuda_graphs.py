@@ -50,7 +50,9 @@ def _singles(thunk: Thunk) -> int:
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("device", ["v100", "a100", "h100"])
+@pytest.mark.parametrize(
+    "device", ["v100", *(pytest.param(name, marks=pytest.mark.slow) for name in ("a100", "h100"))]
+)
 @pytest.mark.parametrize(
     ("built", "shares"),
     [(dense, (1, 0.6)), pytest.param(resnet, (1, 0.5), marks=pytest.mark.slow)],
@@ -86,7 +88,7 @@ def test_a_step_and_its_plan(
 @pytest.mark.parametrize(
     ("device", "built"),
     [
-        ("h100", partial(steps.pooling, 64, 4)),
+        pytest.param("h100", partial(steps.pooling, 64, 4), marks=pytest.mark.slow),
         ("v100", partial(steps.updating, 0)),
         ("h100", partial(steps.scanned, 64, 4)),
         ("v100", partial(steps.branching, 64, 4)),

@@ -180,7 +180,7 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("device", ["v100", "a100", "h100"])
+@pytest.mark.parametrize("device", ["v100", "a100", pytest.param("h100", marks=pytest.mark.slow)])
 def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host by one loop, and read by two."""
 

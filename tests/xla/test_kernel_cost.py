@@ -198,8 +198,10 @@ def gradients_of_convolution(rank: int, stride: int, groups: int = 1) -> Callabl
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("rank", [2, 3])
-@pytest.mark.parametrize("stride", [1, 2])
+@pytest.mark.parametrize(
+    ("stride", "rank"),
+    [(1, 3), (2, 2), *(pytest.param(*sizes, marks=pytest.mark.slow) for sizes in ((1, 2), (2, 3)))],
+)
 @pytest.mark.parametrize(("device", "dtype"), [("v100", "float32"), ("h200", "bfloat16")])
 def test_flops_of_compiled_convolutions(rank: int, stride: int, device: str, dtype: str) -> None:
     x, kernel = array(2, *[16] * rank, 64, dtype=dtype), array(*[3] * rank, 64, 128, dtype=dtype)
@@ -212,7 +214,12 @@ def test_flops_of_compiled_convolutions(rank: int, stride: int, device: str, dty
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize(
-    ("device", "dtype"), [("v100", "float32"), ("a100", "bfloat16"), ("h200", "bfloat16")]
+    ("device", "dtype"),
+    [
+        ("v100", "float32"),
+        pytest.param("a100", "bfloat16", marks=pytest.mark.slow),
+        ("h200", "bfloat16"),
+    ],
 )
 @pytest.mark.parametrize("batch", [(), (6,)])
 def test_flops_of_compiled_matrix_products(device: str, dtype: str, batch: tuple[int, ...]) -> None:

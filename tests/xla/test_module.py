@@ -28,6 +28,7 @@ REAL = (
     "kernels-of-resnet-50-half",  # copies to the host and back
     "products-and-memory-products-bfloat16",
 )
+LARGE = {"kernels-of-3d-u-net-128-3-half", "kernels-of-resnet-50-half"}
 
 
 def of_this_process() -> Iterator[tuple[str, bytes]]:
@@ -64,7 +65,9 @@ def modules() -> dict[str, bytes]:
 PROTOS = modules()
 
 
-@pytest.mark.parametrize("name", PROTOS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in PROTOS]
+)
 def test_what_is_written_is_what_was_read(name: str) -> None:
     graph = Module.read(PROTOS[name])
     text = compat.module_text(PROTOS[name])
@@ -79,7 +82,9 @@ def test_what_is_written_is_what_was_read(name: str) -> None:
     assert anew.fingerprint == graph.fingerprint == Module.read(serialize(anew)).fingerprint
 
 
-@pytest.mark.parametrize("name", REAL[:4])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LARGE)) for name in REAL[:4]]
+)
 def test_a_fusion_runs_twice(name: str) -> None:
     """A clone with a computation of its own, right before its original's last reader, which reads it instead."""
     graph = Module.read(PROTOS[name])

@@ -14,7 +14,7 @@ from experiments.bench.cases import Case
 from experiments.bench.measures import aborts, resident, slab_numbers
 from experiments.bench.questions import QUESTIONS
 from experiments.bench.runner import apart
-from experiments.bench.slab_steps import FACES, Face, attention, parcellation, regions
+from experiments.bench.slab_steps import FACES, Face, attention, regions, wide_mlp
 from experiments.bench.tables import Rows
 
 
@@ -27,7 +27,7 @@ def test_regions_are_whole_numbers_below_the_classes_with_an_intensity_each() ->
 
 
 def test_a_process_that_trains_has_a_resident_set_and_losses_that_fall() -> None:
-    [row] = resident.measure(Case("small", partial(parcellation, 16, 8), budget=70)).rows
+    [row] = resident.measure(Case("small", wide_mlp, budget=70)).rows
     assert (
         row["losses"] == sorted(row["losses"], reverse=True)
         and len(row["seconds"]) == resident.STEPS
@@ -54,7 +54,7 @@ def test_a_volume_in_slabs_trains_as_it_does_whole_in_less_memory() -> None:
 
 
 def test_numbers_of_ten_steps_in_slabs_are_those_of_a_recompilation() -> None:
-    face = Face(partial(attention, 8, 4), "query rows", (8, 8), 0, 4)
+    face = Face(partial(attention, 8, 4, layers=1), "query rows", (8, 8), 0, 4)
     rows: Rows = list(slab_numbers.measure(Case("attention", face.make, facts={"face": face})).rows)
     assert [row["written"] for row in rows] == ["what kernels make", "sums alone"]
     assert all(row["loops"] > 1 and row["worst_array"] <= 1 for row in rows)
@@ -83,7 +83,7 @@ def test_every_face_has_a_case() -> None:
 
 @pytest.mark.gpu_aot
 def test_a_process_of_its_own_compiles_a_step_that_differentiates_twice() -> None:
-    record = aborts.alone(2)
+    record = aborts.alone(4)
     assert record["loops"] and record["convolutions"] and not record["wrong"]
 
 

@@ -3,7 +3,7 @@
 from random import Random
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from experiments.planners.evict import tape_of_stages
@@ -45,6 +45,7 @@ def test_stages_replayed(count: int, draw: Random) -> None:
         )
 
 
+@settings(max_examples=30)
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS, st.booleans())
 def test_the_layout_counts_the_same(layers: int, seed: int, draw: Random, offloads: bool) -> None:
     """Where nothing is shared and every run is read, what is there in a slot at the most is what the ledger says."""

@@ -45,7 +45,7 @@ LOOPS = st.builds(accumulating, st.integers(3, 6), st.just(3), SEEDS)
 PAIRS = st.builds(fetching, st.integers(3, 8), SEEDS)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(TRAININGS | LOOPS | PAIRS, st.sampled_from([0.9, 0.75, 0.6]), st.sampled_from([0, 2**40]))
 def test_plans_are_what_they_say(problem: Problem, share: float, host_nbytes: int) -> None:
     check(problem, share, host_nbytes)
@@ -63,6 +63,7 @@ def test_an_inner_kernel_runs_again_inside_of_its_body() -> None:
     )
 
 
+@settings(max_examples=30)
 @given(st.integers(3, 10), st.integers(0, 99))
 def test_nothing_is_repeated_where_an_order_fits(layers: int, seed: int) -> None:
     problem = training(layers, seed)

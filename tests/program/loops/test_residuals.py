@@ -77,11 +77,23 @@ def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance:
         np.testing.assert_allclose(array, expected_array, rtol=tolerance, atol=tolerance * largest)
 
 
-SEGMENTED = [in_segments, in_segments_on_host, all_in_segments, in_one_segment]
+IN_SOME_STEPS = (every_value, in_segments, all_in_segments, in_one_segment)
+IN_EVERY_WAY = ("layers", "time_steps", "nested")
 
 
-@pytest.mark.parametrize("decide", [least, moved, every_value, *SEGMENTED])
-@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize(
+    ("name", "decide"),
+    [
+        pytest.param(
+            name,
+            decide,
+            id=f"{name}-{decide.__name__}",
+            marks=[pytest.mark.slow] * (decide in IN_SOME_STEPS and name not in IN_EVERY_WAY),
+        )
+        for name in STEPS
+        for decide in (least, moved, in_segments_on_host, *IN_SOME_STEPS)
+    ],
+)
 def test_the_numbers_stay_the_same(name: str, decide: Any) -> None:
     program, args = traced(name)
     assert_same(outputs(with_residuals(program, decide), args), plain(name), 1e-5)

@@ -3,14 +3,12 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from memplan.planning.graph import Rows
 from memplan.program import compat
-from memplan.program.flat import flatten
-from memplan.program.interpret import interpret
-from memplan.program.ops import Axes, axes_of, local_params, shape_of
+from memplan.program.ops import Axes, local_params, shape_of
+from tests.program.ops.equations import equations_with_axes
 
 
 def divisible(axes: Axes, axis: int, eqn: compat.JaxprEqn, parts: int) -> bool:
@@ -78,13 +76,12 @@ def check_parts(
     function: Callable[..., Any], args: Sequence[Any], parts: int, tolerance: float
 ) -> int:
     """Each equation on parts, along its divisible axes, is that on the whole; how many axes."""
-    count = 0
 
-    def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-        nonlocal count
-        whole, axes = compat.bind(eqn, operands), axes_of(eqn)
-        if axes is None or eqn.primitive.name == "iota":  # counts from where its part begins
-            return whole
+    def is_wanted(eqn: compat.JaxprEqn, axes: Axes) -> bool:
+        return eqn.primitive.name != "iota"  # counts from where its part begins
+
+    count = 0
+    for eqn, axes, operands, whole in equations_with_axes(function, args, is_wanted):
         sides = (*axes.operands, *axes.results)
         for axis in {name for side in sides for name in side if name is not None}:
             if divisible(axes, axis, eqn, parts):
@@ -94,7 +91,4 @@ def check_parts(
                         result, wanted, tolerance, tolerance, err_msg=str(eqn)
                     )
                 count += 1
-        return whole
-
-    interpret(flatten(jax.make_jaxpr(function)(*args)), list(args), rule)
     return count

@@ -24,7 +24,7 @@ CALLS: dict[str, Call] = {
 def arguments() -> tuple[list[jax.Array], jax.Array]:
     key = jax.random.key(0)
     weights = [
-        jax.random.normal(jax.random.fold_in(key, layer), (32, 32)) / 6 for layer in range(6)
+        jax.random.normal(jax.random.fold_in(key, layer), (32, 32)) / 6 for layer in range(4)
     ]
     return weights, jax.random.normal(key, (4000, 32))
 
@@ -51,7 +51,17 @@ def step_that(tells: Callable[[str, jax.Array], None]) -> Callable[..., Any]:
     return step
 
 
-@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "call",
+    [
+        "jax.debug.callback, ordered",
+        "io_callback",
+        *(
+            pytest.param(call, marks=pytest.mark.slow)
+            for call in ("jax.debug.callback", "io_callback, ordered")
+        ),
+    ],
+)
 def test_every_effect_happens_once_and_in_order(call: str) -> None:
     calls: list[tuple[str, float]] = []
     step = step_that(lambda name, x: CALLS[call](lambda y: calls.append((name, float(y))), x))
@@ -69,7 +79,9 @@ def test_every_effect_happens_once_and_in_order(call: str) -> None:
     assert planned.report.slab_loops and not calls
     expected, in_slabs = heard(jax.jit(step)), heard(planned.compile())
     assert [name for name, _ in in_slabs] == [name for name, _ in expected]
-    np.testing.assert_allclose([x for _, x in in_slabs], [x for _, x in expected], rtol=1e-5)
+    np.testing.assert_allclose(
+        [x for _, x in in_slabs], [x for _, x in expected], rtol=1e-5, atol=1e-8
+    )
 
 
 def test_an_effect_that_keeps_an_array_whole_is_named() -> None:

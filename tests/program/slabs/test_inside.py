@@ -22,6 +22,7 @@ from memplan.program.trace import Program, comparable, trace
 from memplan.program.transforms import apply_all
 from tests import vocabulary
 from tests.arrays import assert_close
+from tests.program.scans import QUICK
 from tests.within import WITHIN, Step, in_a_body, in_a_branch
 
 TOKENS, V100 = 128, catalog.named("v100")
@@ -72,6 +73,7 @@ PLACES: dict[str, tuple[Callable[[Step], Step], int]] = {
     "beside a scan": (around, 2),
     "beside a scan, in a branch": (lambda step: in_a_branch(around(step)), 2),
 }
+SIMPLER = ("body", "both branches", "beside a scan")  # a part of another place each
 
 
 def traced(name: str) -> Program:
@@ -94,10 +96,13 @@ def in_slabs(program: Program) -> Program:
 
 def numbers(program: Program) -> Any:
     weights, x, _ = vocabulary.arguments(TOKENS)
-    return jax.jit(lowerable(program, backend=CPU).step)(weights, x)
+    return jax.jit(lowerable(program, backend=CPU).step, compiler_options=QUICK)(weights, x)
 
 
-@pytest.mark.parametrize("name", PLACES)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name in SIMPLER)) for name in PLACES],
+)
 def test_the_numbers_are_the_same(name: str) -> None:
     program, rewritten = rewritten_of(name)
     assert len(rewritten.in_slabs) == PLACES[name][1]

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={sys.argv[1]}"
+os.environ["XLA_FLAGS"] = (
+    f"--xla_force_host_platform_device_count={sys.argv[1]} --xla_backend_optimization_level=0"
+    " --xla_llvm_disable_expensive_passes=true"
+)
 os.environ["JAX_PLATFORMS"] = "cpu"
 
 import jax

@@ -23,7 +23,7 @@ from tests.hardware.machines import on
 
 MACHINE = on(topology_named("today@2x4"), 8)
 HOST, DEVICE = ("host",), ("device",)
-LAYERS, WIDTH = 4, 1024
+LAYERS, WIDTH = 2, 1024
 GRADIENTS_NBYTES = LAYERS * WIDTH * WIDTH * 4
 
 pytestmark = pytest.mark.gpu_aot

@@ -140,5 +140,5 @@ def test_the_compiler_takes_inlined_producers_as_they_are() -> None:
         assert pack(problem_of(result, backend=GPU)).nbytes < pack(problem).nbytes
         return result
 
-    step, args = decoder_step(2, 512, tokens=512)
+    step, args = decoder_step(1, 256, tokens=256, vocab=1024)
     compile_rewritten(step, args, "memplan_test_inline", "v100", rewrite)
