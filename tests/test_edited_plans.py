@@ -50,8 +50,8 @@ def actions(draw: random.Random, document: dict[str, Any]) -> None:
 
 def slabs(draw: random.Random, document: dict[str, Any]) -> None:
     """Another number, one less or one more, in an entry of the slabs."""
-    (entry,) = document["slabs"]
-    name = draw.choice(list(entry))
+    (entry,) = document["transforms"]
+    name = draw.choice([name for name in entry if name != "tag"])
     if isinstance(entry[name], int):
         entry[name] = draw.choice([entry[name] + 1, entry[name] - 1, *NUMBERS])
     elif entry[name] and draw.random() < 0.5:
@@ -61,34 +61,52 @@ def slabs(draw: random.Random, document: dict[str, Any]) -> None:
         entry[name].append(pair if name in ("recomputed_in", "inside") else pair[0])
 
 
-def other_entries(draw: random.Random, document: dict[str, Any]) -> None:
-    """Another value of one of the other entries."""
-    name = draw.choice(
-        [
-            "loops",
-            "on_host",
-            "rewritten_for_nbytes",
-            "extra_outputs",
-            "indexed_stacks",
-            "overlapped",
-        ]
-    )
+def transforms(draw: random.Random, document: dict[str, Any]) -> None:
+    """A transform less, twice, or one that the plan does not have."""
     residuals = {"kept": [draw.choice(NUMBERS)], "on_host": [], "segments": draw.choice(NUMBERS), "segment_trips": 1,
                  "snapshots_on_host": []}  # fmt: skip
+    entries = document["transforms"]
+    change = draw.choice(["drop", "twice", "add"])
+    if entries and change == "drop":
+        entries.pop()
+    elif entries and change == "twice":
+        entries.append(entries[0])
+    else:
+        inputs = [draw.choice(NUMBERS)]
+        added = draw.choice(
+            [
+                {"tag": "residuals", "residuals": [draw.choice([residuals, None])]},
+                {"tag": "state on the host", "inputs": inputs, "streams": draw.random() < 0.5},
+                {"tag": "indexed stacks"},
+                {"tag": "tiles"},
+            ]
+        )
+        entries.insert(draw.randrange(len(entries) + 1), added)
+
+
+def other_entries(draw: random.Random, document: dict[str, Any]) -> None:
+    """Another value of one of the other entries."""
+    name = draw.choice(["rewritten_for_nbytes", "extra_outputs", "overlapped", "length"])
     document[name] = {
-        "loops": [residuals],
-        "on_host": [draw.choice(NUMBERS)],
         "rewritten_for_nbytes": draw.choice(NUMBERS),
         "extra_outputs": [draw.choice(document["actions"])[1]],
-        "indexed_stacks": True,
         "overlapped": [draw.choice(NUMBERS), True],
+        "length": draw.choice(NUMBERS),
     }[name]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("budget", "edit"),  # 0.7: with recomputations; 0.3: in slabs
-    [(0.7, actions), (0.7, other_entries), (0.3, actions), (0.3, slabs), (0.3, other_entries)],
+    [
+        (0.7, actions),
+        (0.7, transforms),
+        (0.7, other_entries),
+        (0.3, actions),
+        (0.3, slabs),
+        (0.3, transforms),
+        (0.3, other_entries),
+    ],
 )
 def test_an_edited_plan_is_refused_or_computes_the_step(
     budget: float, edit: Callable[[random.Random, dict[str, Any]], None]
@@ -101,7 +119,8 @@ def test_an_edited_plan_is_refused_or_computes_the_step(
     expected = jax.tree.leaves(jax.jit(step)(*args))
     whole = memplan.api.report(step, args).compiled_peak_bytes
     text = memplan.jit(step, budget=int(budget * whole)).plan(*args).plan.to_json()
-    assert bool(json.loads(text)["slabs"]) == (budget == 0.3)
+    tags = [transform["tag"] for transform in json.loads(text)["transforms"]]
+    assert tags == (["slabs"] if budget == 0.3 else [])
     draw, refusals = random.Random(3), list[str]()
     for _ in range(25):
         document = json.loads(text)

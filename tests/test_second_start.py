@@ -132,6 +132,7 @@ def test_without_the_executable_the_plan_is_followed_and_without_the_plan_all_is
                 patched.setattr(planner, "plan", refuse)
             again = start(0.8)
         assert len(called) == number and again.plan == first.plan and same(first, again)
+    assert same(first, start(0.8)) and len(called) == 3  # the plan that was made again is kept
 
 
 @pytest.mark.usefixtures("folder")

@@ -66,13 +66,18 @@ class Compiler:
         if program.rewritten is not None:
             check_types(program.traced.jaxpr, program.rewritten)
         callback = self._callback(program, headroom)
-        name = f"{self.key}_{next(self.numbers)}" if self.key else ""
+        name = self._next_name()
         executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
-        # jax has the executable of an earlier start, whose plan is lost
-        if not callback.was_called:
-            executable, gathers = self._compile(program, callback, profile, hides_latency)
-            name = ""
+        # jax may have executables of these names, whose plans are lost
+        while self.key and not callback.was_called:
+            name = self._next_name()
+            executable, gathers = self._compile(
+                program, callback, profile, hides_latency, name=name
+            )
         return self._outcome(program, executable, callback, hides_latency, gathers, name)
+
+    def _next_name(self) -> str:
+        return f"{self.key}_{next(self.numbers)}" if self.key else ""
 
     def restore(self, program: Program, kept: Kept) -> Outcome | Restored:
         """The executable of an earlier start; if jax has dropped it, compiled again by the saved

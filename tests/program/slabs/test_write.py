@@ -130,13 +130,13 @@ _UPSAMPLED = Step(
 EXACT = slab_programs(exact=True, dtypes=("float32", "float32", "int32"))
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(100, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [4, pytest.param(40, marks=pytest.mark.slow)])
 def test_whole_numbers_are_the_same_to_the_bit(examples: int) -> None:
     settings(max_examples=examples)(given(EXACT, CUTS)(check_exact))()
 
 
 @pytest.mark.parametrize(
-    ("examples", "layers"), [(3, 4), pytest.param(100, 6, marks=pytest.mark.slow)]
+    ("examples", "layers"), [(3, 4), pytest.param(40, 6, marks=pytest.mark.slow)]
 )
 def test_any_numbers_are_the_same_but_for_rounding(examples: int, layers: int) -> None:
     steps = slab_programs(layers=layers)
