@@ -99,9 +99,10 @@ LINKS: Mapping[str, HostLink] = MappingProxyType({link.name: link for link in _L
 
 
 # Fitted to one H200's seconds of every kernel of a ResNet-50 and of eleven convolutions with their
-# gradients (jax 0.11.2, `experiments.gpu.classes`). Held out: the classes of 2D and 3D U-Nets, 0.97
-# to 1.08 of their measured seconds, and of decoders, 0.80 to 1.03. `volume_copies` is what cuDNN
-# does there: it turns NCDHW, which XLA gives it, into NDHWC and back.
+# gradients (jax 0.11.2, `experiments.gpu.classes`); the exponents and `volume_copies` were chosen with
+# U-Nets in view: cuDNN turns NCDHW, which XLA gives it, into NDHWC and back. Held out otherwise: 2D
+# and 3D U-Nets, whose classes are 0.94 to 1.09 of their measured seconds, decoders, 0.80 to 1.05, and
+# seven steps on an H100, 0.96 to 1.05.
 _TENSOR_CORES = Efficiency(
     kernel_s=1.5e-6,
     memory=0.80,
