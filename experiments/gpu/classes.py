@@ -67,7 +67,8 @@ def _instructions(
     """Yield instructions outside of fusions, each with its computation and how often it runs."""
     for op in body.ops.values():
         if op.opcode == "while":
-            yield from _instructions(module, module[op.body], runs * (op.trip_count or 1))
+            trips = 1 if op.trip_count is None else op.trip_count
+            yield from _instructions(module, module[op.body], runs * trips)
         elif op.opcode in ("call", "conditional"):
             for called in op.called:
                 yield from _instructions(module, module[called], runs)
@@ -77,7 +78,7 @@ def _instructions(
 
 def _class_of(module: Module, body: Computation, op: Instruction) -> str:
     for target, name in _CONVOLUTIONS:
-        if op.target and op.target.startswith(target):
+        if op.target.startswith(target):
             return name
     return "product" if matrix_flops(module, body, op) else op.opcode
 

@@ -16,8 +16,6 @@ from memplan.compilation.outcome import CompilationSummary, Outcome, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.compilation.variants import Proposals, Variants, better, needs_better
 from memplan.planning.plan import Plan
-from memplan.planning.slabs.slabs import Slabs
-from memplan.planning.transforms import LoopResiduals, StateOnHost, Transform
 from memplan.program.candidates import Candidates
 from memplan.program.trace import Program
 
@@ -148,16 +146,4 @@ class Attempts:
 
 def copies_by_itself(program: Program) -> bool:
     """Whether the program copies between host and device without a plan."""
-    return any(map(_uses_host, program.transforms))
-
-
-def _uses_host(transform: Transform) -> bool:
-    match transform:
-        case StateOnHost():
-            return True
-        case LoopResiduals():
-            return any(loop.uses_host for loop in transform.residuals if loop is not None)
-        case Slabs():
-            return bool(transform.on_host)
-        case _:
-            return False
+    return any(transform.uses_host for transform in program.transforms)

@@ -66,18 +66,14 @@ class Compiler:
         if program.rewritten is not None:
             check_types(program.traced.jaxpr, program.rewritten)
         callback = self._callback(program, headroom)
-        name = self._next_name()
-        executable, gathers = self._compile(program, callback, profile, hides_latency, name=name)
-        # jax may have executables of these names, whose plans are lost
-        while self.key and not callback.was_called:
-            name = self._next_name()
+        while True:
+            name = f"{self.key}_{next(self.numbers)}" if self.key else ""
             executable, gathers = self._compile(
                 program, callback, profile, hides_latency, name=name
             )
-        return self._outcome(program, executable, callback, hides_latency, gathers, name)
-
-    def _next_name(self) -> str:
-        return f"{self.key}_{next(self.numbers)}" if self.key else ""
+            # jax may have an executable of this name, whose plan is lost: try the next one
+            if callback.was_called or not self.key:
+                return self._outcome(program, executable, callback, hides_latency, gathers, name)
 
     def restore(self, program: Program, kept: Kept) -> Outcome | Restored:
         """The executable of an earlier start; if jax has dropped it, compiled again by the saved

@@ -17,6 +17,7 @@ class IndexedStacks:
     """Loops read their stacks by index (`program.loops.stacks`)."""
 
     tag: ClassVar = "indexed stacks"
+    uses_host: ClassVar[bool] = False  # does the program copy between host and device for it?
 
 
 @dataclass(frozen=True)
@@ -28,12 +29,18 @@ class LoopResiduals:
     # by pair of loops, in the order of `Program.loops`; None leaves a pair as the user wrote it
     residuals: tuple[Residuals | None, ...]
 
+    @property
+    def uses_host(self) -> bool:
+        """Does the program copy between host and device for it?"""
+        return any(residuals.uses_host for residuals in self.residuals if residuals is not None)
+
 
 @dataclass(frozen=True)
 class StateOnHost:
     """Inputs are in host memory, and the outputs that take their buffers (`program.state`)."""
 
     tag: ClassVar = "state on the host"
+    uses_host: ClassVar[bool] = True  # does the program copy between host and device for it?
 
     inputs: tuple[int, ...]  # positions, ascending
     streams: bool = True  # the step itself copies them to the device; False if its caller does

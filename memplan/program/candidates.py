@@ -49,7 +49,7 @@ class Candidates:
         excess_bytes: int,
         may_use_host: bool,
     ) -> Program | None:
-        """The fastest program whose loops keep so many bytes fewer (see `loops.choose`)."""
+        """The fastest program whose loops keep `excess_bytes` fewer (see `loops.choose`)."""
         host_bytes = self.host_bytes if may_use_host else 0
         # With state on the host, each trip of a loop in one piece streams its layer.
         may_segment = not self.state.inputs

@@ -90,6 +90,11 @@ class Slabs:
     # the computation; values and ops are numbered in its own jaxpr
     inside: ComputationPath = ()
 
+    @property
+    def uses_host(self) -> bool:
+        """Does the program copy between host and device for them?"""
+        return bool(self.on_host)
+
 
 @dataclass(frozen=True, eq=False)
 class LoopOverSlabs:

@@ -25,21 +25,19 @@ def equations_with_axes(
     is_wanted: Callable[[compat.JaxprEqn, Axes], bool],
 ) -> list[Equation]:
     """Those that are wanted; one compiled program computes all their operands and results."""
-    pairs, closed = list[tuple[compat.JaxprEqn, Axes]](), flatten(jax.make_jaxpr(function)(*args))
-    axes_of_each = [axes_of(eqn) for eqn in closed.jaxpr.eqns]
-    if not any(
-        axes is not None and is_wanted(eqn, axes)
-        for eqn, axes in zip(closed.jaxpr.eqns, axes_of_each, strict=True)
-    ):
+    closed = flatten(jax.make_jaxpr(function)(*args))
+    axes_of_each = ((eqn, axes_of(eqn)) for eqn in closed.jaxpr.eqns)
+    pairs = [(eqn, axes) for eqn, axes in axes_of_each if axes is not None and is_wanted(eqn, axes)]
+    if not pairs:
         return []
+    wanted = {id(eqn) for eqn, _ in pairs}
 
     def numbers(*args: Any) -> list[tuple[list[Any], list[Any]]]:
         numbers_of_each = list[tuple[list[Any], list[Any]]]()
 
         def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-            results, axes = list(compat.bind(eqn, operands)), axes_of(eqn)
-            if axes is not None and is_wanted(eqn, axes):
-                pairs.append((eqn, axes))
+            results = list(compat.bind(eqn, operands))
+            if id(eqn) in wanted:
                 numbers_of_each.append((operands, results))
             return results
 

@@ -286,7 +286,7 @@ RULED = sorted(name for name, record in ops.RECORDS.items() if has_rows(record))
     ],
 )
 def test_every_record_that_says_something_of_rows_is_right_on_windows(name: str) -> None:
-    """A function here or in `tests.program.ops.operations` must draw every registered primitive that says something of rows."""
+    """A function here or in `tests.program.ops.operations` must draw every primitive with rows."""
     if name == "scatter-sub" and not hasattr(lax, "scatter_sub"):
         pytest.skip("this jax has none")
     for seed in range(20):
