@@ -184,7 +184,7 @@ class ScheduledModule:
         for op in ops.values():
             start_op = ops[op.operands[0]] if op.opcode.endswith("-done") else None
             if start_op is not None and is_collective(start_op.opcode):
-                start, end = self.replay.clock[op.name]
+                start, end = self.replay.spans[op.name]
                 # a longer wait is for collectives before it on the link
                 waits[op.operands[0]] = min(end - start, self.replay.seconds[op.operands[0]])
         return replace(self, waits=waits)

@@ -1,9 +1,10 @@
 """A planner's solution: a schedule (actions in order), its bytes and its seconds."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
+from memplan.planning.clock import Clock
 from memplan.planning.problem import Problem
 
 CopySeconds = Callable[[int], float]  # bytes -> seconds of a copy, one way
@@ -70,54 +71,40 @@ def runs(numbers: Iterable[int]) -> Schedule:
     return tuple(Action(Kind.RUN, number) for number in numbers)
 
 
-@dataclass(frozen=True)
-class Clock:
-    """A schedule in time."""
-
-    # by action: seconds on the compute stream after it; the start of a copy takes none
-    ends: tuple[float, ...]
-    # link spans of `OFFLOAD` and of `PREFETCH`, each in order
-    busy: Mapping[Kind, Sequence[tuple[float, float]]]
-
-    @property
-    def seconds(self) -> float:
-        """From the first kernel to the end of the last kernel and copy."""
-        return max([0.0, *self.ends[-1:], *(spans[-1][1] for spans in self.busy.values() if spans)])
-
-
 def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> float:
-    """Seconds from the first kernel to the end of the last kernel and copy; see `clock`."""
-    return clock(problem, schedule, copy_s).seconds
+    """Seconds from the first kernel to the end of the last kernel and copy; see `timed`."""
+    return timed(problem, schedule, copy_s)[1].end_s
 
 
-def clock(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> Clock:
-    """The times of a schedule's kernels and copies.
+def timed(
+    problem: Problem,
+    schedule: Schedule,
+    copy_s: CopySeconds | None = None,
+) -> tuple[Sequence[float], Clock]:
+    """By action: seconds on the compute stream after it; and the clock after the last.
 
-    Kernels run one after another, concurrently with one copy in each direction. A copy starts after
-    its action, once its stream is free.
+    The start of a copy takes no time. The links are `Kind.OFFLOAD` and `Kind.PREFETCH`.
 
     Args:
       copy_s: not needed without copies.
     """
-    compute_s = 0.0
+    clock = Clock()
     ends = list[float]()
-    busy: dict[Kind, list[tuple[float, float]]] = {Kind.OFFLOAD: [], Kind.PREFETCH: []}
     copied: dict[tuple[Kind, int], float] = {}  # (start, buffer) -> end of the copy
     for action in schedule:
         kind = action.kind
         number = action.number
         if kind is Kind.RUN:
-            compute_s += problem.kernels[number].seconds * problem.times[number]
+            clock.run(problem.kernels[number].seconds * problem.times[number])
         elif kind is Kind.OFFLOADED:
-            compute_s = max(compute_s, copied[Kind.OFFLOAD, number])
+            clock.wait(copied[Kind.OFFLOAD, number])
         elif kind is Kind.PREFETCHED:
-            compute_s = max(compute_s, copied[Kind.PREFETCH, number])
+            clock.wait(copied[Kind.PREFETCH, number])
         else:
             assert copy_s is not None, "copies take time"
             maker = problem.buffers[number].maker
             times = 1 if maker is None else problem.times[maker]
-            start = max([compute_s, *(end for _, end in busy[kind][-1:])])
-            copied[kind, number] = start + copy_s(problem.buffers[number].nbytes) * times
-            busy[kind].append((start, copied[kind, number]))
-        ends.append(compute_s)
-    return Clock(tuple(ends), busy)
+            copy_seconds = copy_s(problem.buffers[number].nbytes) * times
+            _, copied[kind, number] = clock.copy(kind, copy_seconds)
+        ends.append(clock.now_s)
+    return ends, clock

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
+from memplan.planning.clock import first_gap, last_gap
 from memplan.planning.liveness import Liveness
 from memplan.planning.packing import live_nbytes
 from memplan.planning.problem import Problem, Where
-from memplan.planning.schedule import CopySeconds, Kind, Schedule, clock
+from memplan.planning.schedule import CopySeconds, Kind, Schedule, timed
 from memplan.planning.search.effort import DEFAULT
 from memplan.planning.search.tape import record
 from memplan.report.decisions import Choice, Choices
@@ -24,8 +25,6 @@ from memplan.report.decisions import Choice, Choices
 _ENTRY = -1  # the level of a tape's slots outside of loops and branches
 # The planner recomputes a value by at most so many kernels.
 _MAX_CHAIN = max(longest for longest, _ in DEFAULT.escalation)
-
-Spans = Sequence[tuple[float, float]]
 
 
 class Use(NamedTuple):
@@ -56,7 +55,7 @@ class Prices:
         self._schedule = schedule
         self._copy_s = copy_s
         self._host_free_nbytes = host_free_nbytes
-        self._clock = clock(problem, schedule, copy_s)
+        self._ends, self._clock = timed(problem, schedule, copy_s)
         self._live = live_nbytes(problem, schedule)
         order = dict.fromkeys(action.number for action in schedule if action.kind is Kind.RUN)
         self._tape = record(problem, list(order))
@@ -68,7 +67,7 @@ class Prices:
             self._stays[version.buffer].append((version.start, version.end))
         # Buffer -> seconds that its copies stall kernels.
         self._waits_s: dict[int, float] = defaultdict(float)
-        for action, (start, end) in zip(schedule, pairwise((0.0, *self._clock.ends)), strict=True):
+        for action, (start, end) in zip(schedule, pairwise((0.0, *self._ends)), strict=True):
             if action.kind in (Kind.OFFLOADED, Kind.PREFETCHED):
                 self._waits_s[action.number] += end - start
 
@@ -181,44 +180,22 @@ class Prices:
         """
         to_device = self._clock.busy[Kind.PREFETCH]
         start = self._start(after)
-        ends = self._clock.ends[first.time : after.time]
-        out_end = _first_gap(self._clock.busy[Kind.OFFLOAD], self._end(first), each_s) + each_s
-        latest = _last_gap(to_device, start, each_s)
+        ends = self._ends[first.time : after.time]
+        out_end = first_gap(self._clock.busy[Kind.OFFLOAD], self._end(first), each_s) + each_s
+        latest = last_gap(to_device, start, each_s)
         index = bisect_left(ends, out_end)  # of the first end after the copy out
         if index < len(ends) and ends[index] <= latest:
             return 0.0
         # Kernels stall for the copy out at the last end before it, and maybe for the copy back.
         last_end = ends[index - 1]
-        late_s = _first_gap(to_device, out_end, each_s) + each_s - out_end - (start - last_end)
+        late_s = first_gap(to_device, out_end, each_s) + each_s - out_end - (start - last_end)
         waits = [2 * each_s, out_end - last_end + max(0.0, late_s)]
         if index < len(ends):
-            waits.append(_first_gap(to_device, ends[index], each_s) + each_s - start)
+            waits.append(first_gap(to_device, ends[index], each_s) + each_s - start)
         return max(0.0, min(waits))
 
     def _end(self, use: Use) -> float:
-        return self._clock.ends[use.time]
+        return self._ends[use.time]
 
     def _start(self, use: Use) -> float:
-        return self._clock.ends[use.time - 1] if use.time else 0.0
-
-
-def _first_gap(busy: Spans, since: float, seconds: float) -> float:
-    """The start of a link's first gap of this length."""
-    for start, end in busy:
-        if end <= since:
-            continue
-        if start - since >= seconds:
-            break
-        since = max(since, end)
-    return since
-
-
-def _last_gap(busy: Spans, until: float, seconds: float) -> float:
-    """The latest start of a copy that ends before `until`, in a gap of the link."""
-    for start, end in reversed(busy):
-        if start >= until:
-            continue
-        if until - end >= seconds:
-            break
-        until = min(until, start)
-    return until - seconds
+        return self._ends[use.time - 1] if use.time else 0.0

@@ -94,7 +94,7 @@ def timeline(
         values=values,
         stays=stays,
         copies=tuple(_copies(scheduled, origins)),
-        notes=() if all(name in replay.clock for name in names) else (_LOOPS_NOTE,),
+        notes=() if all(name in replay.spans for name in names) else (_LOOPS_NOTE,),
         blocks=tuple(_blocks(scheduled, origins)),
     )
 
@@ -119,7 +119,7 @@ def _instants(
     unused = scheduled.packing.nbytes - max(device_nbytes)
     for first, end in pairwise(bounds):
         name = kernels[first].name
-        waits = replay.clock.get(name) in replay.stalls
+        waits = replay.spans.get(name) in replay.stalls
         doing: Doing = "compute" if name == original(name) else "recompute"
         yield Instant(
             start_s=times[first][0],
@@ -223,7 +223,7 @@ def _blocks(scheduled: ScheduledModule, origins: Origins) -> Iterator[Block]:
         if op.opcode == "conditional":
             kind = "branches"
             count = len(op.called)
-        start_s, end_s = scheduled.replay.clock[op.name]
+        start_s, end_s = scheduled.replay.spans[op.name]
         yield Block(
             kind, layer_of(scope) or op.name, count, start_s, end_s, origins.source(op.name)
         )
@@ -259,10 +259,10 @@ def _kernel_times(names: Sequence[str], replay: Replay) -> list[tuple[float, flo
     times: list[tuple[float, float]] = []
     body: list[float] = []
     for name in names:
-        if name not in replay.clock:
+        if name not in replay.spans:
             body.append(replay.seconds.get(name, 0.0))
             continue
-        start, end = replay.clock[name]
+        start, end = replay.spans[name]
         if body:
             scale = (end - start) / (sum(body) or 1.0)
             edges = [start, *(start + scale * part for part in accumulate(body))]

@@ -17,6 +17,7 @@ from math import inf
 import numpy as np
 
 from memplan.hardware.backend import Backend
+from memplan.planning.clock import Clock
 from memplan.planning.legal import pair_ends
 from memplan.planning.packing import live_nbytes
 from memplan.planning.precedence import precedence
@@ -31,14 +32,16 @@ from memplan.xla.write import write
 # These instructions are heavy, and so are fusions that a library or Triton computes.
 _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
 
+_LINKS = "links"  # of the clock: all links between devices, which serve one collective at a time
+
 
 class Overlap:
     """Orders of a module's kernels in which more of them overlap the collectives of its entry."""
 
-    def __init__(self, module: Module, backend: Backend, clock: Replay) -> None:
-        """`clock`: the module's own."""
+    def __init__(self, module: Module, backend: Backend, replay: Replay) -> None:
+        """`replay`: of the module."""
         self._module = module
-        self._clock = clock
+        self._replay = replay
         self._problem = problem_of(module, backend, joins_pairs=False)
         self._entries: dict[bool, _Entry] = {}
 
@@ -60,7 +63,7 @@ class Overlap:
         entry = self._entries[feeds_links]
         if not entry.pairs:
             return range(len(self._problem.kernels))
-        return entry.kernels(_Simulation(entry, self._clock, limit_nbytes).order())
+        return entry.kernels(_Simulation(entry, self._replay, limit_nbytes).order())
 
     def module(self, order: Sequence[int]) -> Module:
         """The module in this order."""
@@ -321,31 +324,30 @@ def _closure(units: Iterable[int], neighbours: Mapping[int, Collection[int]]) ->
 
 
 class _Simulation:
-    """One pass over the units, with a clock of the compute stream and one of the links.
+    """One pass over the units, with a clock.
 
     `position`, `unit`, `start` and `end` are positions of units; a pair is meant by its number.
     """
 
-    def __init__(self, entry: _Entry, clock: Replay, limit_nbytes: int) -> None:
+    def __init__(self, entry: _Entry, replay: Replay, limit_nbytes: int) -> None:
         self._pairs = entry.pairs
         self._before = entry.before
         self._limit_nbytes = limit_nbytes
         self._live_nbytes = entry.live_nbytes.copy()
-        spans = (clock.clock[name] for name in entry.names)
+        spans = (replay.spans[name] for name in entry.names)
         self._seconds = [end_s - start_s for start_s, end_s in spans]
         self._pair_of_start = {pair.start: number for number, pair in enumerate(self._pairs)}
         self._pair_of_end = {pair.end: number for number, pair in enumerate(self._pairs)}
         for position in (*self._pair_of_start, *self._pair_of_end):
             self._seconds[position] = 0.0
-        self._link_s = [clock.seconds.get(entry.names[pair.start], 0.0) for pair in self._pairs]
+        self._link_s = [replay.seconds.get(entry.names[pair.start], 0.0) for pair in self._pairs]
         self._after: dict[int, list[int]] = defaultdict(list)
         for later, before in enumerate(self._before):
             for earlier in before:
                 self._after[earlier].append(later)
         self._missing = [len(before) for before in self._before]
-        self._clock_s = 0.0  # of the compute stream
-        self._links_free_s = 0.0  # when the links are done with all that has started
-        self._stalled_s = 0.0  # by which the units are behind their own clock
+        self._clock = Clock()
+        self._stalled_s = 0.0  # by which the units are behind the clock without collectives
         self._done_s: dict[int, float] = {}  # pair that started -> when the links are done with it
         numbered = enumerate(self._pairs)
         self._ready = [number for number, pair in numbered if not self._missing[pair.start]]
@@ -370,15 +372,16 @@ class _Simulation:
             self._start_during(position, seconds, latest_s)
             self._relieve(position)
             self._run(position)
-            self._clock_s += seconds
+            self._clock.run(seconds)
         for pair in self._pairs:
             self._require_all((pair.end,), len(self._seconds))
         return self._order
 
     def _start_during(self, position: int, seconds: float, latest_s: Sequence[float]) -> None:
         """Start the pairs for which the links are free while a unit runs."""
-        while self._ready and self._links_free_s <= self._clock_s + seconds:
-            soon_s = max(self._clock_s, self._links_free_s) + seconds - self._stalled_s
+        while self._ready and self._clock.free_s(_LINKS) <= self._clock.now_s + seconds:
+            free_s = max(self._clock.now_s, self._clock.free_s(_LINKS))
+            soon_s = free_s + seconds - self._stalled_s
             candidates = [
                 (latest_s[number] > soon_s, latest_s[number], number)
                 for number in self._ready
@@ -463,14 +466,12 @@ class _Simulation:
         pair = self._pairs[number]
         self._ready.remove(number)
         self._live_nbytes[position : pair.start] += pair.written_nbytes
-        done_s = max(self._clock_s, self._links_free_s) + self._link_s[number]
-        self._links_free_s = done_s
-        self._done_s[number] = done_s
+        _, self._done_s[number] = self._clock.copy(_LINKS, self._link_s[number])
         self._in_flight.append(number)
         self._run(pair.start)
 
     def _end_done(self, position: int) -> None:
-        done = [number for number in self._in_flight if self._done_s[number] <= self._clock_s]
+        done = [number for number in self._in_flight if self._done_s[number] <= self._clock.now_s]
         for number in done:
             self._end(number, position)
 
@@ -479,14 +480,12 @@ class _Simulation:
             unit = self._ready_eager.pop(0)
             if unit not in self._ran:
                 self._run(unit)
-                self._clock_s += self._seconds[unit]
+                self._clock.run(self._seconds[unit])
                 self._live_nbytes[position:unit] -= self._eager[unit]
 
     def _end(self, number: int, position: int) -> None:
         pair = self._pairs[number]
-        stall_s = max(0.0, self._done_s[number] - self._clock_s)
-        self._clock_s += stall_s
-        self._stalled_s += stall_s
+        self._stalled_s += self._clock.wait(self._done_s[number])
         self._in_flight.remove(number)
         for last_use, nbytes in pair.kept_alive:
             self._live_nbytes[max(position, last_use + 1) : pair.end] -= nbytes

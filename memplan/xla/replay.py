@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds, kernel_seconds
+from memplan.planning.clock import Clock
 from memplan.xla.collectives.cost import Collective, collective, is_collective
 from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
@@ -64,10 +65,10 @@ class Replay:
     # of every loop, conditional and call as a whole, by name
     blocks: Mapping[str, float] = field(default_factory=dict)
     # start and end of every instruction on the compute stream, by name, without loops' bodies
-    clock: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    spans: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     # by their start, without loops' bodies
     transfers: tuple[Transfer, ...] = ()
-    # start and end of every wait of the compute stream: some of the entries of `clock`
+    # start and end of every wait of the compute stream: some of `spans`
     stalls: frozenset[tuple[float, float]] = frozenset()
 
 
@@ -88,15 +89,15 @@ def replay(module: Module, device: Device, machine: Machine | None = None) -> Re
         copied_out_nbytes=int(sums["out_nbytes"]),
         copy_s=copy_s,
         hidden_copy_s=hidden_s,
-        step_s=streams.end_s,
+        step_s=streams.clock.end_s,
         collective_s=sums["net_s"],
         hidden_collective_s=sums["net_hidden_s"],
         collectives=streams.collectives,
         seconds=streams.seconds,
         blocks=streams.blocks,
-        clock=streams.clock,
+        spans=streams.spans,
         transfers=tuple(sorted(streams.transfers, key=lambda transfer: transfer.start_s)),
-        stalls=frozenset(streams.stalls),
+        stalls=frozenset(streams.clock.stalls),
     )
 
 
@@ -118,35 +119,29 @@ class _Streams:
         self._device = device
         self._machine = machine
         self._costs = costs
-        self._clock = 0.0  # seconds on the compute stream
-        self.stalls: list[tuple[float, float]] = []  # of the compute stream
-        self._copies: dict[str, list[tuple[float, float]]] = {"out": [], "in": [], "net": []}
+        self.clock = Clock()  # its links are called as the streams of `Transfer`
         self._ready: dict[str, float] = {}  # name of a start that is in flight -> when it ends
         self._sums: dict[str, float] = defaultdict(float)
         self.collectives: Counter[Collective] = Counter()
         self.seconds: dict[str, float] = {}
         self.blocks: dict[str, float] = {}
-        self.clock: dict[str, tuple[float, float]] = {}
+        self.spans: dict[str, tuple[float, float]] = {}
         self.transfers: list[Transfer] = []
 
     def run(self, name: str) -> _Streams:
         body = self._module[name]
         for op in body.ops.values():
-            start = self._clock
+            start = self.clock.now_s
             self._step(body, op)
-            self.clock[op.name] = start, self._clock
+            self.spans[op.name] = start, self.clock.now_s
             if op.opcode in BLOCKS:
-                self.blocks[op.name] = self._clock - start
+                self.blocks[op.name] = self.clock.now_s - start
         return self
-
-    @property
-    def end_s(self) -> float:
-        return max([self._clock, *(copies[-1][1] for copies in self._copies.values() if copies)])
 
     def sums(self) -> dict[str, float]:
         """Totals, the copies' seconds included."""
         sums = self._sums.copy()
-        for stream, copies in self._copies.items():
+        for stream, copies in self.clock.busy.items():
             for start, end in copies:
                 hidden_s = self._computed_s(end) - self._computed_s(start)
                 sums[f"{stream}_s"] += end - start
@@ -155,8 +150,8 @@ class _Streams:
 
     def _computed_s(self, time: float) -> float:
         """Seconds until `time` during which the compute stream was busy."""
-        stalled_s = sum(min(time, end) - start for start, end in self.stalls if start < time)
-        return min(time, self._clock) - stalled_s
+        stalled_s = sum(min(time, end) - start for start, end in self.clock.stalls if start < time)
+        return min(time, self.clock.now_s) - stalled_s
 
     def _step(self, body: Computation, op: Instruction) -> None:
         if op.opcode in FREE or op.is_allocation:
@@ -166,13 +161,13 @@ class _Streams:
             self._block(self._alone(op.body), trips)
         elif op.opcode == "conditional":
             branches = map(self._alone, op.called)
-            self._block(max(branches, key=lambda branch: branch.end_s), 1)
+            self._block(max(branches, key=lambda branch: branch.clock.end_s), 1)
         elif op.opcode == "call":
             self.run(op.called[0])
         elif op.opcode.endswith("-start"):
             self._start(body, op)
         elif op.opcode.endswith("-done"):
-            self._wait(self._ready.pop(op.operands[0], self._clock))
+            self.clock.wait(self._ready.pop(op.operands[0], 0.0))
         else:
             self._kernel(body, op)
 
@@ -193,7 +188,7 @@ class _Streams:
             self.collectives[message] += trips * count
         self.seconds.update(part.seconds)
         self.blocks.update(part.blocks)
-        self._clock += trips * part.end_s
+        self.clock.run(trips * part.clock.end_s)
 
     def _start(self, body: Computation, op: Instruction) -> None:
         done, _ = body.uses[op.name][0]
@@ -205,18 +200,16 @@ class _Streams:
         if cost and cost.is_host_copy:
             self._ready[op.name] = end = self._copy(op, cost)
             if not is_copy(self._module, op, self._device):
-                self._wait(end)
+                self.clock.wait(end)
         else:
             self._step(body, wrapped)
 
     def _copy(self, op: Instruction, cost: KernelCost) -> float:
         """The end of a copy that may start now."""
-        end = self._clock
+        end = self.clock.now_s
         for stream, nbytes in (("out", cost.out_nbytes), ("in", cost.in_nbytes)):
             if nbytes:
-                start = max(self._clock, self._free(stream))
-                end = start + copy_seconds(nbytes, self._device)
-                self._copies[stream].append((start, end))
+                start, end = self.clock.copy(stream, copy_seconds(nbytes, self._device))
                 self.transfers.append(Transfer(op.name, stream, nbytes, start, end))
                 self._sums[f"{stream}_nbytes"] += nbytes
         return end
@@ -227,34 +220,23 @@ class _Streams:
         message = collective(machine, op, operand_nbytes)
         self.collectives[message] += 1
         self.seconds[op.name] = message.seconds
-        start = max(self._clock, self._free("net"))
-        end = start + message.seconds
-        self._copies["net"].append((start, end))
+        start, end = self.clock.copy("net", message.seconds)
         self.transfers.append(Transfer(op.name, "net", operand_nbytes, start, end))
         return end
-
-    def _free(self, stream: str) -> float:
-        """When a stream's link is free; the two directions of the host's link are independent."""
-        return self._copies[stream][-1][1] if self._copies[stream] else 0.0
-
-    def _wait(self, until: float) -> None:
-        if until > self._clock:
-            self.stalls.append((self._clock, until))
-            self._clock = until
 
     def _kernel(self, body: Computation, op: Instruction) -> None:
         """Run a kernel. The compute stream waits for a collective and for access to host memory."""
         if self._machine and is_collective(op.opcode):
-            self._wait(self._send(self._machine, body, op))
+            self.clock.wait(self._send(self._machine, body, op))
             return
         cost = self._cost(body, op)
         if cost.is_host_copy:
-            self._wait(self._copy(op, cost))
+            self.clock.wait(self._copy(op, cost))
             return
         seconds = kernel_seconds(
             cost.flops, cost.dtype, cost.device_nbytes, self._device, cost.shape
         )
-        self._clock += seconds
+        self.clock.run(seconds)
         self.seconds[op.name] = seconds
         self._sums["flops"] += cost.flops
         self._sums["compute_s"] += seconds

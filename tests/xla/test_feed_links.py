@@ -79,7 +79,7 @@ def test_a_sum_is_waited_for_at_the_first_kernel_after_the_links_are_done() -> N
     for sent in timeline.transfers:
         at = names.index(f"{sent.name}.done")
         last = next(name for name in reversed(names[:at]) if name[0] == "h")
-        start, end = timeline.clock[last]
+        start, end = timeline.spans[last]
         assert start < sent.end_s <= end
 
 
@@ -154,7 +154,7 @@ def test_a_kernel_between_two_sums_runs_when_the_links_are_done_with_the_first()
     names, timeline = order(woven), replay(woven, A100, EIGHT)
     at = names.index("narrow")
     assert names[at - 1] == "s.done" and names[at + 1] == "t"
-    start, end_s = timeline.clock[names[at - 2]]
+    start, end_s = timeline.spans[names[at - 2]]
     assert start < timeline.transfers[0].end_s <= end_s
     assert not timeline.stalls
 

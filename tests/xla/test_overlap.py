@@ -67,9 +67,9 @@ def test_a_gather_starts_just_in_time() -> None:
     assert not result.stalls and result.hidden_collective_s == pytest.approx(result.collective_s)
     (sent,) = result.transfers
     next_kernel = order[order.index("g") + 1]
-    start, end = result.clock[next_kernel]
+    start, end = result.spans[next_kernel]
     # one kernel later, somebody would wait
-    assert result.clock[f"h{LAYERS - 1}"][1] - sent.end_s <= end - start
+    assert result.spans[f"h{LAYERS - 1}"][1] - sent.end_s <= end - start
 
 
 def test_a_sum_starts_as_soon_as_it_can_and_ends_when_the_links_are_done() -> None:
@@ -77,7 +77,7 @@ def test_a_sum_starts_as_soon_as_it_can_and_ends_when_the_links_are_done() -> No
     result, order = replay(hlo, A100, EIGHT), names(hlo)
     assert order[order.index("x") + 1] == "s"
     (sent,), before = result.transfers, order[order.index("s.done") - 1]
-    assert result.clock[before][0] < sent.end_s <= result.clock[before][1]
+    assert result.spans[before][0] < sent.end_s <= result.spans[before][1]
     assert not result.stalls
 
 

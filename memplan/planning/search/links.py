@@ -13,10 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from memplan.planning.clock import Clock, first_gap, last_gap
 from memplan.planning.schedule import CopySeconds, Kind
 from memplan.planning.search.ledger import Ledger, Offload
-
-Busy = list[tuple[float, float]]
 
 _ORDER = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # of events at one slot
 
@@ -34,16 +33,16 @@ class Links:
     def __init__(self, ledger: Ledger, copy_s: CopySeconds) -> None:
         self._ledger = ledger
         self._copy_s = copy_s
-        self.offloads: Busy = []
-        self.prefetches: Busy = []
+        clock = Clock()
         self.stalls_s: dict[Offload, float] = {}
         ends = np.cumsum(ledger.slot_seconds)
-        self.ends = ends + np.cumsum(self._simulate(ends))
+        self.ends = ends + np.cumsum(self._simulate(ends, clock))
         self.starts = np.concatenate([[0.0], self.ends[:-1]])
-        last = (busy[-1][1] for busy in (self.offloads, self.prefetches) if busy)
-        self.seconds = max(float(self.ends[-1]), *last, 0.0)
+        self.offloads = clock.busy[Kind.OFFLOAD]
+        self.prefetches = clock.busy[Kind.PREFETCH]
+        self.seconds = max(float(self.ends[-1]), clock.end_s)
 
-    def _simulate(self, ends: np.ndarray) -> np.ndarray:
+    def _simulate(self, ends: np.ndarray, clock: Clock) -> np.ndarray:
         """By slot: seconds that kernels stall before its end or right after it."""
         slot_stalls_s = np.zeros(len(ends))
         if not self._ledger.offloads:
@@ -53,29 +52,25 @@ class Links:
         prefetched_at: dict[tuple[int, int], float] = {}
         for slot, kind, offload in events(self._ledger):
             last = slot - 1 if kind is Kind.PREFETCHED else slot
-            time = (float(ends[last]) if last >= 0 else 0.0) + total_stall_s
+            clock.now_s = (float(ends[last]) if last >= 0 else 0.0) + total_stall_s
             value = offload.value
             stall_s = 0.0
             if kind is Kind.PREFETCHED:
-                stall_s = max(0.0, prefetched_at[value, offload.prefetch] - time)
+                stall_s = clock.wait(prefetched_at[value, offload.prefetch])
             elif kind is Kind.OFFLOAD:
-                offloaded_at[value] = self._copy(self.offloads, value, time)
+                _, offloaded_at[value] = clock.copy(kind, self._busy_s(value))
             elif kind is Kind.OFFLOADED:
-                stall_s = max(0.0, offloaded_at[value] - time)
+                stall_s = clock.wait(offloaded_at[value])
             else:
-                prefetched_at[value, offload.prefetch] = self._copy(self.prefetches, value, time)
+                _, prefetched_at[value, offload.prefetch] = clock.copy(kind, self._busy_s(value))
             if stall_s:
                 self.stalls_s[offload] = self.stalls_s.get(offload, 0.0) + stall_s
             total_stall_s += stall_s
             slot_stalls_s[slot] += stall_s
         return slot_stalls_s
 
-    def _copy(self, busy: Busy, value: int, time: float) -> float:
-        """Copy a value once the link is free; returns the end."""
-        start = max(time, busy[-1][1]) if busy else time
-        end = start + seconds_in_step(self._ledger, self._copy_s, value)
-        busy.append((start, end))
-        return end
+    def _busy_s(self, value: int) -> float:
+        return seconds_in_step(self._ledger, self._copy_s, value)
 
 
 def seconds_in_step(ledger: Ledger, copy_s: CopySeconds, value: int) -> float:
@@ -260,15 +255,8 @@ class CopyScheduler:
           ready: the first slot that counts.
         """
         ends = self.links.ends
-        spans = self.links.offloads
         slot = later[ready]
-        time = float(ends[slot])
-        for start, end in spans[max(0, bisect_left(spans, (time,)) - 1) :]:
-            if end <= time:
-                continue
-            if start - time >= busy_s:
-                break
-            time = max(time, end)
+        time = first_gap(self.links.offloads, float(ends[slot]), busy_s)
         slot = later[max(slot, bisect_right(ends, time) - 1)]  # a copy issued early waits its turn
         if slot >= len(ends):
             return slot, float("inf")
@@ -277,11 +265,5 @@ class CopyScheduler:
     def _last_prefetch(self, earlier: Sequence[int], reader: int, busy_s: float) -> int:
         """The last slot after which a copy back may begin so that no kernel stalls."""
         links = self.links
-        time = float(links.starts[reader])
-        for start, end in reversed(links.prefetches):
-            if start >= time:
-                continue
-            if time - end >= busy_s:
-                break
-            time = min(time, start)
-        return earlier[bisect_right(links.ends, time - busy_s, hi=reader) - 1]
+        start = last_gap(links.prefetches, float(links.starts[reader]), busy_s)
+        return earlier[bisect_right(links.ends, start, hi=reader) - 1]

@@ -1,0 +1,77 @@
+"""The time of a step: kernels one after another on a compute stream, with copies on links beside it.
+
+Everything that says when a kernel runs or a copy ends asks this clock: the planner's schedules, the
+candidates of its search, the replay of a compiled module, and the order of collectives.
+"""
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+
+Span = tuple[float, float]  # start and end, in seconds
+
+
+class Clock:
+    """A compute stream and its links. A link copies one value at a time, in the order of the starts.
+
+    Attributes:
+      now_s: seconds on the compute stream.
+      busy: by link: spans of its copies, in order.
+      stalls: spans in which the compute stream waits, in order.
+    """
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+        self.busy: dict[Hashable, list[Span]] = defaultdict(list)
+        self.stalls: list[Span] = []
+
+    @property
+    def end_s(self) -> float:
+        """When the last kernel and the last copy are done."""
+        return max([self.now_s, *(spans[-1][1] for spans in self.busy.values() if spans)])
+
+    def free_s(self, link: Hashable) -> float:
+        """When a link is done with the copies that have started."""
+        spans = self.busy[link]
+        return spans[-1][1] if spans else 0.0
+
+    def run(self, seconds: float) -> None:
+        """Run a kernel."""
+        self.now_s += seconds
+
+    def copy(self, link: Hashable, seconds: float) -> Span:
+        """Start a copy, which begins once its link is free."""
+        start_s = max(self.now_s, self.free_s(link))
+        span = start_s, start_s + seconds
+        self.busy[link].append(span)
+        return span
+
+    def wait(self, until_s: float) -> float:
+        """Stall the compute stream until a time; returns the seconds of the stall."""
+        stall_s = max(0.0, until_s - self.now_s)
+        if stall_s:
+            self.stalls.append((self.now_s, until_s))
+            self.now_s = until_s
+        return stall_s
+
+
+def first_gap(busy: Sequence[Span], since_s: float, seconds: float) -> float:
+    """The start of a link's first gap of this length."""
+    for start_s, end_s in busy[max(0, bisect_left(busy, (since_s,)) - 1) :]:
+        if end_s <= since_s:
+            continue
+        if start_s - since_s >= seconds:
+            break
+        since_s = max(since_s, end_s)
+    return since_s
+
+
+def last_gap(busy: Sequence[Span], until_s: float, seconds: float) -> float:
+    """The latest start of a copy that ends before a time, in a gap of the link."""
+    for start_s, end_s in reversed(busy):
+        if start_s >= until_s:
+            continue
+        if until_s - end_s >= seconds:
+            break
+        until_s = min(until_s, start_s)
+    return until_s - seconds
