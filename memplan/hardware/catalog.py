@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, GpuTarget, HostLink
-from memplan.hardware.efficiency import Efficiency
+from memplan.hardware.efficiency import Efficiency, Shares
 
 # The address of XLA's own descriptions of real cards: bytes reported, cores, caches, clocks.
 _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
@@ -24,12 +24,12 @@ _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_c
 
 # The share of a link's encoded rate that copies achieve, less packet headers, flow control and
 # acknowledgements. Steps on an H100 copied at 53.2 and 54.5 GB/s over PCIe 5.0 x16, 0.84 and 0.86
-# of it; one copy on an H200 at 55.4 (`experiments/gpu/results`). nvbandwidth prints 55.6; NVLink 2.0
-# between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for AI, table 3).
+# of it; one copy on an H200 at 55.4 (`experiments/gpu/results`). nvbandwidth prints 55.6; NVLink
+# 2.0 between V100s gave 143.7 of 150 GB/s (Dell EMC Ready Solutions for AI, table 3).
 _LINK_EFFICIENCY = 0.85
 
-# Seconds of a copy beyond its bytes over the bandwidth. On an H200, copies of 4 KiB take 0.9 and 1.8
-# us, copies of 1 MiB 1.6 and 2.7 us more than their bytes (`experiments/gpu/results`).
+# Seconds of a copy beyond its bytes over the bandwidth. On an H200, copies of 4 KiB take 0.9 and
+# 1.8 us, copies of 1 MiB 1.6 and 2.7 us more than their bytes (`experiments/gpu/results`).
 _COPY_LATENCY_S = 2e-6
 
 
@@ -43,7 +43,8 @@ def _pcie(generation: int, gigatransfers: float) -> HostLink:
         source=(
             f"PCI Express Base Specification {generation}.0: {gigatransfers:g} GT/s x 16 lanes, "
             "128b/130b, "
-            f"{encoded / 1e9:.1f} GB/s per direction; taken at {_LINK_EFFICIENCY}. Latency of an H200."
+            f"{encoded / 1e9:.1f} GB/s per direction; taken at {_LINK_EFFICIENCY}. "
+            "Latency of an H200."
         ),
     )
 
@@ -98,14 +99,12 @@ _LINKS = (
 LINKS: Mapping[str, HostLink] = MappingProxyType({link.name: link for link in _LINKS})
 
 
-# Fitted to one H200's seconds of every kernel of a ResNet-50 and of eleven convolutions with their
-# gradients (jax 0.11.2, `experiments.gpu.classes`); the exponents and `volume_copies` were chosen with
-# U-Nets in view: cuDNN turns NCDHW, which XLA gives it, into NDHWC and back. Held out otherwise: 2D
-# and 3D U-Nets, whose classes are 0.94 to 1.09 of their measured seconds, decoders, 0.80 to 1.05, and
-# seven steps on an H100, 0.96 to 1.05.
-_TENSOR_CORES = Efficiency(
-    kernel_s=1.5e-6,
-    memory=0.80,
+# The shares of tensor cores. Fitted to one H200's seconds of every kernel of a ResNet-50 and of
+# eleven convolutions with their gradients (jax 0.11.2, `experiments.gpu.classes`); the exponents and
+# `volume_copies` were chosen with U-Nets in view: cuDNN turns NCDHW, which XLA gives it, into NDHWC
+# and back. Held out otherwise: 2D and 3D U-Nets, whose classes are 0.94 to 1.09 of their measured
+# seconds, decoders, 0.80 to 1.05, and seven steps on an H100, 0.96 to 1.05.
+_MATRIX_UNITS = Shares(
     products=0.75,
     convolutions=0.55,
     filter_gradients=0.30,
@@ -114,25 +113,28 @@ _TENSOR_CORES = Efficiency(
     filter_exponent=1.0,
     narrowest=4,
     unaligned=4.0,
-    volume_copies=2.0,
-    source="One H200's kernels, jax 0.11.2 (experiments/gpu/results/kernels/nvidia-h200).",
 )
-_NOT_MEASURED = replace(
-    _TENSOR_CORES, source="An H200's, since kernels of this card were not measured."
-)
-# float32 runs on the cores of these cards, which small products fill. Set so that a ResNet-50 of 64
-# images takes 171 ms on a V100; PyTorch takes 174 (NVIDIA's DeepLearningExamples: 367 images/s).
-_NO_TF32 = replace(
-    _NOT_MEASURED,
+# The shares of CUDA cores. Set so that a ResNet-50 of 64 images takes 171 ms in float32 on a V100;
+# PyTorch takes 174 (NVIDIA's DeepLearningExamples: 367 images/s). Small products fill the cores.
+_CORES = Shares(
     products=0.85,
     convolutions=0.80,
     filter_gradients=0.80,
     wide=32,
     convolution_exponent=1.0,
+    filter_exponent=1.0,
+    narrowest=4,
     unaligned=1.0,
-    volume_copies=0.0,
-    source="Assumed; a ResNet-50 on a V100 takes as long as PyTorch's (367 images/s).",
 )
+_HOPPERS = Efficiency(
+    kernel_s=1.5e-6,
+    memory=0.80,
+    matrix_units=_MATRIX_UNITS,
+    cores=_CORES,
+    volume_copies=2.0,
+    source="One H200's kernels, jax 0.11.2 (experiments/gpu/results/kernels/nvidia-h200).",
+)
+_NOT_MEASURED = replace(_HOPPERS, source="An H200's, since kernels of this card were not measured.")
 
 
 _P100 = Device(
@@ -165,7 +167,7 @@ _P100 = Device(
         l2_cache_bytes=4_194_304,
         clock_ghz=1.48,
     ),
-    efficiency=_NO_TF32,
+    efficiency=_NOT_MEASURED,
 )
 
 _V100 = Device(
@@ -197,7 +199,7 @@ _V100 = Device(
         l2_cache_bytes=6_291_456,
         clock_ghz=1.53,
     ),
-    efficiency=_NO_TF32,
+    efficiency=_NOT_MEASURED,
 )
 
 _A100 = Device(
@@ -262,7 +264,7 @@ _H100 = Device(
         f"XLA's target description h100_sxm ({_XLA_SPECS})",
     ),
     target=_HOPPER,
-    efficiency=_TENSOR_CORES,
+    efficiency=_HOPPERS,
 )
 
 _H200 = Device(
@@ -278,7 +280,7 @@ _H200 = Device(
         f"XLA's target description h200 ({_XLA_SPECS})",
     ),
     target=_HOPPER,
-    efficiency=_TENSOR_CORES,
+    efficiency=_HOPPERS,
 )
 
 _GH200 = Device(
@@ -301,7 +303,7 @@ _GH200 = Device(
         f"XLA's target description h100_sxm, the same chip ({_XLA_SPECS})",
     ),
     target=_HOPPER,
-    efficiency=_TENSOR_CORES,
+    efficiency=_HOPPERS,
 )
 
 _B200 = Device(

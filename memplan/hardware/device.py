@@ -7,13 +7,19 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from memplan.hardware.backend import CPU, GPU, Backend
-from memplan.hardware.efficiency import PEAK, Efficiency
+from memplan.hardware.efficiency import PEAK, Efficiency, MatrixShape
 
 # Narrow floats are widened before the product. A complex product consists of float products, which
 # the caller counts.
 _COMPUTED_IN: Mapping[str, str] = MappingProxyType(
     {"float8": "float16", "float4": "float16", "complex64": "float32", "complex128": "float64"}
 )
+
+
+# The compute capability from which on matrix units multiply a type: all types but these since
+# Ampere, float32 as TF32 (NVIDIA's white papers of the V100 and the A100).
+_MATRIX_UNITS_SINCE: Mapping[str, tuple[int, int]] = MappingProxyType({"float16": (7, 0)})
+_ALL_MATRIX_UNITS_SINCE = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,13 @@ class Device:
     def achieved_bandwidth(self) -> float:
         """Bytes/s of device memory that kernels achieve."""
         return self.efficiency.memory * self.memory_bandwidth
+
+    def achieved_flops(self, dtype: str, shape: MatrixShape) -> float:
+        """FLOP/s that kernels achieve in matrix work of a shape, with operands of `dtype`."""
+        since = _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
+        has_units = self.compute_capability >= since
+        shares = self.efficiency.matrix_units if has_units else self.efficiency.cores
+        return self.rate(dtype) * shares.of(shape)
 
     def times(self, parts: int) -> Device:
         """This many devices that work as one."""

@@ -37,25 +37,17 @@ PRODUCT = MatrixShape()
 
 
 @dataclass(frozen=True)
-class Efficiency:
-    """The shares of the peak rates that XLA's kernels achieve on a device.
+class Shares:
+    """The shares of a peak rate that matrix work achieves, by class.
 
     Attributes:
-      kernel_s: seconds of the shortest kernel, which every kernel takes besides.
-      memory: share of the memory bandwidth.
-      products, convolutions, filter_gradients: share of the peak FLOP/s of matrix work whose
-        product has no narrow side.
+      products, convolutions, filter_gradients: shares of work whose product has no narrow side.
       wide: length of a side from which on it is not narrow.
       convolution_exponent, filter_exponent: a share falls by this power of (narrowest side / wide).
       narrowest: a shorter side counts as this long.
       unaligned: how many times as long convolutions take whose pixels are not aligned.
-      volume_copies: how often convolutions of volumes read and write all their arrays besides, to
-        change the layout.
-      source: what the shares were measured on.
     """
 
-    kernel_s: float
-    memory: float
     products: float
     convolutions: float
     filter_gradients: float
@@ -64,11 +56,9 @@ class Efficiency:
     filter_exponent: float
     narrowest: int
     unaligned: float
-    volume_copies: float
-    source: str
 
-    def share(self, shape: MatrixShape) -> float:
-        """The share of the peak FLOP/s that matrix work achieves."""
+    def of(self, shape: MatrixShape) -> float:
+        """The share of matrix work of this shape."""
         if shape.kind == "product":
             return self.products
         narrow = min(1.0, max(shape.narrowest, self.narrowest) / self.wide)
@@ -79,17 +69,49 @@ class Efficiency:
         return share if shape.aligned else share / self.unaligned
 
     @property
+    def of_measured_rates(self) -> Shares:
+        """The shares of rates that large products were measured to achieve."""
+        return replace(
+            self,
+            products=1.0,
+            convolutions=min(1.0, self.convolutions / self.products),
+            filter_gradients=min(1.0, self.filter_gradients / self.products),
+        )
+
+
+@dataclass(frozen=True)
+class Efficiency:
+    """The shares of the peak rates that XLA's kernels achieve on a device.
+
+    Attributes:
+      kernel_s: seconds of the shortest kernel, which every kernel takes besides.
+      memory: share of the memory bandwidth.
+      matrix_units, cores: shares of the peak FLOP/s of matrix work, by what computes it.
+      volume_copies: how often convolutions of volumes read and write all their arrays besides, to
+        change the layout.
+      source: what the shares were measured on.
+    """
+
+    kernel_s: float
+    memory: float
+    matrix_units: Shares
+    cores: Shares
+    volume_copies: float
+    source: str
+
+    @property
     def of_measured_rates(self) -> Efficiency:
         """The shares of rates that large kernels were measured to achieve."""
         return replace(
             self,
             memory=1.0,
-            products=1.0,
-            convolutions=min(1.0, self.convolutions / self.products),
-            filter_gradients=min(1.0, self.filter_gradients / self.products),
+            matrix_units=self.matrix_units.of_measured_rates,
+            cores=self.cores.of_measured_rates,
             source=f"Relative to measured rates: {self.source}",
         )
 
 
-PEAK = Efficiency(0.0, 1.0, 1.0, 1.0, 1.0, 1, 0.0, 0.0, 1, 1.0, 0.0, "The peak rates.")
+_PEAK_SHARES = Shares(1.0, 1.0, 1.0, 1, 0.0, 0.0, 1, 1.0)
+
+PEAK = Efficiency(0.0, 1.0, _PEAK_SHARES, _PEAK_SHARES, 0.0, "The peak rates.")
 """The roofline: every kernel at the peak rates."""

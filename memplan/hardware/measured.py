@@ -17,8 +17,10 @@ FORMAT = 3  # 2 had no efficiency
 _MAY_BE_ZERO = (
     "target.compute_capability",
     "efficiency.kernel_s",
-    "efficiency.convolution_exponent",
-    "efficiency.filter_exponent",
+    "efficiency.matrix_units.convolution_exponent",
+    "efficiency.matrix_units.filter_exponent",
+    "efficiency.cores.convolution_exponent",
+    "efficiency.cores.filter_exponent",
     "efficiency.volume_copies",
 )
 

@@ -19,9 +19,7 @@ def kernel_seconds(
       shape: of the matrix work.
     """
     efficiency = device.efficiency
-    rate = device.vector_flops
-    if flops_dtype:
-        rate = efficiency.share(shape) * device.rate(flops_dtype)
+    rate = device.achieved_flops(flops_dtype, shape) if flops_dtype else device.vector_flops
     memory_s = nbytes / device.achieved_bandwidth
     conversion_s = efficiency.volume_copies * memory_s if shape.volume else 0.0
     return efficiency.kernel_s + conversion_s + max(flops / rate, memory_s)

@@ -29,10 +29,8 @@ def test_copies_pay_latency_once() -> None:
 
 
 def test_a_class_achieves_its_share() -> None:
-    efficiency = replace(
-        PEAK,
-        kernel_s=0.25,
-        memory=0.5,
+    matrix_units = replace(
+        PEAK.matrix_units,
         products=0.8,
         convolutions=0.4,
         filter_gradients=0.2,
@@ -41,9 +39,11 @@ def test_a_class_achieves_its_share() -> None:
         filter_exponent=1.0,
         narrowest=4,
         unaligned=4.0,
-        volume_copies=2.0,
     )
-    device = replace(TWICE, efficiency=efficiency)
+    efficiency = replace(
+        PEAK, kernel_s=0.25, memory=0.5, matrix_units=matrix_units, volume_copies=2.0
+    )
+    device = replace(TWICE, efficiency=efficiency, target=named("a100").target)
 
     def seconds(flops: float, nbytes: float, shape: MatrixShape = PRODUCT) -> float:
         return kernel_seconds(flops, "float32", nbytes, device, shape)
@@ -59,10 +59,28 @@ def test_a_class_achieves_its_share() -> None:
     assert seconds(8, 2, volume) == 0.25 + 2 * 2 / (0.5 * 4) + 8 / (0.4 * 2)
 
 
+def test_types_without_matrix_units_run_on_the_cores() -> None:
+    """float32 on a V100 and float16 on a P100 do; float16 on a V100 does not."""
+    shape = MatrixShape("convolution")
+    for name, dtype in (("v100", "float32"), ("p100", "float16"), ("p100", "float32")):
+        device = named(name)
+        share = device.efficiency.cores.convolutions
+        assert device.achieved_flops(dtype, shape) == share * device.rate(dtype)
+    for name, dtype in (
+        ("v100", "float16"),
+        ("a100", "float32"),
+        ("rtx4090", "float32"),
+        ("h100", "bfloat16"),
+    ):
+        device = named(name)
+        share = device.efficiency.matrix_units.convolutions
+        assert device.achieved_flops(dtype, shape) == share * device.rate(dtype)
+
+
 def test_measured_rates_need_no_share() -> None:
     measured = named("h100").efficiency.of_measured_rates
-    assert measured.memory == measured.products == 1.0
-    assert 0 < measured.filter_gradients < measured.convolutions < 1.0
+    assert measured.memory == measured.matrix_units.products == measured.cores.products == 1.0
+    assert 0 < measured.matrix_units.filter_gradients < measured.matrix_units.convolutions < 1.0
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=str)
@@ -70,7 +88,7 @@ def test_no_kernel_is_above_the_peak(device: Device) -> None:
     efficiency = device.efficiency
     shapes = (PRODUCT, MatrixShape("convolution"), MatrixShape("filter gradient"))
     for shape in shapes:
-        assert 0 < efficiency.share(shape) <= 1
         narrow = replace(shape, narrowest=8)
-        assert efficiency.share(narrow) <= efficiency.share(shape)
+        for shares in (efficiency.matrix_units, efficiency.cores):
+            assert 0 < shares.of(narrow) <= shares.of(shape) <= 1
     assert 0 < efficiency.memory <= 1
