@@ -1,4 +1,4 @@
-"""The time of a step: kernels one after another on a compute stream, with copies on links beside it.
+"""The time of a step: kernels one after another on a compute stream, and copies on links.
 
 Everything that says when a kernel runs or a copy ends asks this clock: the planner's schedules, the
 candidates of its search, the replay of a compiled module, and the order of collectives.
@@ -12,7 +12,7 @@ Span = tuple[float, float]  # start and end, in seconds
 
 
 class Clock:
-    """A compute stream and its links. A link copies one value at a time, in the order of the starts.
+    """A compute stream and its links, each of which copies one value at a time, in order.
 
     Attributes:
       now_s: seconds on the compute stream.

