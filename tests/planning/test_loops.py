@@ -223,3 +223,10 @@ def test_bonds_hold_however_often_they_are_given() -> None:
         bonds = [(0, 1)] * times + [(1, 2)] * times
         in_source = minimum_cut(4, 0, 3, [(1, 2, 9.0), (2, 3, 1.0)], bonds)
         assert in_source.tolist() == [True, True, True, False]
+
+
+def test_a_stack_or_a_snapshot_on_the_host_uses_the_host() -> None:
+    on_device = Residuals(kept=(0,), segments=2, segment_trips=1, snapshots_on_host=(False,))
+    assert not on_device.uses_host
+    assert replace(on_device, on_host=(1,)).uses_host
+    assert replace(on_device, snapshots_on_host=(False, True)).uses_host
