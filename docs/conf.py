@@ -49,17 +49,17 @@ autodoc_typehints = "none"  # they stand in the signature
 def code_spans(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:
     """Docstrings say `code` as Markdown does, also right before a letter; Sphinx reads ``code``\\ s."""
     text = re.sub(
-        r"(?<!`)`([^`]+)`(?!`)(?=(\w?))", lambda found: f"``{found[1]}``" + "\\ " * bool(found[2]), "\n".join(lines)
+        r"(?<!`)`([^`]+)`(?!`)(?=(\w?))", lambda match: f"``{match[1]}``" + "\\ " * bool(match[2]), "\n".join(lines)
     )
     lines[:] = text.split("\n")
 
 
 def stamp(app: Any, page: str, source: list[str]) -> None:
     """End a page with the day and the versions of this build, which has just run its code."""
-    told = "The code of this page ran" if "{code-cell}" in source[0] else "This page was built"
+    origin = "The code of this page ran" if "{code-cell}" in source[0] else "This page was built"
     with_versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in ("memplan", "jax", "jaxlib"))
     day = datetime.datetime.now(datetime.UTC).date()
-    source[0] += f"\n\n---\n\n*{told} on {day}, with {with_versions} and Python {platform.python_version()}.*\n"
+    source[0] += f"\n\n---\n\n*{origin} on {day}, with {with_versions} and Python {platform.python_version()}.*\n"
 
 
 def setup(app: Any) -> None:

@@ -50,7 +50,7 @@ def source_of(name: str) -> str:
 def without(source: str) -> tuple[str, int]:
     """A script without memplan, and how many lines were changed for it."""
     source = source.replace("import memplan\n", "")
-    return _CHANGED.subn(lambda found: "" if found[2] == "nothing" else found[1] + found[2], source)
+    return _CHANGED.subn(lambda match: "" if match[2] == "nothing" else match[1] + match[2], source)
 
 
 @cache
@@ -64,10 +64,11 @@ def run(name: str, *, plain: bool = False) -> Run:
     paths = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": paths}
     command = [sys.executable, "-W", "error", __file__, name, *["--plain"] * plain]
-    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
-    found = json.loads(done.stdout.splitlines()[-1])
-    report = found["report"] and Report.from_json(found["report"])
-    return Run([float.fromhex(loss) for loss in found["losses"]], report, found["printed"], found["seconds"])
+    process = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+    result = json.loads(process.stdout.splitlines()[-1])
+    report = result["report"] and Report.from_json(result["report"])
+    losses = [float.fromhex(loss) for loss in result["losses"]]
+    return Run(losses, report, result["printed"], result["seconds"])
 
 
 def main(name: str, *options: str) -> None:
@@ -75,7 +76,8 @@ def main(name: str, *options: str) -> None:
     began, namespace = time.perf_counter(), dict[str, Any]({"__name__": "__main__"})
     exec(compile(without(source)[0] if "--plain" in options else source, EXAMPLES / f"{name}.py", "exec"), namespace)
     seconds = time.perf_counter() - began
-    report = next((step.report for one in _STEPS if hasattr(step := namespace.get(one), "report")), None)
+    steps = map(namespace.get, _STEPS)
+    report = next((step.report for step in steps if hasattr(step, "report")), None)
     losses = [loss.hex() for loss in namespace["losses"]]
     printed = str(report or "")
     print(json.dumps({"losses": losses, "report": report and report.to_json(), "printed": printed, "seconds": seconds}))
