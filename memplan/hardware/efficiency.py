@@ -90,6 +90,8 @@ class Efficiency:
       volume_copies: how often convolutions of volumes read and write all their arrays besides, to
         change the layout.
       source: what the shares were measured on.
+      error: the largest share by which predicted seconds of a step were off, of the steps that were
+        compared with a run; None if none was.
     """
 
     kernel_s: float
@@ -98,6 +100,7 @@ class Efficiency:
     cores: Shares
     volume_copies: float
     source: str
+    error: float | None = None
 
     @property
     def of_measured_rates(self) -> Efficiency:

@@ -107,6 +107,8 @@ class Report(Record):
       offloaded_bytes: bytes copied to the host in one step; as many come back.
       recomputed_flops: floating-point operations that one step repeats.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
+      seconds_error: the largest share by which predicted seconds of a step were off on this card, of
+        the steps that were compared with a run; None if none was.
       floor_bytes: arguments, constants, outputs and the working set of the largest kernel of the
         compiled program, which may be in slabs. A schedule needs fewer bytes only if it splits that
         kernel.
@@ -217,6 +219,7 @@ class Report(Record):
     checkpoints: tuple[str, ...] = ()
     peak_kernel: str = ""
     step: str = ""
+    seconds_error: float | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -335,7 +338,7 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "jax.checkpoint", f"as written: {', '.join(report.checkpoints)}"
     yield "found compiled", _compiled_counts(report)
     yield from _launches(report)
-    yield "step, predicted", format_seconds(report.predicted_step_s)
+    yield "step, predicted", f"{format_seconds(report.predicted_step_s)}{_certainty(report)}"
     yield "  unmodified step", format_seconds(report.baseline_step_s)
     yield from _by_jit(report, format_seconds(report.jit_step_s))
     yield "  copies", _copies(report)
@@ -402,6 +405,13 @@ def _launches(report: Report) -> tuple[tuple[str, str], ...]:
     graphs = f"{report.cuda_graphs} CUDA graph{'s' * (report.cuda_graphs != 1)}"
     launches = f"{graphs}, {report.single_launches} kernels and copies outside of them"
     return (("launched in a step", launches),)
+
+
+def _certainty(report: Report) -> str:
+    """`, within 15% where it was compared with a run`."""
+    if report.seconds_error is None:
+        return ", never compared with a run on this device"
+    return f", within {report.seconds_error:.0%} where it was compared with a run"
 
 
 def _below_plan(report: Report) -> str:

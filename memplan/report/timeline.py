@@ -83,7 +83,7 @@ class Timeline:
       ValueError: a stay refers to a value or to instants that do not exist.
     """
 
-    origin: Literal["compiled"]  # the compiler's schedule and buffers, timed by a roofline replay
+    origin: Literal["compiled"]  # the compiler's schedule and buffers, timed by the replay
     instants: tuple[Instant, ...]  # in order, without gaps
     values: tuple[TimelineValue, ...]
     stays: tuple[Stay, ...]  # when the values are in memory

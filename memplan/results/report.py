@@ -104,6 +104,7 @@ def _seconds(outcome: Outcome) -> dict[str, Any]:
         "recomputed_flops": max(0.0, step.flops - (unmodified or planned.plain).replay.flops),
         "baseline_step_s": unmodified.replay.step_s if unmodified else None,
         "predicted_step_s": step.step_s,
+        "seconds_error": outcome.target.device.efficiency.error,
         "lower_bound_s": planned.bound_s,
         "gap_s": max(0.0, step.step_s - planned.bound_s),
         "copy_s": step.copy_s,

@@ -1,4 +1,4 @@
-"""Scheduled optimized HLO -> seconds of one step: a roofline per kernel, replayed on three streams.
+"""Scheduled optimized HLO -> seconds of one step: kernel by kernel, replayed on three streams.
 
 Every executable is replayed in the same way, whoever decided what it recomputes and offloads.
 
@@ -6,7 +6,8 @@ A memcpy runs concurrently with computation. A kernel of XLA that reads or write
 occupies the compute stream: XLA launches a block of 128 threads for 512 elements, which for a slab
 of some MiB are more blocks than the SMs hold.
 
-Not modelled: caches, elementwise arithmetic, launches, the conditions of loops, and the bandwidth
+A kernel takes what kernels of its class achieve (`memplan.hardware.roofline`). Not modelled:
+caches, elementwise arithmetic, launches, the conditions of loops, and the bandwidth
 of device memory that messages take. A loop is one block: its body is replayed on idle streams, and
 its seconds are multiplied by the trip count.
 """
@@ -48,10 +49,10 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Replay:
-    """Time and copies of one step at the device's peak rates."""
+    """Time and copies of one step."""
 
     flops: float  # of matrix products and convolutions
-    compute_s: float  # sum of the kernels' roofline seconds
+    compute_s: float  # sum of the kernels' seconds
     copied_out_nbytes: int  # to the host
     copy_s: float  # during which the busier direction of the link is busy
     hidden_copy_s: float  # the part of `copy_s` during which kernels run
