@@ -100,7 +100,7 @@ LINKS: Mapping[str, HostLink] = MappingProxyType({link.name: link for link in _L
 
 
 # The shares of tensor cores. Fitted to one H200's seconds of every kernel of a ResNet-50 and of
-# eleven convolutions with their gradients (jax 0.11.2, `experiments.gpu.classes`); the exponents and
+# eleven convolutions with their gradients (jax 0.11.2, `experiments.gpu.classes`); exponents and
 # `volume_copies` were chosen with U-Nets in view: cuDNN turns NCDHW, which XLA gives it, into NDHWC
 # and back. Held out otherwise: 2D and 3D U-Nets, whose classes are 0.94 to 1.09 of their measured
 # seconds, decoders, 0.80 to 1.05, and seven steps on an H100, 0.96 to 1.05.

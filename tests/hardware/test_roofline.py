@@ -92,3 +92,10 @@ def test_no_kernel_is_above_the_peak(device: Device) -> None:
         for shares in (efficiency.matrix_units, efficiency.cores):
             assert 0 < shares.of(narrow) <= shares.of(shape) <= 1
     assert 0 < efficiency.memory <= 1
+
+
+def test_a_measured_device_keeps_the_error_of_its_base() -> None:
+    """Rates that were measured make no prediction that was compared."""
+    for device in DEVICES.values():
+        assert device.efficiency.of_measured_rates.error == device.efficiency.error
+        assert device.efficiency.error is None or 0 < device.efficiency.error < 1
