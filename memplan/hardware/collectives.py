@@ -6,10 +6,11 @@ et al., PowerAI DDL (arXiv:1708.02188), do this with a ring per level of the mac
 also be several axes taken as one.
 
 Seconds are latency and bandwidth of the slowest link in a group (Thakur, Rabenseifner, Gropp:
-Optimization of Collective Communication Operations in MPICH, 2005). Along one axis an all-reduce
-takes the few steps of a tree. Over several axes it takes a ring, once through every node: this
-keeps all links busy, but takes a step for every device. Pieces are not padded, and phases do not
-overlap. An engine with better trees across hosts (NCCL's) may reduce a flat group faster.
+Optimization of Collective Communication Operations in MPICH, 2005). An all-reduce moves the bytes
+of a ring, and takes the few steps of a tree along each axis, as NCCL's double binary trees do
+(https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4). A
+reduce-scatter and an all-gather are rings, with a step for every device. Pieces are not padded, and
+phases do not overlap.
 """
 
 import functools
@@ -49,12 +50,10 @@ class _Ring:
 
     size: int  # devices
     latency_s: float  # of its slowest step
+    tree_s: float  # latency of a tree along each axis, there and back
     # seconds per byte of its slowest link. A ring enters and leaves a node once, but concurrent
     # rings that start in the same node pass the same link if it is shared.
     slowness: float
-    # axes that the ring crosses. It does not cross an axis of size 1: a ring within one host never
-    # sees the network.
-    levels: int
 
     def scatter_s(self, nbytes: float, launch_s: float) -> float:
         """A reduce-scatter of `nbytes` per device, or the all-gather that undoes it."""
@@ -63,16 +62,10 @@ class _Ring:
         return launch_s + (self.size - 1) * self.latency_s + self._wire_s(nbytes)
 
     def reduce_s(self, nbytes: float, launch_s: float) -> float:
-        """An all-reduce: around the ring, or along trees.
-
-        Trees move as many bytes, in a logarithmic number of steps.
-        """
+        """An all-reduce along trees."""
         if self.size <= 1:
             return 0.0
-        steps = 2 * (self.size - 1)
-        if self.levels == 1:
-            steps = 2 * (self.size - 1).bit_length()
-        return launch_s + steps * self.latency_s + 2 * self._wire_s(nbytes)
+        return launch_s + self.tree_s + 2 * self._wire_s(nbytes)
 
     def phase_s(self, nbytes: float, scatters: bool, launch_s: float) -> float:
         if scatters:
@@ -95,18 +88,15 @@ def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
     return _Ring(
         size=math.prod(axis.size for axis in axes),
         latency_s=max((axis.latency_s for axis in axes), default=0.0),
+        tree_s=sum(2 * (axis.size - 1).bit_length() * axis.latency_s for axis in axes),
         slowness=max(slowness, default=0.0),
-        levels=len(axes),
     )
 
 
 def all_reduce_seconds(
     topology: Topology, axes: tuple[str, ...], nbytes: float, *, launch_s: float = LAUNCH_S
 ) -> float:
-    """Seconds of one all-reduce of `nbytes` per device over a group of axes.
-
-    It takes a tree, or one flat ring.
-    """
+    """Seconds of one all-reduce of `nbytes` per device over a group of axes."""
     return _ring(topology, axes).reduce_s(nbytes, launch_s)
 
 
