@@ -67,8 +67,7 @@ def _instructions(
     """Yield instructions outside of fusions, each with its computation and how often it runs."""
     for op in body.ops.values():
         if op.opcode == "while":
-            trips = 1 if op.trip_count is None else op.trip_count
-            yield from _instructions(module, module[op.body], runs * trips)
+            yield from _instructions(module, module[op.body], runs * op.trips)
         elif op.opcode in ("call", "conditional"):
             for called in op.called:
                 yield from _instructions(module, module[called], runs)

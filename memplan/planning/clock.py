@@ -8,7 +8,7 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
-Span = tuple[float, float]  # start and end, in seconds
+Interval = tuple[float, float]  # start and end, in seconds
 
 
 class Clock:
@@ -16,35 +16,39 @@ class Clock:
 
     Attributes:
       now_s: seconds on the compute stream.
-      busy: by link: spans of its copies, in order.
-      stalls: spans in which the compute stream waits, in order.
+      busy: by link: intervals of its copies, in order.
+      stalls: intervals in which the compute stream waits, in order.
     """
 
     def __init__(self) -> None:
         self.now_s = 0.0
-        self.busy: dict[Hashable, list[Span]] = defaultdict(list)
-        self.stalls: list[Span] = []
+        self.busy: dict[Hashable, list[Interval]] = defaultdict(list)
+        self.stalls: list[Interval] = []
 
     @property
     def end_s(self) -> float:
         """When the last kernel and the last copy are done."""
-        return max([self.now_s, *(spans[-1][1] for spans in self.busy.values() if spans)])
+        return max([self.now_s, *map(self.free_s, self.busy)])
 
     def free_s(self, link: Hashable) -> float:
         """When a link is done with the copies that have started."""
-        spans = self.busy[link]
-        return spans[-1][1] if spans else 0.0
+        busy = self.busy[link]
+        return busy[-1][1] if busy else 0.0
+
+    def start_s(self, link: Hashable) -> float:
+        """When a copy starts that is issued now."""
+        return max(self.now_s, self.free_s(link))
 
     def run(self, seconds: float) -> None:
         """Run a kernel."""
         self.now_s += seconds
 
-    def copy(self, link: Hashable, seconds: float) -> Span:
+    def copy(self, link: Hashable, seconds: float) -> Interval:
         """Start a copy, which begins once its link is free."""
-        start_s = max(self.now_s, self.free_s(link))
-        span = start_s, start_s + seconds
-        self.busy[link].append(span)
-        return span
+        start_s = self.start_s(link)
+        interval = start_s, start_s + seconds
+        self.busy[link].append(interval)
+        return interval
 
     def wait(self, until_s: float) -> float:
         """Stall the compute stream until a time; returns the seconds of the stall."""
@@ -55,7 +59,7 @@ class Clock:
         return stall_s
 
 
-def first_gap(busy: Sequence[Span], since_s: float, seconds: float) -> float:
+def first_gap(busy: Sequence[Interval], since_s: float, seconds: float) -> float:
     """The start of a link's first gap of this length."""
     for start_s, end_s in busy[max(0, bisect_left(busy, (since_s,)) - 1) :]:
         if end_s <= since_s:
@@ -66,7 +70,7 @@ def first_gap(busy: Sequence[Span], since_s: float, seconds: float) -> float:
     return since_s
 
 
-def last_gap(busy: Sequence[Span], until_s: float, seconds: float) -> float:
+def last_gap(busy: Sequence[Interval], until_s: float, seconds: float) -> float:
     """The latest start of a copy that ends before a time, in a gap of the link."""
     for start_s, end_s in reversed(busy):
         if start_s >= until_s:

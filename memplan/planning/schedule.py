@@ -72,11 +72,11 @@ def runs(numbers: Iterable[int]) -> Schedule:
 
 
 def seconds(problem: Problem, schedule: Schedule, copy_s: CopySeconds | None = None) -> float:
-    """Seconds from the first kernel to the end of the last kernel and copy; see `timed`."""
-    return timed(problem, schedule, copy_s)[1].end_s
+    """Seconds from the first kernel to the end of the last kernel and copy; see `simulate`."""
+    return simulate(problem, schedule, copy_s)[1].end_s
 
 
-def timed(
+def simulate(
     problem: Problem,
     schedule: Schedule,
     copy_s: CopySeconds | None = None,

@@ -17,7 +17,7 @@ from memplan.planning.clock import first_gap, last_gap
 from memplan.planning.liveness import Liveness
 from memplan.planning.packing import live_nbytes
 from memplan.planning.problem import Problem, Where
-from memplan.planning.schedule import CopySeconds, Kind, Schedule, timed
+from memplan.planning.schedule import CopySeconds, Kind, Schedule, simulate
 from memplan.planning.search.effort import DEFAULT
 from memplan.planning.search.tape import record
 from memplan.report.decisions import Choice, Choices
@@ -55,7 +55,7 @@ class Prices:
         self._schedule = schedule
         self._copy_s = copy_s
         self._host_free_nbytes = host_free_nbytes
-        self._ends, self._clock = timed(problem, schedule, copy_s)
+        self._ends, self._clock = simulate(problem, schedule, copy_s)
         self._live = live_nbytes(problem, schedule)
         order = dict.fromkeys(action.number for action in schedule if action.kind is Kind.RUN)
         self._tape = record(problem, list(order))

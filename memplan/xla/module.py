@@ -232,6 +232,11 @@ class Instruction:
         return int(trips["n"]) if trips else None
 
     @property
+    def trips(self) -> int:
+        """Trips of a loop; 1 if XLA does not know."""
+        return 1 if self.trip_count is None else self.trip_count
+
+    @property
     def _pair(self) -> Any:
         """The message of the instruction itself, an asynchronous start if it is one."""
         return self.message if self.start is None else self.start

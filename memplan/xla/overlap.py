@@ -379,9 +379,8 @@ class _Simulation:
 
     def _start_during(self, position: int, seconds: float, latest_s: Sequence[float]) -> None:
         """Start the pairs for which the links are free while a unit runs."""
-        while self._ready and self._clock.free_s(_LINKS) <= self._clock.now_s + seconds:
-            free_s = max(self._clock.now_s, self._clock.free_s(_LINKS))
-            soon_s = free_s + seconds - self._stalled_s
+        while self._ready and self._clock.start_s(_LINKS) <= self._clock.now_s + seconds:
+            soon_s = self._clock.start_s(_LINKS) + seconds - self._stalled_s
             candidates = [
                 (latest_s[number] > soon_s, latest_s[number], number)
                 for number in self._ready

@@ -158,8 +158,7 @@ class _Streams:
         if op.opcode in FREE or op.is_allocation:
             return
         if op.opcode == "while":
-            trips = 1 if op.trip_count is None else op.trip_count
-            self._block(self._alone(op.body), trips)
+            self._block(self._alone(op.body), op.trips)
         elif op.opcode == "conditional":
             branches = map(self._alone, op.called)
             self._block(max(branches, key=lambda branch: branch.clock.end_s), 1)

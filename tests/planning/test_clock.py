@@ -3,13 +3,13 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from memplan.planning.clock import Clock, Span, first_gap, last_gap
+from memplan.planning.clock import Clock, Interval, first_gap, last_gap
 
 
 @st.composite
-def spans(draw: st.DrawFn) -> list[Span]:
-    """Spans of a link in whole seconds, in order."""
-    busy: list[Span] = []
+def intervals(draw: st.DrawFn) -> list[Interval]:
+    """Intervals of a link in whole seconds, in order."""
+    busy: list[Interval] = []
     end = 0
     for _ in range(draw(st.integers(0, 6))):
         start = end + draw(st.integers(0, 4))
@@ -18,12 +18,12 @@ def spans(draw: st.DrawFn) -> list[Span]:
     return busy
 
 
-def is_free(busy: list[Span], start: int, seconds: int) -> bool:
+def is_free(busy: list[Interval], start: int, seconds: int) -> bool:
     return all(end <= start or start + seconds <= begin for begin, end in busy)
 
 
-@given(spans(), st.integers(0, 40), st.integers(1, 5))
-def test_the_first_and_the_last_gap(busy: list[Span], time: int, seconds: int) -> None:
+@given(intervals(), st.integers(0, 40), st.integers(1, 5))
+def test_the_first_and_the_last_gap(busy: list[Interval], time: int, seconds: int) -> None:
     """Of all starts in whole seconds: the first from a time on, and the last that ends before it."""
     starts = [start for start in range(-10, 80) if is_free(busy, start, seconds)]
     assert first_gap(busy, time, seconds) == min(start for start in starts if start >= time)

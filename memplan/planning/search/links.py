@@ -58,24 +58,21 @@ class Links:
             if kind is Kind.PREFETCHED:
                 stall_s = clock.wait(prefetched_at[value, offload.prefetch])
             elif kind is Kind.OFFLOAD:
-                _, offloaded_at[value] = clock.copy(kind, self._busy_s(value))
+                _, offloaded_at[value] = clock.copy(kind, self.busy_s(value))
             elif kind is Kind.OFFLOADED:
                 stall_s = clock.wait(offloaded_at[value])
             else:
-                _, prefetched_at[value, offload.prefetch] = clock.copy(kind, self._busy_s(value))
+                _, prefetched_at[value, offload.prefetch] = clock.copy(kind, self.busy_s(value))
             if stall_s:
                 self.stalls_s[offload] = self.stalls_s.get(offload, 0.0) + stall_s
             total_stall_s += stall_s
             slot_stalls_s[slot] += stall_s
         return slot_stalls_s
 
-    def _busy_s(self, value: int) -> float:
-        return seconds_in_step(self._ledger, self._copy_s, value)
-
-
-def seconds_in_step(ledger: Ledger, copy_s: CopySeconds, value: int) -> float:
-    """Seconds in a step of a value's copies in one direction: one in every trip of its loops."""
-    return copy_s(ledger.tape.nbytes[value]) * ledger.tape.values[value].times
+    def busy_s(self, value: int) -> float:
+        """Seconds in a step of a value's copies one way: one in every trip of its loops."""
+        tape = self._ledger.tape
+        return self._copy_s(tape.nbytes[value]) * tape.values[value].times
 
 
 def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
@@ -165,7 +162,7 @@ class CopyScheduler:
 
     def busy_s(self, value: int) -> float:
         """Seconds of a copy, one way."""
-        return seconds_in_step(self._ledger, self._copy_s, value)
+        return self.links.busy_s(value)
 
     def copy_slots(self, block: int) -> tuple[list[int], list[int]]:
         """By slot: the next slot, and the one before, after which a block's copy may begin or end.

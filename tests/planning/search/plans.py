@@ -73,13 +73,13 @@ def _random_offload(ledger: Ledger, value: int, draw: Random) -> Offload | None:
         return None
     rooms: list[tuple[int, int, int]] = []  # slot that makes the value, its last use, its reader
     for reader in ledger.needs[value]:
-        made = ledger.version(value, reader)[0] >> 1
+        maker_slot = ledger.version(value, reader)[0] >> 1
         last_use = ledger.last_touch(value, reader)
-        if made <= last_use < reader - 2:
-            rooms.append((made, last_use, reader))
+        if maker_slot <= last_use < reader - 2:
+            rooms.append((maker_slot, last_use, reader))
     if not rooms or draw.random() < 0.5:
         return None
-    made, last_use, reader = draw.choice(rooms)
+    maker_slot, last_use, reader = draw.choice(rooms)
     end = draw.randint(last_use, reader - 2)
-    start = draw.randint(made, end)
+    start = draw.randint(maker_slot, end)
     return Offload(value, start, end, draw.randint(end + 1, reader - 1))
