@@ -16,16 +16,13 @@ _OVERLAPPED = {
     "xla_gpu_enable_latency_hiding_scheduler": True,
     "xla_gpu_experimental_parallel_collective_overlap_limit": 8,
 }
-# Keep collectives as the callback writes them. Without the first disabled pass, XLA starts a
+# Keep gathers and scatters as the callback writes them. Without the disabled pass, XLA starts a
 # reduce-scatter of a loop's body one trip early if it is written before XLA schedules, and carries
 # a whole layer's gradient for it: 34.0 MiB instead of 30.0 in a loop over four layers of 4 MiB.
-# Without the second, XLA merges two all-reduces in a row into one over all devices: in a 3D U-Net
-# that 8 x 8 V100s divide in two dimensions, the sums of norms took 103 ms of a step instead of 9.
 _SEPARATE = {
-    "xla_gpu_all_reduce_combine_threshold_bytes": 0,
     "xla_gpu_all_gather_combine_threshold_bytes": 0,
     "xla_gpu_reduce_scatter_combine_threshold_bytes": 0,
-    "xla_disable_hlo_passes": "collective-pipeliner-forward,all-reduce-folder",
+    "xla_disable_hlo_passes": "collective-pipeliner-forward",
 }
 # Disable the pass of XLA:CPU that makes one sum of all gradients: all would have to exist at once.
 _CPU_COMBINER = {"xla_disable_hlo_passes": "cpu-all-reduce-combiner"}

@@ -23,6 +23,7 @@ class Backend:
     collectives_overwrite_operands: bool  # a collective may be written over its operand
     # It schedules collectives before it fuses, and beside kernels, by a profile of their seconds.
     overlaps_collectives: bool
+    sums_along_trees: bool  # its all-reduce is NCCL's, which sends each byte between hosts once
     scatters_sums: bool  # it has a reduce-scatter that adds right
     exchanges_tuples: bool  # its all-to-all takes an operand for each device, not one array
     rematerializes: bool  # it recomputes values by itself where a step exceeds the device's memory
@@ -40,6 +41,7 @@ GPU = Backend(
     fusions_overwrite_operands=True,
     collectives_overwrite_operands=True,
     overlaps_collectives=True,
+    sums_along_trees=True,
     scatters_sums=True,
     exchanges_tuples=False,
     rematerializes=True,
@@ -55,6 +57,7 @@ CPU = Backend(
     fusions_overwrite_operands=False,
     collectives_overwrite_operands=False,
     overlaps_collectives=False,
+    sums_along_trees=False,  # gloo's is a ring
     scatters_sums=False,  # gloo's gives wrong sums
     exchanges_tuples=True,
     rematerializes=False,

@@ -1,22 +1,16 @@
-"""All-reduce over the axes of a machine: its phases, their costs, and the cheapest.
+"""Seconds of collectives over the axes of a machine.
 
-A reduce-scatter over one group of axes on the way down leaves each device a piece. The next phases
-work on that piece. An all-gather over the same group on the way up brings the pieces together. Cho
-et al., PowerAI DDL (arXiv:1708.02188), do this with a ring per level of the machine. A group may
-also be several axes taken as one.
-
-Seconds are latency and bandwidth of the slowest link in a group (Thakur, Rabenseifner, Gropp:
-Optimization of Collective Communication Operations in MPICH, 2005). An all-reduce moves the bytes
-of a ring, and takes the few steps of a tree along each axis, as NCCL's double binary trees do
-(https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4). A
-reduce-scatter and an all-gather are rings, with a step for every device. Pieces are not padded, and
-phases do not overlap.
+Seconds are steps and bytes, as NCCL counts them to choose an algorithm
+(https://github.com/NVIDIA/nccl, src/graph/tuning.cc). A reduce-scatter and an all-gather are rings.
+A ring takes a step for every device, most of them inside of a host. An all-reduce is a ring or a
+pair of trees, whichever is faster
+(https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4). A tree takes
+few steps along each axis. Its bytes pass a link up and down; between two hosts, each of which is
+the root of one of the trees, only one way.
 """
 
 import functools
-import itertools
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from memplan.hardware.topology import Topology
@@ -24,24 +18,8 @@ from memplan.hardware.topology import Topology
 LAUNCH_S = 10e-6
 """Assumed: seconds that a collective takes before its first byte, whatever the links."""
 
-_SAME = 1 + 1e-12  # costs within this factor differ by rounding alone
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """One group of axes, taken together as one flat ring."""
-
-    axes: tuple[str, ...]  # names
-    # True: a reduce-scatter on the way down and an all-gather on the way up, between which the next
-    # phases work on the pieces; False: an all-reduce of the current piece
-    scatters: bool
-
-
-def _splits(names: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Each non-empty group of `names`, and the remaining names; in their order."""
-    for size in range(1, len(names) + 1):
-        for group in itertools.combinations(names, size):
-            yield group, tuple(name for name in names if name not in group)
+_TREE_EFFICIENCY = 0.92
+"""The share of a link's bandwidth that a tree achieves, as NCCL's tuner has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,96 +27,55 @@ class _Ring:
     """A group of axes as one flat ring; the rings of the other axes' devices run concurrently."""
 
     size: int  # devices
-    latency_s: float  # of its slowest step
+    ring_s: float  # latency of the steps around it
     tree_s: float  # latency of a tree along each axis, there and back
     # seconds per byte of its slowest link. A ring enters and leaves a node once, but concurrent
     # rings that start in the same node pass the same link if it is shared.
     slowness: float
+    tree_slowness: float  # seconds per byte of a tree, there and back
 
-    def scatter_s(self, nbytes: float, launch_s: float) -> float:
+    def scatter_s(self, nbytes: float) -> float:
         """A reduce-scatter of `nbytes` per device, or the all-gather that undoes it."""
+        return LAUNCH_S + self._around_s(nbytes) if self.size > 1 else 0.0
+
+    def reduce_s(self, nbytes: float) -> float:
+        """An all-reduce of `nbytes` per device."""
         if self.size <= 1:
             return 0.0
-        return launch_s + (self.size - 1) * self.latency_s + self._wire_s(nbytes)
+        along_trees_s = self.tree_s + nbytes * self.tree_slowness
+        return LAUNCH_S + min(2 * self._around_s(nbytes), along_trees_s)
 
-    def reduce_s(self, nbytes: float, launch_s: float) -> float:
-        """An all-reduce along trees."""
-        if self.size <= 1:
-            return 0.0
-        return launch_s + self.tree_s + 2 * self._wire_s(nbytes)
-
-    def phase_s(self, nbytes: float, scatters: bool, launch_s: float) -> float:
-        if scatters:
-            return 2 * self.scatter_s(nbytes, launch_s)
-        return self.reduce_s(nbytes, launch_s)
-
-    def _wire_s(self, nbytes: float) -> float:
-        return (self.size - 1) / self.size * nbytes * self.slowness
+    def _around_s(self, nbytes: float) -> float:
+        return self.ring_s + (self.size - 1) / self.size * nbytes * self.slowness
 
 
 @functools.lru_cache(maxsize=1024)  # bucketing asks for the same few rings 100,000 times
 def _ring(topology: Topology, names: tuple[str, ...]) -> _Ring:
     axes = [axis for axis in map(topology.axis, names) if axis.size > 1]
-    slowness = []
+    ring_s = tree_s = slowness = tree_slowness = 0.0
+    nodes = 1  # of the levels so far
     for axis in axes:
         # rings that leave one node of a shared level at the same time
         inner_axes = topology.inside(axis.name)
         rings = math.prod(inner.size for inner in inner_axes if inner.name not in names)
-        slowness.append((rings if axis.shared else 1) / axis.bandwidth)
-    return _Ring(
-        size=math.prod(axis.size for axis in axes),
-        latency_s=max((axis.latency_s for axis in axes), default=0.0),
-        tree_s=sum(2 * (axis.size - 1).bit_length() * axis.latency_s for axis in axes),
-        slowness=max(slowness, default=0.0),
-    )
+        axis_slowness = (rings if axis.shared else 1) / axis.bandwidth
+        slowness = max(slowness, axis_slowness)
+        ways = 1 if nodes == 1 and axis.size == 2 else 2
+        tree_slowness = max(tree_slowness, ways * axis_slowness / _TREE_EFFICIENCY)
+        ring_s += nodes * (axis.size - 1) * axis.latency_s  # the steps that cross this level
+        tree_s += 2 * (axis.size - 1).bit_length() * axis.latency_s
+        nodes *= axis.size
+    return _Ring(nodes, ring_s, tree_s, slowness, tree_slowness)
 
 
-def all_reduce_seconds(
-    topology: Topology, axes: tuple[str, ...], nbytes: float, *, launch_s: float = LAUNCH_S
-) -> float:
+def all_reduce_seconds(topology: Topology, axes: tuple[str, ...], nbytes: float) -> float:
     """Seconds of one all-reduce of `nbytes` per device over a group of axes."""
-    return _ring(topology, axes).reduce_s(nbytes, launch_s)
+    return _ring(topology, axes).reduce_s(nbytes)
 
 
-def reduce_scatter_seconds(
-    topology: Topology, axes: tuple[str, ...], nbytes: float, *, launch_s: float = LAUNCH_S
-) -> float:
+def reduce_scatter_seconds(topology: Topology, axes: tuple[str, ...], nbytes: float) -> float:
     """Seconds of one reduce-scatter of `nbytes` per device.
 
     The all-gather that undoes it takes as long.
     """
-    return _ring(topology, axes).scatter_s(nbytes, launch_s)
-
-
-def cheapest(topology: Topology, nbytes: float) -> tuple[Phase, ...]:
-    """The phases of the fastest all-reduce of `nbytes` per device.
-
-    Of equally fast ones, those with the fewest collectives. The last phase is an all-reduce; on a
-    single device there are no phases.
-    """
-    names = tuple(axis.name for axis in topology.axes if axis.size > 1)
-
-    # The remaining work depends on the remaining axes and the size of the pieces alone, so each
-    # such state is solved once.
-    @functools.cache
-    def best(axes: tuple[str, ...], pieces: int) -> tuple[float, int, tuple[Phase, ...]]:
-        """Seconds, collectives and phases over these axes, with `pieces` of the bytes each."""
-        candidates: list[tuple[float, int, tuple[Phase, ...]]] = []
-        for group, remaining in _splits(axes):
-            ring = _ring(topology, group)
-            for scatters in (True, False) if remaining else (False,):
-                seconds = ring.phase_s(nbytes / pieces, scatters, LAUNCH_S)
-                calls = 2 if scatters else 1
-                phases = (Phase(group, scatters),)
-                if remaining:
-                    next_pieces = pieces * ring.size if scatters else pieces
-                    next_seconds, next_calls, next_phases = best(remaining, next_pieces)
-                    seconds += next_seconds
-                    calls += next_calls
-                    phases += next_phases
-                candidates.append((seconds, calls, phases))
-        shortest_s = min(seconds for seconds, *_ in candidates)
-        fastest = (candidate for candidate in candidates if candidate[0] <= shortest_s * _SAME)
-        return min(fastest, key=lambda candidate: candidate[1])
-
-    return best(names, 1)[2] if names else ()
+    return _ring(topology, axes).scatter_s(nbytes)

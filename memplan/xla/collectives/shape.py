@@ -9,6 +9,7 @@ from memplan.xla.collectives.gathers import gathers_in_phases
 from memplan.xla.collectives.hoist import hoist_sums
 from memplan.xla.collectives.scatters import scatters_in_phases
 from memplan.xla.collectives.sums import sums_in_phases
+from memplan.xla.collectives.wire import Wire
 from memplan.xla.module import Module
 
 
@@ -16,11 +17,15 @@ def shape(module: Module, machine: Machine, backend: Backend, wire: str | None) 
     """The module, not scheduled yet, with other collectives; itself if they stay.
 
     Args:
-      wire: the type in which sums of float32 are sent between hosts; None is their own.
+      wire: the type in which sums of float32 are sent between hosts, "bfloat16" or "float16"; None
+        is their own.
     """
     if machine.is_one_host:
         return module
-    shaped = gathers_in_phases(hoist_sums(module), machine)
+    changes_sums = wire is not None or not backend.sums_along_trees
+    shaped = gathers_in_phases(hoist_sums(module) if changes_sums else module, machine)
     if backend.overlaps_collectives:  # else it has fused the slice into its readers
         shaped = scatters_in_phases(shaped, machine)
-    return sums_in_phases(shaped, machine, backend, wire)
+    if changes_sums:
+        shaped = sums_in_phases(shaped, machine, backend, Wire.named(wire) if wire else None)
+    return shaped

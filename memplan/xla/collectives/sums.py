@@ -1,18 +1,20 @@
-"""All-reduces over hosts, in the phases that cost least and in buckets.
+"""All-reduces over hosts, in phases and in buckets, on request with a narrower type between hosts.
 
-Each byte passes a host's link once. The devices of a host first add their arrays there, in parts;
-only the sums of these parts go to other hosts (Cho et al., PowerAI DDL, arXiv:1708.02188).
+The devices of a host first add their arrays there, in parts; only the sums of these parts go to
+other hosts (Cho et al., PowerAI DDL, arXiv:1708.02188).
+
+Sums of NCCL go in phases only with a narrower type. In their own, its trees send as few bytes
+between hosts (`memplan.hardware.collectives`): steps of `experiments.bench meshes` took 2 to 7 %
+less in phases. Those of gloo, a ring, took 38 % less time (`experiments/distributed/slow_link`).
 """
 
-import math
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from memplan.hardware.backend import Backend
-from memplan.hardware.collectives import Phase, cheapest
 from memplan.hardware.machine import Groups, Machine
-from memplan.xla.collectives.cost import GATHER, REDUCE, SCATTER
+from memplan.xla.collectives.cost import EXCHANGE, GATHER, REDUCE, SCATTER, over_groups
 from memplan.xla.collectives.wire import Wire
 from memplan.xla.collectives.writing import Builder, CollectiveEdit, adds_up, ordered, waits_for
 from memplan.xla.kernel_cost import matrix_flops
@@ -53,23 +55,18 @@ class _Sum:
         return self.op.result[0]
 
 
-def sums_in_phases(
-    module: Module,
-    machine: Machine,
-    backend: Backend,
-    wire: str | None = None,
-) -> Module:
-    """The module with all-reduces over hosts in phases.
+def sums_in_phases(module: Module, machine: Machine, backend: Backend, wire: Wire | None) -> Module:
+    """The module with all-reduces over hosts in phases, where that is faster.
 
     Args:
-      wire: the type in which sums of float32 are sent between hosts, "bfloat16" or "float16"; None
-        is their own.
+      wire: the type in which sums of float32 are sent between hosts, which are then the only ones
+        that change.
     """
     edit = CollectiveEdit(module)
     for body in module.values():
         replacements: dict[str, Sequence[Instruction]] = {}
         split: set[str] = set()  # all-reduces of several arrays that are taken apart
-        for bucket in _buckets(module, body, machine):
+        for bucket in _buckets(module, body, machine, wire):
             phases = _phases(edit, machine, bucket, backend, wire)
             if phases:
                 replacements |= {member.op.name: () for member in bucket}
@@ -101,7 +98,9 @@ def _separate(
     return sums
 
 
-def _buckets(module: Module, body: Computation, machine: Machine) -> Iterator[list[_Sum]]:
+def _buckets(
+    module: Module, body: Computation, machine: Machine, wire: Wire | None
+) -> Iterator[list[_Sum]]:
     """Sums that are sent together: none of them needs another.
 
     Sums that nothing heavy waits for go with those that are ready about then. Sums that are waited
@@ -109,6 +108,8 @@ def _buckets(module: Module, body: Computation, machine: Machine) -> Iterator[li
     """
     alike: dict[object, list[_Sum]] = defaultdict(list)
     for member in _sums(module, body, machine):
+        if wire is not None and member.array.dtype != "f32":
+            continue
         ready = member.ready if member.depth >= 0 else None
         alike[member.array.dtype, member.groups, member.depth, ready].append(member)
     for members in alike.values():
@@ -188,85 +189,72 @@ def _is_scattered(body: Computation, op: Instruction) -> bool:
     return bool(users) and all(user.opcode == "dynamic-slice" for user in users)
 
 
-@dataclass(frozen=True)
-class _SumPhase:
-    """A phase, and its groups."""
-
-    phase: Phase
-    groups: Groups
-
-    @property
-    def size(self) -> int:
-        return len(self.groups[0])
-
-
 def _phases(
     edit: CollectiveEdit,
     machine: Machine,
     bucket: Sequence[_Sum],
     backend: Backend,
-    wire: str | None,
+    wire: Wire | None,
 ) -> Sequence[Instruction]:
-    """The phases of a bucket; none where it stays as XLA has it.
-
-    Only a last phase between hosts is narrow.
-    """
+    """The phases of a bucket; none where it stays as XLA has it."""
     first = bucket[0]
     grid = machine.grid(first.groups)
-    links = machine.links(first.groups)
     if grid is None:
         return ()
-    levels = {axis.name: level for level, axis in enumerate(links.axes)}
-    nbytes = sum(member.array.nbytes for member in bucket)
-    phases = _outermost_last(cheapest(links, nbytes), levels)
-    crossed = [{levels[name] for name in phase.axes} for phase in phases]
-    along = zip(phases, crossed, strict=True)
-    steps = [_SumPhase(phase, grid.along(phase_levels)) for phase, phase_levels in along]
-    narrow = Wire.of(wire, first.array.dtype)
-    is_inside = links.axes[-1].name in phases[-1].axes
-    if narrow is not None and (is_inside or not narrow.pays(_size(bucket) // _parts(steps))):
-        narrow = None
-    if len(phases) == 1 and len(bucket) == 1 and narrow is None:
+    outermost, *inner = [level for level, size in enumerate(grid.sizes) if size > 1]
+    inside = [grid.along({level}) for level in reversed(inner)]
+    across = grid.along({outermost})
+    size = sum(member.array.size for member in bucket)
+    whole_s = _whole_s(machine, first.groups, size * first.array.bits // 8, backend)
+    size += -size % len(first.groups[0])
+    nbytes = size * first.array.bits // 8
+    if _in_phases_s(machine, inside, across, nbytes, backend, wire) >= whole_s:
         return ()
     builder = Builder(edit, first.op, first.op if first.op.has_metadata else first.collective)
-    multiple = _parts(steps) * (steps[-1].size if narrow else 1)
-    whole = _concatenated(builder, bucket, multiple)
-    total = _Reduction(builder, first, backend, narrow).run(steps, whole)
-    _split(builder, bucket, total)
+    whole = _concatenated(builder, bucket, size)
+    reduction = _Reduction(builder, first.collective.to_apply, backend, wire)
+    _split(builder, bucket, reduction.run(inside, across, whole))
     return builder.ops
 
 
-def _outermost_last(phases: Sequence[Phase], levels: Mapping[str, int]) -> Sequence[Phase]:
-    """All-reduces with the outermost last: they take as long in any order."""
-
-    def key(phase: Phase) -> tuple[bool, int]:
-        outermost = min(levels[name] for name in phase.axes)
-        return not phase.scatters, 0 if phase.scatters else -outermost
-
-    return sorted(phases, key=key)
+def _whole_s(machine: Machine, groups: Groups, nbytes: int, backend: Backend) -> float:
+    """Seconds of an all-reduce as XLA has it."""
+    if backend.sums_along_trees:
+        return over_groups(machine, REDUCE, groups, nbytes).seconds
+    return 2 * over_groups(machine, SCATTER, groups, nbytes).seconds  # a ring
 
 
-def _size(bucket: Sequence[_Sum]) -> int:
-    return sum(member.array.size for member in bucket)
+def _in_phases_s(
+    machine: Machine,
+    inside: Sequence[Groups],
+    across: Groups,
+    nbytes: int,
+    backend: Backend,
+    wire: Wire | None,
+) -> float:
+    """Seconds of an all-reduce in phases."""
+    seconds = 0.0
+    for groups in inside:
+        seconds += 2 * over_groups(machine, SCATTER, groups, nbytes).seconds
+        nbytes //= len(groups[0])
+    if wire is None:
+        return seconds + _whole_s(machine, across, nbytes, backend)
+    narrow_nbytes = nbytes * wire.nbytes // 4
+    exchange_s = over_groups(machine, EXCHANGE, across, narrow_nbytes).seconds
+    return seconds + exchange_s + over_groups(machine, GATHER, across, narrow_nbytes).seconds
 
 
-def _parts(steps: Sequence[_SumPhase]) -> int:
-    """The number of parts into which a sum is cut until the last phase."""
-    return math.prod(step.size for step in steps if step.phase.scatters)
-
-
-def _concatenated(builder: Builder, bucket: Sequence[_Sum], multiple: int) -> Instruction:
-    """The arrays of a bucket as one flat array, with zeros up to a multiple of so many elements."""
+def _concatenated(builder: Builder, bucket: Sequence[_Sum], size: int) -> Instruction:
+    """The arrays of a bucket as one flat array, with zeros up to so many elements."""
     dtype = bucket[0].array.dtype
     flat = [builder.reshape("flat", member.operand, member.array.size) for member in bucket]
-    size = _size(bucket)
     whole = flat[0]
     if len(flat) > 1:
-        shape = builder.edit.array(dtype, size)
+        shape = builder.edit.array(dtype, sum(member.array.size for member in bucket))
         whole = builder.add("bucket", "concatenate", shape, *flat, dimensions=[0])
-    if missing := -size % multiple:
+    if missing := size - whole.result[0].size:
         zero = builder.scalar(dtype, 0)
-        shape = builder.edit.array(dtype, size + missing)
+        shape = builder.edit.array(dtype, size)
         whole = builder.add("padded", "pad", shape, whole, zero, padding=[(0, missing, 0)])
     return whole
 
@@ -289,64 +277,50 @@ class _Reduction:
     """Writes the phases of a sum."""
 
     builder: Builder
-    first: _Sum  # of the bucket
+    to_apply: str  # adds two elements
     backend: Backend
     wire: Wire | None
 
-    def run(self, steps: Sequence[_SumPhase], value: Instruction) -> Instruction:
+    def run(self, inside: Sequence[Groups], across: Groups, value: Instruction) -> Instruction:
         """The whole sum of a flat array."""
-        scattered: list[_SumPhase] = []
-        for step in steps:
-            if step.phase.scatters:
-                value = self._scatter(step, value)
-                scattered.append(step)
-            elif self.wire is not None and step is steps[-1]:
-                value = self.wire.sum(
-                    self.builder, step.groups, value, self._to_apply, self.backend
-                )
-            else:
-                value = self.builder.collective(
-                    "sum",
-                    REDUCE,
-                    value.result[0],
-                    value,
-                    groups=step.groups,
-                    to_apply=self._to_apply,
-                )
-        for step in reversed(scattered):
+        for groups in inside:
+            value = self._scatter(groups, value)
+        if self.wire is not None:
+            value = self.wire.sum(self.builder, across, value, self.to_apply, self.backend)
+        else:
             value = self.builder.collective(
-                "gather",
-                GATHER,
-                self._array(value.result[0].size * step.size),
+                "sum",
+                REDUCE,
+                value.result[0],
                 value,
-                groups=step.groups,
-                dimensions=[0],
+                groups=across,
+                to_apply=self.to_apply,
+            )
+        for groups in reversed(inside):
+            array = value.result[0]
+            shape = self.builder.edit.array(array.dtype, array.size * len(groups[0]))
+            value = self.builder.collective(
+                "gather", GATHER, shape, value, groups=groups, dimensions=[0]
             )
         return value
 
-    def _scatter(self, step: _SumPhase, value: Instruction) -> Instruction:
+    def _scatter(self, groups: Groups, value: Instruction) -> Instruction:
         """Each device's part of the sum."""
-        size = value.result[0].size // step.size
-        shape = self._array(size)
+        parts = len(groups[0])
+        size = value.result[0].size // parts
+        shape = self.builder.edit.array(value.result[0].dtype, size)
         if self.backend.scatters_sums:
             return self.builder.collective(
                 "scatter",
                 SCATTER,
                 shape,
                 value,
-                groups=step.groups,
+                groups=groups,
                 dimensions=[0],
-                to_apply=self._to_apply,
+                to_apply=self.to_apply,
             )
         # gloo's reduce-scatter gives wrong sums. Every device gets all parts of its own, and adds
         # them.
-        bounds = [(part * size, (part + 1) * size, 1) for part in range(step.size)]
-        parts = [self.builder.add("cut", "slice", shape, value, slices=[bound]) for bound in bounds]
-        return self.builder.exchanged_sum(step.groups, parts)
-
-    def _array(self, size: int) -> Array:
-        return self.builder.edit.array(self.first.array.dtype, size)
-
-    @property
-    def _to_apply(self) -> str:
-        return self.first.collective.to_apply
+        bounds = [(part * size, (part + 1) * size, 1) for part in range(parts)]
+        cuts = [self.builder.add("cut", "slice", shape, value, slices=[bound]) for bound in bounds]
+        return self.builder.exchanged_sum(groups, cuts)

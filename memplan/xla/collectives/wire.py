@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from memplan.hardware.backend import Backend
 from memplan.hardware.machine import Groups
@@ -16,8 +17,6 @@ from memplan.xla.collectives.writing import Builder
 from memplan.xla.module import Instruction
 
 _DTYPES: Mapping[str, str] = {"bfloat16": "bf16", "float16": "f16"}
-# Narrow pieces of at least 16 KiB: below, the latency of two collectives costs more than the bytes.
-_MIN_NBYTES = 16 << 10
 
 
 @dataclass(frozen=True)
@@ -26,14 +25,12 @@ class Wire:
 
     dtype: str  # HLO's name
 
-    @classmethod
-    def of(cls, name: str | None, dtype: str) -> Wire | None:
-        """The narrower type with this numpy name, for sums of `dtype`; None if they stay wide."""
-        return cls(_DTYPES[name]) if name is not None and dtype == "f32" else None
+    nbytes: ClassVar[int] = 2  # of an element
 
-    def pays(self, size: int) -> bool:
-        """Is it worthwhile for a piece of so many elements?"""
-        return 4 * size >= _MIN_NBYTES
+    @classmethod
+    def named(cls, name: str) -> Wire:
+        """The type with this numpy name."""
+        return cls(_DTYPES[name])
 
     def sum(
         self,

@@ -1,7 +1,7 @@
 """Random programs of collectives over eight CPU devices, as XLA compiles them and in phases; prints one JSON object.
 
-All numbers are whole and small, so that every order of adding gives the same bits. Run in a process of its own, with
-the first program's number and how many.
+All numbers are whole and small, so that every order of adding gives the same bits, in float16 too. Run in a process of
+its own, with the first program's number and how many.
 """
 
 import json
@@ -26,6 +26,8 @@ from tests.xla.collectives.shaped_on_devices import Step, mesh_of, off, run_shap
 _SIZES = ((2, 4), (4, 2), (2, 2, 2))
 _KINDS = ("psum", "psums", "gather", "scatter", "loop", "dot", "pmax", "join")
 _SEED = 20260
+# The back end, and the type of sums between hosts. XLA:CPU runs a GPU's collectives, but no all-to-all of an array.
+_FORMS = {"cpu": (CPU, None), "gpu": (replace(GPU, exchanges_tuples=True), "float16")}
 
 
 def small(x: jax.Array) -> jax.Array:
@@ -114,8 +116,8 @@ def differences(number: int) -> tuple[dict[str, float], Counter[str]]:
     x = spread(mesh, jnp.asarray(rng.integers(-7, 8, (8, *rng.integers(3, 6, 2))), jnp.float32))
     step = program(mesh, rng)
     expected, errors, written = jax.jit(step)(x), dict[str, float](), Counter[str]()
-    for form, backend in (("cpu", CPU), ("gpu", GPU)):
-        results, module = run_shaped(step, (x,), machine, backend=backend)
+    for form, (backend, wire) in _FORMS.items():
+        results, module = run_shaped(step, (x,), machine, wire=wire, backend=backend)
         errors[form] = off(expected, results)
         written.update(op.opcode for body in module.values() for op in body.ops.values())
     return errors, written

@@ -1,4 +1,4 @@
-"""All-reduces in phases and buckets: what is written, and which stay."""
+"""All-reduces in phases and buckets, narrow between hosts: what is written, and which stay."""
 
 from collections.abc import Iterator, Sequence
 
@@ -8,6 +8,7 @@ from memplan.hardware.backend import CPU, GPU, Backend
 from memplan.hardware.machine import Machine
 from memplan.hardware.topology import topology_named
 from memplan.xla.collectives.sums import sums_in_phases
+from memplan.xla.collectives.wire import Wire
 from memplan.xla.module import Instruction, Module
 from memplan.xla.shapes import Array, Shape
 from tests.hardware.machines import on
@@ -15,6 +16,7 @@ from tests.hlo import groups_text, read_module, short_lines_of, text_of
 from tests.xla.collectives.links import steep
 
 TODAY = on(topology_named("today@2x4"), 8)
+WIRE = Wire.named("bfloat16")
 STEEP = steep(2, 4)
 ALL, INSIDE, ACROSS = "{{0,1,2,3,4,5,6,7}}", "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}"
 SCOPE = "jit(step)/transpose"
@@ -30,6 +32,7 @@ REDUCERS = "".join(
     for name, dtype, opcode in (
         ("add", "f32", "add"),
         ("most", "f32", "maximum"),
+        ("double", "f64", "add"),
         ("count", "s32", "add"),
     )
 )
@@ -51,9 +54,9 @@ def all_reduce(
 
 def shaped(
     plain: Module,
-    machine: Machine = TODAY,
+    machine: Machine = STEEP,
     backend: Backend = GPU,
-    wire: str | None = None,
+    wire: Wire | None = WIRE,
 ) -> Module:
     """In phases, and as XLA reads it: with operands first, names and channels of their own."""
     module = sums_in_phases(plain, machine, backend, wire)
@@ -121,22 +124,32 @@ def test_parts_are_added_in_the_host_first_and_then_across_hosts() -> None:
         ROOT %n = f32[512,512]{{1,0}} negate(%s)
         """
     )
-    module_in_phases = shaped(plain)
-    assert short_lines_of(module_in_phases) == [
+    hlo = shaped(plain)
+    assert told(hlo) == [
+        ("reduce-scatter", "f32[65536]", INSIDE),
+        ("all-to-all", "u16[2,32768]", ACROSS),
+        ("all-gather", "u16[65536]", ACROSS),
+        ("all-gather", "f32[262144]", INSIDE),
+    ]
+    lines = short_lines_of(hlo)
+    assert lines[:3] == [
         "%a = f32[512,512] parameter(0)",
         "%s.flat1 = f32[262144] reshape(%a)",
         f"%s.scatter1 = f32[65536] reduce-scatter(%s.flat1), channel_id=2, replica_groups={INSIDE}, "
         "use_global_device_ids=true, dimensions={0}, to_apply=%add",
-        f"%s.sum1 = f32[65536] all-reduce(%s.scatter1), channel_id=3, replica_groups={ACROSS}, "
-        "use_global_device_ids=true, to_apply=%add",
-        f"%s.gather1 = f32[262144] all-gather(%s.sum1), channel_id=4, replica_groups={INSIDE}, "
-        "dimensions={0}, use_global_device_ids=true",
+    ]
+    assert lines[-2:] == [
         "%s = f32[512,512] reshape(%s.gather1)",
         "ROOT %n = f32[512,512] negate(%s)",
     ]
-    scopes = {op.op_name for op in module_in_phases.entry.ops.values() if op.name.startswith("s")}
+    (added,) = (op for op in hlo.entry.ops.values() if op.opcode == "reduce")
+    assert short(added.shape) == "f32[32768]"
+    assert [short(op.shape) for op in hlo.entry.ops.values() if "bf16" in str(op.shape)] == [
+        "bf16[2,32768]", "bf16[2,32768]", "bf16[32768]", "bf16[65536]"
+    ]  # fmt: skip
+    scopes = {op.op_name for op in hlo.entry.ops.values() if op.name.startswith("s")}
     assert scopes == {SCOPE}
-    assert module_in_phases.entry.ops["s"].shape == plain.entry.ops["s"].shape
+    assert hlo.entry.ops["s"].shape == plain.entry.ops["s"].shape
 
 
 def test_three_levels() -> None:
@@ -144,7 +157,8 @@ def test_three_levels() -> None:
     assert told(shaped(lone_sum(dims="64,8"), steep(2, 2, 2))) == [
         ("reduce-scatter", "f32[256]", inner),
         ("reduce-scatter", "f32[128]", middle),
-        ("all-reduce", "f32[128]", outer),
+        ("all-to-all", "u16[2,64]", outer),
+        ("all-gather", "u16[128]", outer),
         ("all-gather", "f32[256]", middle),
         ("all-gather", "f32[512]", inner),
     ]
@@ -152,24 +166,25 @@ def test_three_levels() -> None:
 
 def test_groups_that_are_a_part_of_the_machine() -> None:
     pairs, halves = "{{0,1},{2,3},{4,5},{6,7}}", "{{0,1,4,5},{2,3,6,7}}"
-    assert told(shaped(lone_sum(dims="64", groups=halves), STEEP)) == [
+    assert told(shaped(lone_sum(dims="64", groups=halves))) == [
         ("reduce-scatter", "f32[32]", "{{0,1},{4,5},{2,3},{6,7}}"),
-        ("all-reduce", "f32[32]", "{{0,4},{1,5},{2,6},{3,7}}"),
+        ("all-to-all", "u16[2,16]", "{{0,4},{1,5},{2,6},{3,7}}"),
+        ("all-gather", "u16[32]", "{{0,4},{1,5},{2,6},{3,7}}"),
         ("all-gather", "f32[64]", "{{0,1},{4,5},{2,3},{6,7}}"),
     ]
     same_host = lone_sum(groups=pairs)
-    assert shaped(same_host, STEEP) is same_host
+    assert shaped(same_host) is same_host
 
 
-def test_small_sums_are_added_in_two_all_reduces() -> None:
-    hlo = shaped(lone_sum(dims="8"))
-    assert told(hlo) == [("all-reduce", "f32[8]", INSIDE), ("all-reduce", "f32[8]", ACROSS)]
-    first, second = collectives(hlo)
-    assert second.operands == (first.name,)
+def test_small_sums_stay() -> None:
+    """Where four collectives take longer than the bytes that they save."""
+    small, large = lone_sum(dims="512,512"), lone_sum(dims="4096,512")
+    assert shaped(small, TODAY) is small
+    assert told(shaped(large, TODAY))[1] == ("all-to-all", "u16[2,262144]", ACROSS)
 
 
 def test_zeros_behind_what_does_not_divide() -> None:
-    entry = shaped(lone_sum(dims="7,3"), STEEP).entry
+    entry = shaped(lone_sum(dims="7,3")).entry
     (pad,) = (op for op in entry.ops.values() if op.opcode == "pad")
     assert short(pad.shape) == "f32[24]"
     assert pad.padding == ((0, 3, 0),)
@@ -178,18 +193,14 @@ def test_zeros_behind_what_does_not_divide() -> None:
     assert (short(part.shape), part.slices) == ("f32[21]", ((0, 21, 1),))
 
 
-def test_integers_too() -> None:
-    phases = told(shaped(lone_sum("s32", add="count")))
-    assert [kind for kind, *_ in phases] == ["reduce-scatter", "all-reduce", "all-gather"]
-
-
 @pytest.mark.parametrize(
     "stays",
     [
         lone_sum(add="most"),
+        lone_sum("s32", add="count"),
+        lone_sum("f64", add="double"),
         lone_sum(dims="0"),
         lone_sum(groups="{{0,1,2,3,4},{5,6,7}}"),
-        lone_sum(groups=ACROSS),
         lone_sum(layout="{0,1}"),
         lone_sum(ids=False),
         module(
@@ -210,15 +221,15 @@ def test_integers_too() -> None:
             result="f32[64,512]",
         ),
     ],
-    ids=["largest", "empty", "uneven", "one device of each host", "columns first", "replicas", "ordered", "scattered"],
+    ids=["largest", "integers", "double", "empty", "uneven", "columns first", "replicas", "ordered", "scattered"],
 )  # fmt: skip
 def test_which_stay(stays: Module) -> None:
     assert shaped(stays) is stays
-    assert shaped(stays, STEEP) is stays
+    assert shaped(stays, TODAY) is stays
 
 
 def test_nothing_changes_on_one_host() -> None:
-    plain = lone_sum()
+    plain = lone_sum(dims="4096,512")
     assert shaped(plain, steep(8)) is plain
     assert shaped(plain, on(topology_named("today@1x8"), 8)) is plain
 
@@ -238,11 +249,11 @@ def gradients(dims: Sequence[int], width: int) -> Module:
 
 
 def test_sums_that_nothing_waits_for_travel_together_as_they_become_ready() -> None:
-    assert buckets(shaped(gradients([3, 1, 4, 2], 64), STEEP)) == [["p1", "p2", "p3", "p4"]]
+    assert buckets(shaped(gradients([3, 1, 4, 2], 64))) == [["p1", "p2", "p3", "p4"]]
 
 
 def test_a_bucket_ends_at_32_mib() -> None:
-    hlo = shaped(gradients([6, 5, 4, 3, 2, 1], 1664), STEEP)  # 10.6 MiB each
+    hlo = shaped(gradients([6, 5, 4, 3, 2, 1], 1664))  # 10.6 MiB each
     assert sorted(buckets(hlo)) == [["p1", "p2", "p3"], ["p4", "p5", "p6"]]
     assert [short(op.shape) for op in collectives(hlo) if op.opcode == "reduce-scatter"] == [
         "f32[2076672]"
@@ -263,7 +274,7 @@ def test_every_sum_of_a_bucket_keeps_its_name_and_gets_its_part() -> None:
         "a: f32[3], b: f32[2,2], c: f32[]",
         "(f32[3], f32[2,2], f32[])",
     )
-    ops = shaped(plain, STEEP).entry.ops
+    ops = shaped(plain).entry.ops
     parts = [ops[ops[name].operands[0]] for name in ("s", "t", "u")]
     assert [part.slices for part in parts] == [((0, 3, 1),), ((3, 7, 1),), ((7, 8, 1),)]
     assert [short(ops[name].shape) for name in ("s", "t", "u")] == ["f32[3]", "f32[2,2]", "f32[]"]
@@ -282,7 +293,7 @@ def test_other_types_and_groups_do_not_travel_together() -> None:
         "a: f32[64], b: s32[64]",
         "(f32[64], s32[64], f32[64])",
     )
-    assert buckets(shaped(plain, STEEP)) == [["a"], ["b"], ["a"]]
+    assert buckets(shaped(plain)) == [["a"], ["b"], ["a"]]
 
 
 def test_statistics_travel_at_once_with_those_that_are_ready_then() -> None:
@@ -308,7 +319,7 @@ def test_statistics_travel_at_once_with_those_that_are_ready_then() -> None:
         "x: f32[64,64]",
         "(f32[64,64], f32[64,64])",
     )
-    assert buckets(shaped(plain, STEEP)) == [["y", "squares"], ["y2"], ["off"], ["y", "y3"]]
+    assert buckets(shaped(plain)) == [["y", "squares"], ["y2"], ["off"], ["y", "y3"]]
 
 
 def test_order_beyond_what_is_read_counts_as_waiting() -> None:
@@ -326,7 +337,7 @@ def test_order_beyond_what_is_read_counts_as_waiting() -> None:
         "a: f32[64]",
         "f32[64]",
     )
-    hlo = shaped(plain, STEEP)
+    hlo = shaped(plain)
     assert buckets(hlo) == [["a"], ["m"], ["w"]]
     assert (hlo.entry.ops["m"].operands, hlo.entry.ops["m"].predecessors) == (("k",), ("l",))
 
@@ -347,13 +358,13 @@ def several(second: str = "f32[64]", reader: str = "get-tuple-element(%t), index
 
 
 def test_a_sum_of_several_arrays_is_taken_apart() -> None:
-    hlo = shaped(several(), STEEP)
+    hlo = shaped(several())
     assert buckets(hlo) == [["a", "b"]]
     assert "t" not in hlo.entry.ops
 
 
 def test_what_is_left_of_several_arrays_is_summed_by_itself() -> None:
-    hlo = shaped(several("f32[8,8]{0,1}"), STEEP)
+    hlo = shaped(several("f32[8,8]{0,1}"))
     assert buckets(hlo) == [["a"], ["b"]]
     assert hlo.entry.ops["v"].opcode == "all-reduce"
     assert str(hlo.entry.ops["v"].shape) == "f32[8,8]{0,1}"
@@ -373,7 +384,7 @@ def test_what_is_left_has_channels_in_the_order_of_the_text() -> None:
     result = f"({', '.join(['f32[64], f32[8,8]'] * count)})"
     lines = ["%a = f32[64] parameter(0)", "%b = f32[8,8]{0,1} parameter(1)", *pairs]
     lines.append(f"ROOT %all = {result} tuple({', '.join(names)})")
-    ops = shaped(module("\n".join(lines), "a: f32[64], b: f32[8,8]", result), STEEP).entry.ops
+    ops = shaped(module("\n".join(lines), "a: f32[64], b: f32[8,8]", result)).entry.ops
     channels = [ops[f"two{at}"].channel for at in range(count)]
     assert channels == sorted(channels)
 
@@ -384,7 +395,7 @@ def test_several_arrays_that_are_read_as_a_whole_stay() -> None:
         "a: f32[64]",
         "(f32[64], f32[64])",
     )
-    assert shaped(plain, STEEP) is plain
+    assert shaped(plain) is plain
 
 
 def test_readers_come_behind_the_last_of_a_bucket() -> None:
@@ -400,7 +411,7 @@ def test_readers_come_behind_the_last_of_a_bucket() -> None:
         "a: f32[64]",
         "(f32[64], f32[64])",
     )
-    names = list(shaped(plain, STEEP).entry.ops)
+    names = list(shaped(plain).entry.ops)
     assert names.index("b") < names.index("s.bucket1") < names.index("s") < names.index("r")
 
 
@@ -415,66 +426,26 @@ def test_names_and_channels_that_are_taken() -> None:
         "a: f32[64]",
         "f32[64]",
     )
-    hlo = shaped(plain, STEEP)
+    hlo = shaped(plain)
     assert hlo.entry.ops["s.flat1"].opcode == "negate"
     assert hlo.entry.ops["s.flat2"].operands == ("s.flat1",)
-    assert [op.channel for op in collectives(hlo)] == [18, 19, 20]
-
-
-def test_bits_of_a_narrower_type_travel_between_hosts() -> None:
-    hlo = shaped(lone_sum(), wire="bfloat16")
-    assert told(hlo) == [
-        ("reduce-scatter", "f32[65536]", INSIDE),
-        ("all-to-all", "u16[2,32768]", ACROSS),
-        ("all-gather", "u16[65536]", ACROSS),
-        ("all-gather", "f32[262144]", INSIDE),
-    ]
-    (added,) = (op for op in hlo.entry.ops.values() if op.opcode == "reduce")
-    assert short(added.shape) == "f32[32768]"
-    assert [short(op.shape) for op in hlo.entry.ops.values() if "bf16" in str(op.shape)] == [
-        "bf16[2,32768]", "bf16[2,32768]", "bf16[32768]", "bf16[65536]"
-    ]  # fmt: skip
+    assert [op.channel for op in collectives(hlo)] == [18, 19, 20, 21]
 
 
 def test_float16_between_hosts() -> None:
-    ops = shaped(lone_sum(), wire="float16").entry.ops
+    ops = shaped(lone_sum(), wire=Wire.named("float16")).entry.ops
     assert "f16[2,32768]" in [short(op.shape) for op in ops.values()]
 
 
-def test_a_narrower_type_where_groups_reach_other_hosts_alone() -> None:
-    hlo = shaped(lone_sum(groups=ACROSS), wire="bfloat16")
-    assert [kind for kind, *_ in told(hlo)] == ["all-to-all", "all-gather"]
-
-
-def test_what_is_not_cut_in_the_host_is_narrowed_between_hosts_too() -> None:
-    assert [
-        (kind, groups) for kind, _, groups in told(shaped(lone_sum(dims="8192"), wire="bfloat16"))
-    ] == [
-        ("all-reduce", INSIDE),
-        ("all-to-all", ACROSS),
-        ("all-gather", ACROSS),
+def test_groups_that_reach_other_hosts_alone() -> None:
+    assert told(shaped(lone_sum(groups=ACROSS))) == [
+        ("all-to-all", "u16[2,131072]", ACROSS),
+        ("all-gather", "u16[262144]", ACROSS),
     ]
 
 
-@pytest.mark.parametrize(("side", "narrow"), [(4096, True), (4095, False)])
-def test_pieces_below_16_kib_travel_as_they_are(side: int, narrow: bool) -> None:
-    hlo = shaped(lone_sum(dims=f"4,{side}"), STEEP, wire="bfloat16")
-    dtypes = {array.dtype for op in hlo.entry.ops.values() for array in op.result}
-    assert ("bf16" in dtypes) == narrow
-
-
-def test_integers_are_never_narrowed() -> None:
-    assert "16" not in {
-        str(op.shape)[:3]
-        for op in shaped(lone_sum("s32", add="count"), wire="bfloat16").entry.ops.values()
-    }
-    assert told(shaped(lone_sum("s32", add="count"), wire="bfloat16")) == told(
-        shaped(lone_sum("s32", add="count"))
-    )
-
-
 def test_on_a_cpu_parts_are_exchanged_and_added_in_the_order_of_the_group() -> None:
-    hlo = shaped(lone_sum(dims="6,4"), STEEP, backend=CPU)
+    hlo = shaped(lone_sum(dims="6,4"), backend=CPU, wire=None)
     assert told(hlo) == [
         ("all-to-all", "f32[6]", INSIDE),
         ("all-reduce", "f32[6]", ACROSS),
@@ -493,6 +464,16 @@ def test_on_a_cpu_parts_are_exchanged_and_added_in_the_order_of_the_group() -> N
 
 
 def test_on_a_cpu_bits_travel_in_tuples() -> None:
-    hlo = shaped(lone_sum(), backend=CPU, wire="bfloat16")
+    hlo = shaped(lone_sum(), backend=CPU)
     kinds = [(op.opcode, len(op.operands)) for op in collectives(hlo)]
     assert kinds == [("all-to-all", 4), ("all-to-all", 2), ("all-gather", 1), ("all-gather", 1)]
+
+
+def test_in_their_own_type_integers_go_in_phases_too() -> None:
+    """Of gloo's sums, which pass a link twice as often as those in phases; NCCL's do not."""
+    numbers = lone_sum("s32", add="count")
+    phases = told(shaped(numbers, backend=CPU, wire=None))
+    assert [kind for kind, *_ in phases] == ["all-to-all", "all-reduce", "all-gather"]
+    large = lone_sum(dims="4096,512")
+    assert shaped(large, TODAY, GPU, None) is large
+    assert shaped(large, TODAY, CPU, None) is not large
