@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
 
-from memplan.compilation.limits import Headroom, Limits, rank
+from memplan.compilation.limits import Headroom, Limits, Rank, rank
 from memplan.compilation.scheduled import Agree, Plans, ScheduledModule
 from memplan.errors import PlanMismatchError
 from memplan.hardware.device import Device
@@ -283,8 +283,9 @@ def _seconds_then_bytes(module: ScheduledModule) -> tuple[float, int]:
     return module.replay.step_s, module.device_bytes
 
 
-def _rank(module: ScheduledModule, device_bytes: int, budget: int) -> tuple[bool, float]:
-    return rank(device_bytes <= budget, module.replay.step_s, device_bytes)
+def _rank(module: ScheduledModule, device_bytes: int, budget: int) -> Rank:
+    replay = module.replay
+    return rank(device_bytes <= budget, replay.step_s, device_bytes, replay.actions)
 
 
 def _pack(plan: Plan, plain: ScheduledModule, is_saved: bool = False) -> _PackedPlan:

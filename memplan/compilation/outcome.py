@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass, replace
 
 from memplan.compilation.callback import PlannedModule
-from memplan.compilation.limits import Limits, rank
+from memplan.compilation.limits import Limits, Rank, rank
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.plan import Plan, name_actions
 from memplan.planning.schedule import runs
@@ -96,9 +96,10 @@ class Outcome:
         return CompilationSummary(self.method, *sizes, self.step_s, self.fits)
 
     @property
-    def rank(self) -> tuple[bool, float]:
+    def rank(self) -> Rank:
         """The key by which `min` chooses among outcomes (`limits.rank`)."""
-        return rank(self.fits, self.step_s, self.device_bytes)
+        actions = self.planned.result.replay.actions
+        return rank(self.fits, self.step_s, self.device_bytes, actions)
 
     @property
     def step_s(self) -> float:

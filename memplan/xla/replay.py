@@ -72,6 +72,11 @@ class Replay:
     # start and end of every wait of the compute stream: some of `spans`
     stalls: frozenset[tuple[float, float]] = frozenset()
 
+    @property
+    def actions(self) -> int:
+        """Kernels that run, those of loops' bodies once, and copies."""
+        return len(self.seconds) + len(self.transfers)
+
 
 def replay(module: Module, device: Device, machine: Machine | None = None) -> Replay:
     """Replay the entry computation of a module on one device.

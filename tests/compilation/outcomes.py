@@ -37,7 +37,7 @@ def outcome(
     """An outcome with these bytes and seconds; its plain module has 500 bytes."""
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
-    replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0)
+    replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0, actions=1)
     result = SimpleNamespace(replay=replay)
     facts = {
         "fits": predicted_to_fit,

@@ -194,7 +194,8 @@ def planned_for(
     def write(*_: object) -> SimpleNamespace:
         nbytes, seconds = next(remaining)
         return SimpleNamespace(
-            module=SimpleNamespace(replay=SimpleNamespace(step_s=seconds)), device_bytes=nbytes
+            module=SimpleNamespace(replay=SimpleNamespace(step_s=seconds, actions=1)),
+            device_bytes=nbytes,
         )
 
     def plans(plain: object, limit: int, *_: object) -> SimpleNamespace:
@@ -205,7 +206,7 @@ def planned_for(
         monkeypatch.setattr(callback_file, name, fake)
     monkeypatch.setattr(Callback, "_write", write)
     orders_to_plan: Any = [
-        SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0))
+        SimpleNamespace(resident_bytes=0, replay=SimpleNamespace(step_s=1.0, actions=1))
     ] * orders
     callback = replace(called_back(BUDGET), machine=EIGHT)._plan_orders(orders_to_plan, BUDGET)
     return limits, (callback.device_bytes, callback.module.replay.step_s)

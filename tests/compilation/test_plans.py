@@ -44,13 +44,13 @@ def test_the_smallest_is_the_same_for_every_budget() -> None:
     )
 
 
-def test_copies_are_offered_at_their_price_where_the_host_has_room() -> None:
+def test_copies_are_offered_a_quarter_slower_where_the_host_has_room() -> None:
     planner = InOrder()
     for host_bytes in (0, 5):
         Plans(PLAIN, PLAIN.device_bytes, host_bytes, planner).make()
     (*_, no_room, without), (*_, room, with_host) = planner.calls
     assert (no_room, without, room) == (0, None, 5)
-    assert with_host is not None and with_host(NBYTES) == copy_seconds(NBYTES, CPU)
+    assert with_host is not None and with_host(NBYTES) == 1.25 * copy_seconds(NBYTES, CPU)
 
 
 def has_extra(problem: Problem) -> bool:

@@ -75,7 +75,7 @@ def test_a_link_is_told_with_its_speed() -> None:
     text = views.links(
         [{**row, "copy_s": 0.04, "hidden_copy_s": 0.03}, {**row, "device": "v100", "copy_s": 0.0}]
     )
-    assert cells(text)[:2] == ["pcie3x16", "12.6"] and cells(text)[4:] == [
+    assert cells(text)[:2] == ["pcie3x16", "13.4"] and cells(text)[4:] == [
         "3",
         "40",
         "75%",
