@@ -109,6 +109,8 @@ class Report(Record):
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
       seconds_error: the largest share by which predicted seconds of a step were off on this device,
         of the steps that were compared with a run; None if none was.
+      dispatch_s: predicted seconds of the host to pass a step its arrays, not in the step's; None
+        on a CPU.
       floor_bytes: arguments, constants, outputs and the working set of the largest kernel of the
         compiled program, which may be in slabs. A schedule needs fewer bytes only if it splits that
         kernel.
@@ -220,6 +222,7 @@ class Report(Record):
     peak_kernel: str = ""
     step: str = ""
     seconds_error: float | None = None
+    dispatch_s: float | None = None
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -340,6 +343,8 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield from _launches(report)
     yield "step, predicted", f"{format_seconds(report.predicted_step_s)}{_certainty(report)}"
     yield "  unmodified step", format_seconds(report.baseline_step_s)
+    if report.dispatch_s is not None:
+        yield "  besides, on the host", f"{format_seconds(report.dispatch_s)} to pass it its arrays"
     yield from _by_jit(report, format_seconds(report.jit_step_s))
     yield "  copies", _copies(report)
     yield "  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"

@@ -12,6 +12,7 @@ from memplan import io
 from memplan.compilation.compiler import compile_program
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.hardware.roofline import dispatch_seconds
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.program.loops.residuals import outer_loops
@@ -100,11 +101,14 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
 def _seconds(outcome: Outcome) -> dict[str, Any]:
     planned, unmodified = outcome.planned, outcome.unmodified
     step = planned.result.replay
+    arrays = len(planned.plain.module.entry.parameters)
+    is_called_by_host = outcome.target.backend.has_own_memory
     return {
         "recomputed_flops": max(0.0, step.flops - (unmodified or planned.plain).replay.flops),
         "baseline_step_s": unmodified.replay.step_s if unmodified else None,
         "predicted_step_s": step.step_s,
         "seconds_error": outcome.target.device.efficiency.error,
+        "dispatch_s": dispatch_seconds(arrays) if is_called_by_host else None,
         "lower_bound_s": planned.bound_s,
         "gap_s": max(0.0, step.step_s - planned.bound_s),
         "copy_s": step.copy_s,

@@ -129,6 +129,12 @@ def test_text_has_the_pools_and_exports(report: Report) -> None:
     assert all(re.search(f"runs only after +{line}", text) for line in lines)
 
 
+def test_text_has_the_seconds_of_the_host(report: Report) -> None:
+    assert "besides" not in str(report)
+    text = str(replace(report, dispatch_s=0.0025))
+    assert re.search(r"besides, on the host +2.50 ms to pass it its arrays", text)
+
+
 def test_text_has_the_launches(report: Report) -> None:
     assert "CUDA graph" not in str(report)
     text = str(replace(report, cuda_graphs=2, single_launches=14))
