@@ -1,10 +1,12 @@
 """Seconds that a card measured, beside those of the model: no kernel is lost or counted twice."""
 
 import json
+import statistics
+from pathlib import Path
 
 import pytest
 
-from experiments.gpu.classes import _FOLDER, class_seconds, rows_of
+from experiments.gpu.classes import _FOLDER, class_seconds, rows_of, step_table, steps_of
 from memplan.hardware import catalog
 
 H200 = catalog.named("h200")
@@ -37,3 +39,21 @@ def test_rows_of_small_calls_are_left_out() -> None:
         "products-and-memory-products-bfloat16",
         "products-and-memory-products-float32",
     ]
+
+
+def test_steps_are_predicted_as_the_readme_says() -> None:
+    """Within 20 % of the measured seconds, in the median within 10 %."""
+    steps = steps_of(_FOLDER, H200)
+    assert step_table(steps) in (Path(_FOLDER).parents[2] / "README.md").read_text()
+    ratios = [(step.modelled_s + step.dispatch_s) / step.measured_s for step in steps]
+    assert 0.8 < min(ratios) <= max(ratios) < 1.2
+    assert 0.9 < statistics.median(ratios) < 1.1
+
+
+def test_classes_that_matter_are_within_a_quarter() -> None:
+    """Those that take 1 % of a training step."""
+    for row in rows_of(_FOLDER, ["kernels-of"]):
+        *classes, total = class_seconds(_FOLDER, row, H200)
+        for each in classes:
+            if each.measured_s > 0.01 * total.measured_s:
+                assert 0.75 < each.ratio < 1.25, (row, each.name)
