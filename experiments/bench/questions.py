@@ -8,6 +8,7 @@ from experiments.bench.cases import Case, Cases
 from experiments.bench.measures import (
     aborts,
     bits,
+    clocks,
     curve,
     growth,
     inside,
@@ -105,6 +106,7 @@ QUESTIONS = {
     question.name: question
     for question in (
         Question("budgets", cases.BUDGETS, planned.measure, views.budgets),
+        Question("clocks", cases.CLOCKS, clocks.measure, views.clocks),
         Question("bits", cases.BITS, bits.measure, views.same_bits),
         Question("drawn", cases.DRAWN, bits.measure_drawn, views.drawn),
         Question("aborts", cases.ABORTS, aborts.measure, views.aborts),

@@ -84,6 +84,14 @@ def budgets(rows: Rows) -> str:
     return "\n\n".join((*(table(_BUDGETS, part) for part in parts), listed(summary(rows))))
 
 
+clocks = shown(
+    _CASE, Column("planned by", "planned_by"), mib("on the host MiB", "host_bytes"),
+    Column("GFLOP again", "again_flops", "{:.0f}", 1e9),
+    Column("over plain by the roofline", "over_by_roofline", "{:+.1%}"),
+    Column("over plain by classes", "over_by_classes", "{:+.1%}"),
+)  # fmt: skip
+
+
 def public(rows: Rows) -> str:
     return "\n\n".join((table(_BUDGETS, rows), listed(summary(rows))))
 
