@@ -38,6 +38,8 @@ from experiments.gpu.rows import MODELS, Row
 from experiments.gpu.trace import Event, copies, kernels, length, overlap, traced
 from memplan import pipeline
 from memplan.hardware import measured
+from memplan.hardware.efficiency import PEAK
+from memplan.hardware.measured import MeasuredDevice
 from memplan.program import compat
 from memplan.report.model import Report
 from memplan.request import Request
@@ -200,6 +202,24 @@ def checkpoint(row: Row, folder: Path, figures: Figures) -> None:
         figures.tell()
 
 
+def clocks(row: Row, folder: Path, figures: Figures) -> None:
+    """A plan by a roofline and one by the class of a kernel, both timed."""
+    start, card, first = Start.of(row.model), local_device(), jax.devices()[0]
+    for name, efficiency in {"roofline": PEAK, "classes": card.efficiency}.items():
+        path = folder / "clocks" / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        device = replace(card, efficiency=efficiency)
+        MeasuredDevice(device, first.platform, first.device_kind).save(path)
+        plan = start.planned(row, device=str(path))
+        run = plan.compile()
+        with card_alone():
+            step_s = _median(_timed(run, *start.placed(plan)))
+        figures.pairs[f"planned by {name}_s"] = step_s, plan.report.predicted_step_s
+        figures.facts[f"planned by {name}: copies"] = plan.report.copies_found
+        figures.facts[f"planned by {name}: kernels again"] = plan.report.recomputations_found
+        figures.tell()
+
+
 def gate(row: Row, folder: Path, figures: Figures) -> None:
     """The numbers of a rewritten step, judged by the error that recompilation alone introduces."""
     start = Start.of(row.model)
@@ -339,7 +359,7 @@ MEASURES: Mapping[str, Callable[[Row, Path, Figures], None]] = {
     "card": lambda row, folder, figures: None,
     **{
         function.__name__: function
-        for function in (rates, planned, checkpoint, gate, attempt, restart)
+        for function in (rates, planned, checkpoint, clocks, gate, attempt, restart)
     },
     **{function.__name__: function for function in (operations, step_kernels, link)},
 }

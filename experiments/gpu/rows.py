@@ -80,6 +80,9 @@ _Slabs = partial(Row, measure="planned", smallest=True)
 
 ROWS = (
     Row("rates", "rates"),
+    Row("ResNet-50, half, by both clocks", "clocks", "resnet50-b64", 0.5),
+    Row("decoder, half, by both clocks", "clocks", "decoder-8-bf16", 0.5),
+    Row("2D U-Net, half, by both clocks", "clocks", "unet2d-512", 0.5),
     Row("ResNet-50, batch 64, half", "planned", "resnet50-b64", 0.5),
     Row("3D U-Net 128^3, half", "planned", "unet3d-128", 0.5),
     Row("decoder of 8 layers, bfloat16, half", "planned", "decoder-8-bf16", 0.5),
@@ -191,6 +194,7 @@ TOY_ROWS = (
         host_state=True,
     ),
     _Toy("3D U-Net, jax.checkpoint", "checkpoint", "toy-unet3d"),
+    _Toy("3D U-Net, by both clocks", "clocks", "toy-unet3d", 0.75),
     _Toy("3D U-Net, next start", "restart", "toy-unet3d", 0.75, fresh_kernels=True),
     _Toy("3D U-Net, slabs, gate", "gate", "toy-unet3d", 0.5),
     _Toy(
