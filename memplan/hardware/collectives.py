@@ -7,6 +7,9 @@ pair of trees, whichever is faster
 (https://developer.nvidia.com/blog/massively-scale-deep-learning-training-nccl-2-4). A tree takes
 few steps along each axis. Its bytes pass a link up and down; between two hosts, each of which is
 the root of one of the trees, only one way.
+
+XLA's own kernels for small sums of one host are experimental, and off unless
+`xla_gpu_experimental_use_collective_kernels` asks for them; they are not counted.
 """
 
 import functools
