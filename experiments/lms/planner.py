@@ -34,7 +34,11 @@ class LargeModelSupport:
         self._limits = _LIMITS if overlaps else 0
 
     def plan(
-        self, problem: Problem, budget_nbytes: int, host_nbytes: int = 0, copy_s: CopySeconds | None = None
+        self,
+        problem: Problem,
+        budget_nbytes: int,
+        host_nbytes: int = 0,
+        copy_s: CopySeconds | None = None,
     ) -> Solution:
         """Move everything; of the plans that fit, the one with the most overlap."""
         assert copy_s is not None, "LMS needs memory on the host"
@@ -60,7 +64,9 @@ def crossing(ledger: Ledger) -> Iterator[tuple[int, int]]:
     The turn from the forward to the backward pass is where the most large values wait for a reader.
     """
     values = ledger.tape.values
-    large = [n for n, value in enumerate(values) if value.nbytes >= THRESHOLD_NBYTES and ledger.needs[n]]
+    large = [
+        n for n, value in enumerate(values) if value.nbytes >= THRESHOLD_NBYTES and ledger.needs[n]
+    ]
     change = np.zeros(ledger.tape.count + 1, np.int64)
     for number in large:
         change[values[number].first_slot] += 1
@@ -90,7 +96,9 @@ def _schedule(ledger: Ledger) -> Schedule:
     return tuple(action for slot, run in slots for action in (*before[slot], run, *after[slot]))
 
 
-def _solution(problem: Problem, schedule: Schedule, budget_nbytes: int, copy_s: CopySeconds) -> Solution:
+def _solution(
+    problem: Problem, schedule: Schedule, budget_nbytes: int, copy_s: CopySeconds
+) -> Solution:
     packing = pack(problem, schedule)
     return Solution(
         schedule,
