@@ -347,6 +347,41 @@ _B200 = Device(
     efficiency=_NOT_MEASURED,
 )
 
+_GB200 = Device(
+    name="gb200",
+    description="One GPU of an NVIDIA GB200 Grace Blackwell Superchip, 186 GB HBM3e",
+    memory_bytes=197_897_748_480,
+    memory_bandwidth=7.928064e12,
+    # float64 and the vector rate are XLA's units and clock; the data sheet prints 40 and 80.
+    flops={
+        "float64": 40.1e12,
+        "float32": 1250e12,
+        "bfloat16": 2500e12,
+        "float16": 2500e12,
+        "int8": 5000e12,
+    },
+    vector_flops=80.2e12,
+    # 450 GB/s per direction as in a GH200, where it was measured. The superchip's two GPUs share
+    # one Grace; the figures are those of a GPU whose neighbour copies nothing.
+    link=LINKS["nvlink-c2c"],
+    sources=(
+        "NVIDIA GB200 NVL72, Grace Blackwell Superchip column, divided by two: 186 GB, 8 TB/s, "
+        "NVLink-C2C of 900 GB/s in both directions together "
+        "(https://www.nvidia.com/en-us/data-center/gb200-nvl72/)",
+        f"XLA's target description gb200 ({_XLA_SPECS})",
+    ),
+    target=GpuTarget(
+        compute_capability=(10, 0),
+        core_count=152,
+        fpus_per_core=128,
+        shared_memory_per_core=233_472,
+        shared_memory_per_block_optin=232_448,
+        l2_cache_bytes=135_528_448,
+        clock_ghz=2.062,
+    ),
+    efficiency=_NOT_MEASURED,
+)
+
 _RTX4090 = Device(
     name="rtx4090",
     description="NVIDIA GeForce RTX 4090, 24 GB GDDR6X",
@@ -383,7 +418,10 @@ _RTX4090 = Device(
 )
 
 DEVICES: Mapping[str, Device] = MappingProxyType(
-    {device.name: device for device in (_P100, _V100, _A100, _H100, _H200, _B200, _RTX4090, _GH200)}
+    {
+        device.name: device
+        for device in (_P100, _V100, _A100, _H100, _H200, _B200, _RTX4090, _GH200, _GB200)
+    }
 )
 
 

@@ -35,6 +35,8 @@ def test_a_measured_gpu_that_is_here_is_the_local_backend(monkeypatch: pytest.Mo
 
 def test_the_longest_name_that_fits_is_the_cards() -> None:
     assert closest_name("NVIDIA GH200 480GB") == "gh200"
+    assert closest_name("NVIDIA GB200") == "gb200"
+    assert closest_name("NVIDIA B200") == "b200"
     assert closest_name("NVIDIA GeForce RTX 4090") == "rtx4090"
 
 
