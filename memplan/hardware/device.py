@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from memplan.hardware.backend import CPU, GPU, Backend
-from memplan.hardware.efficiency import PEAK, Efficiency, MatrixShape
+from memplan.hardware.efficiency import PEAK, Efficiency, MatrixShape, Shares
 
 # Narrow floats are widened before the product. A complex product consists of float products, which
 # the caller counts.
@@ -95,12 +95,18 @@ class Device:
         """Bytes/s of device memory that kernels achieve."""
         return self.efficiency.memory * self.memory_bandwidth
 
+    def has_matrix_units(self, dtype: str) -> bool:
+        """Do matrix units multiply operands of `dtype`?"""
+        return self.compute_capability >= _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
+
+    def shares(self, dtype: str) -> Shares:
+        """The shares of what multiplies operands of `dtype`."""
+        has_units = self.has_matrix_units(dtype)
+        return self.efficiency.matrix_units if has_units else self.efficiency.cores
+
     def achieved_flops(self, dtype: str, shape: MatrixShape) -> float:
         """FLOP/s that kernels achieve in matrix work of a shape, with operands of `dtype`."""
-        since = _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
-        has_units = self.compute_capability >= since
-        shares = self.efficiency.matrix_units if has_units else self.efficiency.cores
-        return self.rate(dtype) * shares.of(shape)
+        return self.rate(dtype) * self.shares(dtype).of(shape)
 
     def times(self, parts: int) -> Device:
         """This many devices that work as one."""
