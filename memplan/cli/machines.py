@@ -36,8 +36,8 @@ def calibrate(
     json: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine's device and its link to the host. Takes half a minute; the machine
-    should be idle.
+    """Measure what kernels of each class achieve on this machine's device, and its link to the
+    host. Takes one to three minutes; the machine should be idle.
     """
     with exit_on_error(debug):
         if out is not None and not measured.is_path(str(out)):

@@ -22,6 +22,7 @@ _MAY_BE_ZERO = (
     "efficiency.cores.convolution_exponent",
     "efficiency.cores.filter_exponent",
     "efficiency.volume_copies",
+    "efficiency.error",
 )
 
 

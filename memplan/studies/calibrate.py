@@ -61,7 +61,9 @@ _MOST_NBYTES = 2**29  # of an operation's operands: of a few arrays of that size
 
 # The line of seconds over bytes goes through the two ends. Between them, arrays stay in caches,
 # where a training step's do not.
-_SWEEPS = 2**16, 2**20, 2**24, 2**26, 2**28, 2**30  # bytes of an array
+_SWEEPS = 2**12, 2**16, 2**20, 2**24, 2**26, 2**28, 2**30  # bytes of an array
+_SHORT_NBYTES = 2**20  # up to here, a launch of the host counts, unless many kernels share it
+_SHORT_IN_A_ROW = 256
 _SWEEPS_IN_A_ROW = 16
 _ENOUGH_SWEEPS_S = 0.2  # of so many in a row; on CPUs, a size beyond the caches
 
@@ -119,11 +121,12 @@ def measure(notify: Notify = lambda stage, share: None, *, quick: bool = False) 
 def _memory_rates(max_nbytes: int, quick: bool) -> dict[str, float]:
     """The line through the seconds of the smallest and of the largest sweep."""
     seconds: dict[int, float] = {}
-    for size in _SWEEPS[:2] if quick else _SWEEPS:
+    for size in _SWEEPS[:4:3] if quick else _SWEEPS:
         if len(seconds) > 1 and size > max_nbytes:
             break
-        run_s = _best_s(chain(size, _SWEEPS_IN_A_ROW), 1 if quick else _RUNS)
-        seconds[size] = run_s / _SWEEPS_IN_A_ROW
+        count = _SHORT_IN_A_ROW if size <= _SHORT_NBYTES else _SWEEPS_IN_A_ROW
+        run_s = _best_s(chain(size, count), 1 if quick else _RUNS)
+        seconds[size] = run_s / count
         if len(seconds) > 1 and run_s >= _ENOUGH_SWEEPS_S:
             break
     small, large = min(seconds), max(seconds)

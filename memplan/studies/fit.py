@@ -15,6 +15,9 @@ _HELD_OUT = 3  # every third operation of a class tests what the others gave
 # Kernels achieve 0.8 to 1 of the bandwidth that a sweep does: one that takes less than this many
 # times the seconds of its bytes may wait for memory, and says nothing about arithmetic.
 _MEMORY_BOUND = 1.25
+# Of an operation's seconds, the part that must be its matrix work: an error of a tenth in what the
+# others take is then at most a tenth in it.
+_CLEAR = 0.5
 _FIELDS: dict[Kind, str] = {
     "product": "products",
     "convolution": "convolutions",
@@ -96,13 +99,14 @@ def _split(timings: Iterable[Timing]) -> tuple[list[Timing], list[Timing]]:
 def _matrix_kernels(device: Device, timing: Timing) -> list[_MatrixKernel]:
     """The kernel of an operation's matrix work: what its other kernels take is predicted.
 
-    Nothing if these are predicted to take as long as the whole.
+    Nothing if these are predicted to take most of the whole.
     """
     matrix = timing.matrix_kernels
     others_s = _seconds(device, (cost for cost in timing.kernels if not cost.flops))
     seconds = (timing.seconds - others_s) / len(matrix) - device.efficiency.kernel_s
     memory_s = matrix[0].device_nbytes / device.achieved_bandwidth
-    return [_MatrixKernel(matrix[0], seconds, memory_s)] if seconds > 0 else []
+    is_clear = seconds * len(matrix) > _CLEAR * timing.seconds
+    return [_MatrixKernel(matrix[0], seconds, memory_s)] if is_clear else []
 
 
 def _with_best_rates(device: Device, kernels: Iterable[_MatrixKernel]) -> Device:
@@ -112,6 +116,8 @@ def _with_best_rates(device: Device, kernels: Iterable[_MatrixKernel]) -> Device
     """
     best: dict[str, float] = {}
     for kernel in kernels:
+        if kernel.is_memory_bound:
+            continue
         best[kernel.cost.dtype] = max(best.get(kernel.cost.dtype, 0.0), kernel.flops)
     scale = best.get("float32", device.rate("float32")) / device.rate("float32")
     flops = {dtype: best.get(dtype, scale * rate) for dtype, rate in device.flops.items()}

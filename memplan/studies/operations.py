@@ -24,6 +24,7 @@ Run = Callable[[], Any]
 Direction = Literal["forward", "input gradient", "filter gradient"]
 
 _NARROW = 256  # a shorter side of a product stays as it is: it is what makes the product narrow
+_MULTIPLIER = 2654435761  # 2**32 over the golden ratio: multiples are spread evenly (Knuth)
 _IMAGES = 8  # of the smallest batch: a multiple of 16 bytes in every type
 
 
@@ -151,8 +152,7 @@ def nbytes(operation: Operation, scale: int) -> int:
 
 def repeated(operation: Operation, scale: int, count: int) -> tuple[Run, tuple[KernelCost, ...]]:
     """Compile an operation `count` times in a row; the run, and all its kernels."""
-    # Random numbers: zeros and ones draw less power, so some chips clock higher.
-    first, *others = jax.jit(partial(_random, operation.operands(scale)))()
+    first, *others = jax.jit(partial(_numbers, operation.operands(scale)))(jnp.uint32(1))
 
     def function(first: jax.Array, *others: jax.Array) -> jax.Array:
         for _ in range(count):
@@ -210,12 +210,18 @@ def _after(first: jax.Array, result: jax.Array) -> jax.Array:
     return lax.dynamic_update_slice(first, element, (0,) * first.ndim)
 
 
-def _random(structs: Sequence[jax.ShapeDtypeStruct]) -> list[jax.Array]:
-    keys = jax.random.split(jax.random.key(0), len(structs))
-    return [
-        jax.random.uniform(key, struct.shape, struct.dtype, -1, 1)
-        for key, struct in zip(keys, structs, strict=True)
-    ]
+def _numbers(structs: Sequence[jax.ShapeDtypeStruct], seed: jax.Array) -> list[jax.Array]:
+    """Arrays of numbers between -1 and 1, without order.
+
+    Zeros and ones draw less power, so some chips would clock higher. `jax.random` takes longer than
+    the operations on a CPU.
+    """
+    arrays = []
+    for struct in structs:
+        bits = (lax.iota(jnp.uint32, struct.size) + seed) * jnp.uint32(_MULTIPLIER)
+        numbers = lax.bitcast_convert_type(bits, jnp.int32).astype(jnp.float32) * 2.0**-31
+        arrays.append(numbers.astype(struct.dtype).reshape(struct.shape))
+    return arrays
 
 
 def _structs(dtype: str, *shapes: tuple[int, ...]) -> tuple[jax.ShapeDtypeStruct, ...]:
