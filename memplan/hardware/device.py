@@ -64,6 +64,7 @@ class Device:
       sources: of the figures, one document each.
       target: for XLA, to compile for an absent device; None for a CPU.
       efficiency: what kernels achieve of these rates.
+      kernels: seconds of kernels that ran on it, by `memplan.xla.kernel_fingerprint`.
     """
 
     name: str
@@ -76,9 +77,11 @@ class Device:
     sources: tuple[str, ...]
     target: GpuTarget | None
     efficiency: Efficiency = PEAK
+    kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
+        object.__setattr__(self, "kernels", MappingProxyType(dict(self.kernels)))
 
     @property
     def backend(self) -> Backend:
@@ -109,9 +112,10 @@ class Device:
         return self.rate(dtype) * self.shares(dtype).of(shape)
 
     def times(self, parts: int) -> Device:
-        """This many devices that work as one."""
+        """This many devices that work as one. No kernel ran on all of them."""
         return replace(
             self,
+            kernels={},
             memory_bytes=parts * self.memory_bytes,
             memory_bandwidth=parts * self.memory_bandwidth,
             flops={dtype: parts * rate for dtype, rate in self.flops.items()},

@@ -188,6 +188,12 @@ def with_measurements(base: Device, measurements: Measurements, backend: str) ->
     )
 
 
+def with_kernels(card: MeasuredDevice, seconds: Mapping[str, float]) -> MeasuredDevice:
+    """The device with the seconds of kernels that ran on it, by fingerprint."""
+    sources = (*card.device.sources, f"Seconds of {len(seconds)} different kernels of a step")
+    return replace(card, device=replace(card.device, kernels=seconds, sources=sources))
+
+
 def _with_rates(base: Device, rates: Mapping[str, float], backend: str, source: str) -> Device:
     link = base.link
     if {TO_HOST, TO_DEVICE, LATENCY} <= set(rates):

@@ -51,6 +51,20 @@ def test_calibrate_writes_a_device_and_figures(workshop: Path) -> None:
     assert json.loads(run("calibrate", "--json", "-").stdout)["device"] == "cpu-measured"
 
 
+def test_calibrate_keeps_the_seconds_of_a_step(workshop: Path) -> None:
+    (workshop / "small.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def make():\n"
+        "    return lambda x: jnp.sort(x @ x), (jnp.ones((8, 8)),)\n"
+    )
+    result = run("calibrate", "small:make", "--out", "device.json")
+    assert result.exit_code == 0, result.output
+    device = measured.load("device.json").device
+    assert device.kernels and all(seconds > 0 for seconds in device.kernels.values())
+    assert f"Seconds of {len(device.kernels)} different kernels" in result.stdout
+    assert "small" in message(run("calibrate", "small:none"), 2)
+
+
 @pytest.mark.parametrize(
     "words", ["--out plain", "--out no/such/folder/d.json", "--out same.json --json same.json"]
 )
