@@ -61,7 +61,7 @@ _MOST_NBYTES = 2**29  # of an operation's operands: of a few arrays of that size
 
 # The line of seconds over bytes goes through the two ends. Between them, arrays stay in caches,
 # where a training step's do not.
-_SWEEPS = 2**12, 2**16, 2**20, 2**24, 2**26, 2**28, 2**30  # bytes of an array
+_SWEEPS = 2**8, 2**12, 2**16, 2**20, 2**24, 2**26, 2**28, 2**30  # bytes of an array
 _SHORT_NBYTES = 2**20  # up to here, a launch of the host counts, unless many kernels share it
 _SHORT_IN_A_ROW = 256
 _SWEEPS_IN_A_ROW = 16
