@@ -54,10 +54,10 @@ _QUICK_EVERY = 5  # of the operations
 # operation in 1 to 500 ms, the smallest size serves.
 _RUN_S = 4e-3
 _OPERATION_S = 5e-4  # from here on, a kernel of a GPU has enough to do in all its cores
-_SCALES = 1, 2, 4, 8, 16
-_MOST_IN_A_ROW = 8
+_SCALES = 1, 2, 4, 8, 16, 32, 64
+_MOST_IN_A_ROW = 64  # which XLA compiles for a GPU in one to two seconds
 _OPERATION_RUNS = 4
-_MOST_NBYTES = 2**29  # of an operation's operands: of a few arrays of that size, 8 GiB hold all
+_MOST_NBYTES = 2**30  # of an operation's arrays; beside them are copies in other layouts
 
 # The line of seconds over bytes goes through the two ends. Between them, arrays stay in caches,
 # where a training step's do not.

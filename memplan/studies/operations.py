@@ -146,21 +146,30 @@ OPERATIONS: tuple[Operation, ...] = (
 
 
 def nbytes(operation: Operation, scale: int) -> int:
-    """Bytes of the operands."""
-    return sum(struct.size * struct.dtype.itemsize for struct in operation.operands(scale))
+    """Bytes of the operands and of the result."""
+    operands = operation.operands(scale)
+    structs = *operands, jax.eval_shape(operation, *operands)
+    return sum(struct.size * struct.dtype.itemsize for struct in structs)
 
 
 def repeated(operation: Operation, scale: int, count: int) -> tuple[Run, tuple[KernelCost, ...]]:
     """Compile an operation `count` times in a row; the run, and all its kernels."""
     first, *others = jax.jit(partial(_numbers, operation.operands(scale)))(jnp.uint32(1))
 
+    run, compiled = in_place(in_a_row(operation, count), first, *others)
+    proto = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    return run, kernels(Module.read(proto))
+
+
+def in_a_row(operation: Operation, count: int) -> Callable[..., jax.Array]:
+    """The function that runs an operation `count` times, each after the one before."""
+
     def function(first: jax.Array, *others: jax.Array) -> jax.Array:
         for _ in range(count):
             first = _after(first, operation(first, *others))
         return first
 
-    run, compiled = in_place(function, first, *others)
-    return run, kernels(compiled)
+    return function
 
 
 def chain(nbytes: int, count: int) -> Run:
@@ -189,10 +198,8 @@ def in_place(function: Callable[..., jax.Array], first: jax.Array, *others: jax.
     return run, compiled
 
 
-def kernels(compiled: Any) -> tuple[KernelCost, ...]:
+def kernels(module: Module) -> tuple[KernelCost, ...]:
     """The costs of the kernels of a compiled function; a loop's count once."""
-    proto = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    module = Module.read(proto)
     return tuple(
         kernel_cost(module, body, op)
         for body in with_blocks(module, module.entry)

@@ -16,12 +16,14 @@ from memplan.hardware import catalog
 from memplan.hardware.backend import CPU, GPU
 from memplan.hardware.efficiency import PRODUCT
 from memplan.hardware.measured import MeasuredDevice
+from memplan.program.lowerable import Lowerable
 from memplan.request import target_of
 from memplan.studies import calibrate
 from memplan.studies.fit import Timing
-from memplan.studies.operations import OPERATIONS, chain, nbytes, repeated
+from memplan.studies.operations import OPERATIONS, chain, in_a_row, kernels, nbytes, repeated
 from memplan.xla.kernel_cost import KernelCost
 from memplan.xla.local import local_device
+from memplan.xla.target import Target
 from tests.arrays import assert_close
 from tests.dense import step as train
 from tests.xla.steps import array
@@ -117,17 +119,32 @@ def test_operations_are_as_large_as_the_device_needs(monkeypatch: Any) -> None:
             calibrate._timing(operation, device, quick=False)
             scale, count = asked[-1]
             operation_s = operation.flops(scale) / device.rate(operation.dtype)
-            assert 1 <= count <= 8 and (count == 8 or count * operation_s >= 4e-3)
+            assert 1 <= count <= 64 and (count == 64 or count * operation_s >= 4e-3)
             assert nbytes(operation, scale) <= max(nbytes(operation, 1), device.memory_bytes / 16)
             assert scale == 1 or operation.flops(1) / device.rate(operation.dtype) < 5e-4
 
 
 @pytest.mark.parametrize("operation", OPERATIONS[:5:4] + OPERATIONS[-6:-3], ids=str)
 def test_an_operation_runs_as_often_as_it_says(operation: Any) -> None:
-    run, kernels = repeated(operation, 1, 3)
-    flops = [kernel.flops for kernel in kernels if kernel.flops]
+    run, costs = repeated(operation, 1, 3)
+    flops = [cost.flops for cost in costs if cost.flops]
     assert flops == [operation.flops(1)] * 3
     assert run().shape == operation.operands(1)[0].shape
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("operation", OPERATIONS[::4], ids=str)
+def test_a_gpu_runs_an_operation_as_one_kernel_of_its_class(operation: Any) -> None:
+    """By cuBLAS, cuDNN or Triton, with the type and the narrow side that it says."""
+    step = Lowerable(in_a_row(operation, 3), operation.operands(4), {}, {"donate_argnums": 0})
+    executable = Target(catalog.named("h200"), described=True).compile(step)
+    matrix = [kernel for kernel in kernels(executable.module) if kernel.flops]
+    assert [kernel.flops for kernel in matrix] == [operation.flops(4)] * 3
+    assert {kernel.dtype for kernel in matrix} == {operation.dtype}
+    direction = getattr(operation, "direction", "product")
+    kinds = {"forward": "convolution", "input gradient": "convolution"}
+    assert {kernel.shape.kind for kernel in matrix} == {kinds.get(direction, direction)}
 
 
 def test_operations_are_of_every_class() -> None:
