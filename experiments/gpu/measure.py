@@ -47,7 +47,7 @@ from memplan.results.execute import numbers_gate
 from memplan.results.report import report_of
 from memplan.stages import Compiled, Planned
 from memplan.studies.baselines import policies
-from memplan.studies.calibrate import measure, measured_device, rates_of
+from memplan.studies.calibrate import calibrate, rates_of
 from memplan.verify.numbers import relative_error
 from memplan.xla.local import local_device, room
 from memplan.xla.module import Module
@@ -136,9 +136,9 @@ class Start:
 def rates(row: Row, folder: Path, figures: Figures) -> None:
     """The card's measured rates and those of its data sheet."""
     with card_alone():
-        found_rates, assumed = measure(quick=not this_card()["real"]), rates_of(local_device())
-    measured_device(found_rates).save(folder / RATES)
-    for name, value in found_rates.items():
+        card, assumed = calibrate(quick=not this_card()["real"]), rates_of(local_device())
+    card.save(folder / RATES)
+    for name, value in rates_of(card.device).items():
         figures.pairs[name.replace(", ", "_")] = value, assumed[name]
 
 

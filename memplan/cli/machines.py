@@ -10,6 +10,7 @@ import typer
 from memplan import parallel
 from memplan.cli.options import Debug, Html, Json
 from memplan.cli.output import check_writable, exit_on_error, print_result, progress, save
+from memplan.cli.steps import plain_step
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import TOPOLOGIES
 from memplan.parallel.launch import Launch
@@ -17,7 +18,8 @@ from memplan.parallel.launch import launch as launch_processes
 from memplan.parallel.meshes import measure_topology
 from memplan.report.hardware import Calibration, Devices, Topologies
 from memplan.studies.calibrate import calibrate as calibrate_device
-from memplan.studies.calibrate import rates_of
+from memplan.studies.calibrate import rates_of, with_kernels
+from memplan.studies.profile import seconds_of_kernels
 from memplan.xla.local import local_device
 
 
@@ -29,6 +31,16 @@ def devices(json: Json = None, html: Html = None, debug: Debug = False) -> None:
 
 
 def calibrate(
+    step: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[MODULE:FACTORY]",
+            help=(
+                "A function that returns (step, args): its step also runs four times, and plans "
+                "use the seconds of its kernels wherever they are known again."
+            ),
+        ),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(help="Write the device to this file; --device PATH.json then uses its rates."),
@@ -36,8 +48,8 @@ def calibrate(
     json: Json = None,
     debug: Debug = False,
 ) -> None:
-    """Measure this machine's device and its link to the host. Takes half a minute; the machine
-    should be idle.
+    """Measure what kernels of each class achieve on this machine's device, and its link to the
+    host. Takes one to three minutes; the machine should be idle.
     """
     with exit_on_error(debug):
         if out is not None and not measured.is_path(str(out)):
@@ -49,7 +61,11 @@ def calibrate(
         check_writable(json)
         check_writable(out)
         with progress() as stage:
+            loaded = plain_step(step, stage) if step is not None else None
             measured_device = calibrate_device(stage)
+            if loaded is not None:
+                stage("running the step", None)
+                measured_device = with_kernels(measured_device, seconds_of_kernels(*loaded))
         if out is not None:
             save(out, measured_device.save)
         device = measured_device.device

@@ -81,7 +81,7 @@ def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepCommand
     Exit code 0 if there is nothing to gain, 1 if there are findings.
     """
     with progress() as stage:
-        function, args = _plain_step(step, stage)
+        function, args = plain_step(step, stage)
         request = options.of(args)
         if options.donate is None:  # The doctor finds arguments that the step does not donate.
             request["donate_argnums"] = None
@@ -152,7 +152,7 @@ def compare(step: FactoryArgument, *, budget: Budget = None, options: StepComman
     if none does.
     """
     with progress() as stage:
-        function, args = _plain_step(step, stage)
+        function, args = plain_step(step, stage)
         comparison = api.compare(function, args, budget=budget, **options.of(args))
     print_result(comparison, options.json, options.html)
     if not comparison.any_fits:
@@ -178,7 +178,7 @@ def curve(
     """Step time against memory: plans for several budgets, and jax and XLA without a plan."""
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
     with progress() as stage:
-        function, args = _plain_step(step, stage)
+        function, args = plain_step(step, stage)
         result = api.curve(function, args, points=share or points, **options.of(args))
     if png is not None:
         save(png, result.save_png)
@@ -261,10 +261,12 @@ def _saved(path: Path) -> Report:
         ) from error
 
 
-def _plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+def plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
+    """Load a step that memplan has not planned, and its arguments."""
     function, args = _load(step, stage)
     if hasattr(function, "plan"):
         raise typer.BadParameter(
-            "compare, curve and doctor need the plain step: return it without memplan.jit."
+            "compare, curve, doctor and calibrate need the plain step: return it without "
+            "memplan.jit."
         )
     return function, args

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from memplan.hardware.backend import CPU, GPU, Backend
-from memplan.hardware.efficiency import PEAK, Efficiency, MatrixShape
+from memplan.hardware.efficiency import PEAK, Efficiency, MatrixShape, Shares
 
 # Narrow floats are widened before the product. A complex product consists of float products, which
 # the caller counts.
@@ -64,6 +64,7 @@ class Device:
       sources: of the figures, one document each.
       target: for XLA, to compile for an absent device; None for a CPU.
       efficiency: what kernels achieve of these rates.
+      kernels: seconds of kernels that ran on it, by `memplan.xla.kernel_fingerprint`.
     """
 
     name: str
@@ -76,9 +77,11 @@ class Device:
     sources: tuple[str, ...]
     target: GpuTarget | None
     efficiency: Efficiency = PEAK
+    kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "flops", MappingProxyType(dict(self.flops)))
+        object.__setattr__(self, "kernels", MappingProxyType(dict(self.kernels)))
 
     @property
     def backend(self) -> Backend:
@@ -95,17 +98,24 @@ class Device:
         """Bytes/s of device memory that kernels achieve."""
         return self.efficiency.memory * self.memory_bandwidth
 
+    def has_matrix_units(self, dtype: str) -> bool:
+        """Do matrix units multiply operands of `dtype`?"""
+        return self.compute_capability >= _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
+
+    def shares(self, dtype: str) -> Shares:
+        """The shares of what multiplies operands of `dtype`."""
+        has_units = self.has_matrix_units(dtype)
+        return self.efficiency.matrix_units if has_units else self.efficiency.cores
+
     def achieved_flops(self, dtype: str, shape: MatrixShape) -> float:
         """FLOP/s that kernels achieve in matrix work of a shape, with operands of `dtype`."""
-        since = _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
-        has_units = self.compute_capability >= since
-        shares = self.efficiency.matrix_units if has_units else self.efficiency.cores
-        return self.rate(dtype) * shares.of(shape)
+        return self.rate(dtype) * self.shares(dtype).of(shape)
 
     def times(self, parts: int) -> Device:
-        """This many devices that work as one."""
+        """This many devices that work as one. No kernel ran on all of them."""
         return replace(
             self,
+            kernels={},
             memory_bytes=parts * self.memory_bytes,
             memory_bandwidth=parts * self.memory_bandwidth,
             flops={dtype: parts * rate for dtype, rate in self.flops.items()},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["product", "convolution", "filter gradient"]
@@ -57,26 +57,24 @@ class Shares:
     narrowest: int
     unaligned: float
 
+    def of_kind(self, kind: Kind) -> float:
+        """The share of aligned work without a narrow side."""
+        if kind == "product":
+            return self.products
+        return self.filter_gradients if kind == "filter gradient" else self.convolutions
+
+    def factor(self, shape: MatrixShape) -> float:
+        """The part of its kind's share that work of this shape achieves."""
+        if shape.kind == "product":
+            return 1.0
+        is_filter = shape.kind == "filter gradient"
+        exponent = self.filter_exponent if is_filter else self.convolution_exponent
+        narrow = min(1.0, max(shape.narrowest, self.narrowest) / self.wide) ** exponent
+        return narrow if shape.aligned else narrow / self.unaligned
+
     def of(self, shape: MatrixShape) -> float:
         """The share of matrix work of this shape."""
-        if shape.kind == "product":
-            return self.products
-        narrow = min(1.0, max(shape.narrowest, self.narrowest) / self.wide)
-        if shape.kind == "filter gradient":
-            share = self.filter_gradients * narrow**self.filter_exponent
-        else:
-            share = self.convolutions * narrow**self.convolution_exponent
-        return share if shape.aligned else share / self.unaligned
-
-    @property
-    def of_measured_rates(self) -> Shares:
-        """The shares of rates that large products were measured to achieve."""
-        return replace(
-            self,
-            products=1.0,
-            convolutions=min(1.0, self.convolutions / self.products),
-            filter_gradients=min(1.0, self.filter_gradients / self.products),
-        )
+        return self.of_kind(shape.kind) * self.factor(shape)
 
 
 @dataclass(frozen=True)
@@ -90,8 +88,9 @@ class Efficiency:
       volume_copies: how often convolutions of volumes read and write all their arrays besides, to
         change the layout.
       source: what the shares were measured on.
-      error: the largest share by which predicted seconds of a step were off, of the steps that were
-        compared with a run; None if none was.
+      error: the largest share by which predicted seconds were off, of the steps that were compared
+        with a run or, on a calibrated device, of the operations that its shares were not fitted to;
+        None if none was.
     """
 
     kernel_s: float
@@ -101,17 +100,6 @@ class Efficiency:
     volume_copies: float
     source: str
     error: float | None = None
-
-    @property
-    def of_measured_rates(self) -> Efficiency:
-        """The shares of rates that large kernels were measured to achieve."""
-        return replace(
-            self,
-            memory=1.0,
-            matrix_units=self.matrix_units.of_measured_rates,
-            cores=self.cores.of_measured_rates,
-            source=f"Relative to measured rates: {self.source}",
-        )
 
 
 _PEAK_SHARES = Shares(1.0, 1.0, 1.0, 1, 0.0, 0.0, 1, 1.0)

@@ -12,7 +12,7 @@ from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device
 from memplan.io import read_json, write_atomic
 
-FORMAT = 3  # 2 had no efficiency
+FORMAT = 4  # 3 had no kernels, 2 no efficiency
 # Entries of a device that may be 0.
 _MAY_BE_ZERO = (
     "target.compute_capability",
@@ -22,6 +22,7 @@ _MAY_BE_ZERO = (
     "efficiency.cores.convolution_exponent",
     "efficiency.cores.filter_exponent",
     "efficiency.volume_copies",
+    "efficiency.error",
 )
 
 

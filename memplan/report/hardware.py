@@ -130,6 +130,7 @@ class Calibration(Result):
                 "sources": self.device.sources,
                 "measured": self.measured,
                 "assumed": self.assumed,
+                "seconds_error": self.device.efficiency.error,
             }
         )
 
@@ -140,6 +141,9 @@ class Calibration(Result):
             for name, value in self.measured.items()
         )
         sources = tuple(("", source) for source in self.device.sources)
+        if self.device.efficiency.error is not None:
+            certainty = "of operations that no rate was fitted to: off by at most"
+            sources += (("", f"Predicted seconds {certainty} {self.device.efficiency.error:.0%}."),)
         return Table(self.device.name, ("", ">measured", ">assumed"), rates), Table(
             "", ("", ""), sources
         )

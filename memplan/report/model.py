@@ -107,8 +107,9 @@ class Report(Record):
       offloaded_bytes: bytes copied to the host in one step; as many come back.
       recomputed_flops: floating-point operations that one step repeats.
       baseline_step_s, predicted_step_s: predicted seconds of one step, unmodified and planned.
-      seconds_error: the largest share by which predicted seconds of a step were off on this device,
-        of the steps that were compared with a run; None if none was.
+      seconds_error: the largest share by which predicted seconds were off on this device, of the
+        steps that were compared with a run, or of single operations if `memplan calibrate` measured
+        it; None if none was.
       dispatch_s: predicted seconds of the host to pass a step its arrays, not in the step's; None
         on a CPU.
       floor_bytes: arguments, constants, outputs and the working set of the largest kernel of the

@@ -6,7 +6,7 @@ it slices, and writes only the update of a buffer that it updates in place.
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from memplan.hardware.efficiency import PRODUCT, MatrixShape, is_aligned
@@ -98,10 +98,20 @@ def _written(module: Module, body: Computation, op: Instruction) -> list[tuple[i
         arrays = [array for producer in producers for array in _arrays(fused, producer, True)]
     else:
         arrays = list(_arrays(body, op, False))
-    is_library = op.opcode == "custom-call" or op.kind == "kCustom"
-    if is_library and len(arrays) > 1 and _is_workspace(arrays[-1][0]):
+    if _has_workspace(op, [array for array, _ in arrays]):
         arrays.pop()
     return [(array.nbytes, on_host) for array, on_host in arrays]
+
+
+def results_of(op: Instruction) -> tuple[Array, ...]:
+    """What an instruction returns, without a library's workspace."""
+    return op.result[:-1] if _has_workspace(op, op.result) else op.result
+
+
+def _has_workspace(op: Instruction, arrays: Sequence[Array]) -> bool:
+    """Is the last of the arrays that a kernel writes a library's workspace?"""
+    is_library = op.opcode == "custom-call" or op.kind == "kCustom"
+    return is_library and len(arrays) > 1 and _is_workspace(arrays[-1])
 
 
 def _arrays(body: Computation, op: Instruction, fused: bool) -> Iterator[tuple[Array, bool]]:

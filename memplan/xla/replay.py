@@ -6,10 +6,11 @@ A memcpy runs concurrently with computation. A kernel of XLA that reads or write
 occupies the compute stream: XLA launches a block of 128 threads for 512 elements, which for a slab
 of some MiB are more blocks than the SMs hold.
 
-A kernel takes what kernels of its class achieve (`memplan.hardware.roofline`). Not modelled:
-caches, elementwise arithmetic, launches, the conditions of loops, and the bandwidth
-of device memory that messages take. A loop is one block: its body is replayed on idle streams, and
-its seconds are multiplied by the trip count.
+A kernel takes what kernels of its class achieve (`memplan.hardware.roofline`), or what it took
+itself if it ran on the device (`memplan calibrate MODULE:FACTORY`). Not modelled: caches,
+elementwise arithmetic, launches, the conditions of loops, and the bandwidth of device memory that
+messages take. A loop is one block: its body is replayed on idle streams, and its seconds are
+multiplied by the trip count.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from memplan.planning.clock import Clock
 from memplan.xla.collectives.cost import Collective, collective, is_collective
 from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
+from memplan.xla.kernel_fingerprint import kernel_fingerprint
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module
 
 FREE = frozenset(
@@ -238,10 +240,16 @@ class _Streams:
         if cost.is_host_copy:
             self.clock.wait(self._copy(op, cost))
             return
-        seconds = kernel_seconds(
-            cost.flops, cost.dtype, cost.device_nbytes, self._device, cost.shape
-        )
+        seconds = self._kernel_seconds(body, op, cost)
         self.clock.run(seconds)
         self.seconds[op.name] = seconds
         self._sums["flops"] += cost.flops
         self._sums["compute_s"] += seconds
+
+    def _kernel_seconds(self, body: Computation, op: Instruction, cost: KernelCost) -> float:
+        """What a kernel took when it ran on the device, or what its class achieves."""
+        if self._device.kernels:
+            measured_s = self._device.kernels.get(kernel_fingerprint(self._module, body, op))
+            if measured_s is not None:
+                return measured_s
+        return kernel_seconds(cost.flops, cost.dtype, cost.device_nbytes, self._device, cost.shape)

@@ -8,9 +8,12 @@ import pytest
 
 from memplan.cli import machines
 from memplan.hardware import measured
+from memplan.hardware.efficiency import PRODUCT
 from memplan.hardware.measured import MeasuredDevice
 from memplan.hardware.topology import TOPOLOGIES
-from memplan.studies.calibrate import MATRIX, with_rates
+from memplan.studies.calibrate import Measurements, with_measurements
+from memplan.studies.fit import Timing
+from memplan.xla.kernel_cost import KernelCost
 from memplan.xla.local import local_device
 from tests.cli.command import message, run
 
@@ -28,9 +31,9 @@ def test_devices_are_listed_with_their_links() -> None:
 def measured_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     def calibrate(notify: Any) -> MeasuredDevice:
         notify("measuring", 0.5)
-        return MeasuredDevice(
-            with_rates(local_device(), {MATRIX.format("float32"): 5e9}, "cpu"), "cpu", "cpu"
-        )
+        product = Timing("product", (KernelCost(0, 0, 0, 5e9, "float32", PRODUCT),), 1.0)
+        device = with_measurements(local_device(), Measurements({}, (product,)), "cpu")
+        return MeasuredDevice(device, "cpu", "cpu")
 
     monkeypatch.setattr(machines, "calibrate_device", calibrate)
 
@@ -46,6 +49,20 @@ def test_calibrate_writes_a_device_and_figures(workshop: Path) -> None:
     assert written == {"device.json", "figures.json"}
     assert "5.00 GFLOP/s" in run("calibrate").stdout
     assert json.loads(run("calibrate", "--json", "-").stdout)["device"] == "cpu-measured"
+
+
+def test_calibrate_keeps_the_seconds_of_a_step(workshop: Path) -> None:
+    (workshop / "small.py").write_text(
+        "import jax.numpy as jnp\n"
+        "def make():\n"
+        "    return lambda x: jnp.sort(x @ x), (jnp.ones((8, 8)),)\n"
+    )
+    result = run("calibrate", "small:make", "--out", "device.json")
+    assert result.exit_code == 0, result.output
+    device = measured.load("device.json").device
+    assert device.kernels and all(seconds > 0 for seconds in device.kernels.values())
+    assert f"Seconds of {len(device.kernels)} different kernels" in result.stdout
+    assert "small" in message(run("calibrate", "small:none"), 2)
 
 
 @pytest.mark.parametrize(

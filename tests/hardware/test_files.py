@@ -1,5 +1,6 @@
 """Files of measured devices and of topologies come back, or are refused with what is wrong."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from tests.hardware.documents import edited
 from tests.hardware.test_topology import THREE
 
 CPU = MeasuredDevice(catalog.local_cpu(4, 8 * 2**30), "cpu", "cpu")
-GPU = MeasuredDevice(catalog.named("h200"), "gpu", "NVIDIA H200")
+GPU = MeasuredDevice(replace(catalog.named("h200"), kernels={"0f": 1e-6}), "gpu", "NVIDIA H200")
 DEVICE = measured.load, UnknownDeviceError, "is not a complete device file.*memplan calibrate --out"
 TOPOLOGY = topology.load, TopologyError, "not a complete.*save the topology again"
 KINDS = pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_saved_and_loaded_it_is_the_same(saved: Any, tmp_path: Path) -> None:
     saved.save(path)
     loaded = measured.load(path) if isinstance(saved, MeasuredDevice) else topology_named(str(path))
     assert loaded == saved
-    if isinstance(saved, MeasuredDevice):
+    if isinstance(loaded, MeasuredDevice):
         assert (
             hash(loaded.device) == hash(saved.device) and loaded.device.flops == saved.device.flops
         )
@@ -73,6 +74,9 @@ DAMAGED_DEVICES = [
     ("vector_flops", 10**400, "calibrate"),
     ("flops", {}, "no entry 'float32'"),
     ("flops.float32", -1.0, "its 'flops.float32' is -1.0"),
+    ("kernels", None, "no entry 'kernels'"),
+    ("kernels", {"0f": 0}, "its 'kernels.0f' is 0"),
+    ("kernels", {"0f": "1"}, "its 'kernels.0f' is '1', not a number"),
 ]
 DAMAGED_TOPOLOGIES = [
     ("format", 7, "its format is 7"),

@@ -34,6 +34,7 @@ def test_topologies() -> None:
 
 def test_calibration() -> None:
     device = dataclasses.replace(DEVICES["v100"], name="mine", sources=("Measured on a day",))
+    assert device.efficiency.error == 0.4
     rates = {"matrix, FLOP/s": 4e9, "memory, bytes/s": 7e9, "latency, s": 2e-6}
     calibration = Calibration(device, rates, {name: 2 * rate for name, rate in rates.items()})
     document = json.loads(calibration.to_json())
@@ -42,6 +43,9 @@ def test_calibration() -> None:
     }
     assert document == {
         "schema": "memplan.calibration/2", "device": "mine", "sources": ["Measured on a day"], "measured": rates,
+        "seconds_error": 0.4,
     }  # fmt: skip
     rates_text = "4.00 GFLOP/s", "8.00 GFLOP/s", "7.0 GB/s", "14.0 GB/s", "2.00 us"
-    assert all(text in str(calibration) for text in (*rates_text, "Measured on a day"))
+    assert all(
+        text in str(calibration) for text in (*rates_text, "Measured on a day", "at most 40%")
+    )

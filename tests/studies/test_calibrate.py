@@ -14,23 +14,30 @@ from memplan import api
 from memplan.errors import UnknownDeviceError
 from memplan.hardware import catalog
 from memplan.hardware.backend import CPU, GPU
+from memplan.hardware.efficiency import PRODUCT
 from memplan.hardware.measured import MeasuredDevice
+from memplan.program.lowerable import Lowerable
 from memplan.request import target_of
 from memplan.studies import calibrate
+from memplan.studies.fit import Timing
+from memplan.studies.operations import OPERATIONS, chain, in_a_row, kernels, nbytes, repeated
+from memplan.xla.kernel_cost import KernelCost
 from memplan.xla.local import local_device
+from memplan.xla.target import Target
 from tests.arrays import assert_close
 from tests.dense import step as train
 from tests.xla.steps import array
 
-MATRIX = calibrate.MATRIX.format("float32")
+
+def of_products(rate: float) -> calibrate.Measurements:
+    """As if float32 products achieved this rate, and memory that many bytes/s."""
+    product = Timing("product", (KernelCost(0, 0, 0, rate, "float32", PRODUCT),), 1.0)
+    return calibrate.Measurements({calibrate.MEMORY: rate, calibrate.KERNEL: 0.0}, (product,))
 
 
-def saved(base: catalog.Device, platform: str, kind: str, folder: Path, **rates: float) -> str:
-    """A file of a device with these rates: `matrix`, `elementwise`, `memory`."""
-    names = {"matrix": MATRIX, "elementwise": calibrate.ELEMENTWISE, "memory": calibrate.MEMORY}
-    device = calibrate.with_rates(
-        base, {names[name]: rate for name, rate in rates.items()}, platform
-    )
+def saved(base: catalog.Device, platform: str, kind: str, folder: Path, rate: float) -> str:
+    """A file of a device that was measured to achieve a rate."""
+    device = calibrate.with_measurements(base, of_products(rate), platform)
     path = folder / "device.json"
     MeasuredDevice(device, platform, kind).save(path)
     return str(path)
@@ -39,55 +46,117 @@ def saved(base: catalog.Device, platform: str, kind: str, folder: Path, **rates:
 ARGS = [array(64, 64)] * 6, array(4096, 64)
 
 
-def test_the_local_device_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+def unchanged(size: int) -> Any:
+    """A run that is known by its size."""
+    return size
+
+
+def test_the_local_device_is_measured() -> None:
     stages: list[Any] = []
-    rates = calibrate.measure(lambda *stage: stages.append(stage), quick=True)
-    assert list(rates) == list(calibrate.rates_of(local_device()))
-    assert [name for name, _ in stages] == [f"measuring {name}" for name in rates]
-    assert all(rate > 0 for rate in rates.values())
-    monkeypatch.setattr(calibrate, "measure", lambda notify: rates)
+    measurements = calibrate.measure(lambda *stage: stages.append(stage), quick=True)
+    assert set(measurements.rates) <= set(calibrate.rates_of(local_device()))
+    assert all(rate >= 0 for rate in measurements.rates.values())
+    names = [timing.name for timing in measurements.operations]
+    assert [name for name, _ in stages][-len(names) :] == [f"measuring {name}" for name in names]
+    shares = [share for _, share in stages]
+    assert shares == sorted(shares) and shares[0] == 0 and shares[-1] < 1
+
+
+def test_a_calibrated_device_is_the_local_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(calibrate, "measure", lambda notify, quick: of_products(5e9))
     device = calibrate.calibrate()
     assert device.device.name == f"{local_device().name}-measured"
     assert (device.platform, device.device_kind) == ("cpu", jax.devices()[0].device_kind)
-    link = {calibrate.TO_HOST, calibrate.TO_DEVICE}
     of_device = calibrate.rates_of(device.device)
-    assert all(of_device[name] == rates[name] for name in rates.keys() - link)
-    assert {of_device[name] for name in link} == {min(rates[name] for name in link)}
+    assert of_device["matrix product float32, FLOP/s"] == of_device[calibrate.MEMORY] == 5e9
 
 
 def test_rates_grow_until_a_run_takes_long_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     """The best of seven runs, of sizes that took 2 ms or more, up to the first that took 60 ms."""
-    ran = Counter[int]()
+    ran = Counter[Any]()
 
-    def best_s(run: int, runs: int) -> float:
+    def best_s(run: Any, runs: int) -> float:
         ran[run] += runs
-        return {1: 1e-3, 2: 3e-3, 3: 7e-2, 4: 1.0}[run]
+        return {1: 1e-3, 9: 3e-3, 20: 7e-2, 40: 1.0}[run]
 
-    work = {1: 1e9, 2: 3.0, 3: 7.0, 4: 1e9}
-    task = calibrate._Task("bytes", (1, 2, 3, 4), work.__getitem__, lambda size: size)
-    monkeypatch.setattr(calibrate, "_tasks", lambda device: [task])
     monkeypatch.setattr(calibrate, "_best_s", best_s)
-    assert calibrate.measure() == {"bytes": 3.0 / 3e-3}
-    assert ran == {1: 7, 2: 7, 3: 7}
+    task = calibrate._Task("bytes", (1, 9, 20, 40), unchanged)
+    assert calibrate._rate(task, 100, quick=False) == 9 / 3e-3
+    assert ran == {1: 7, 9: 7, 20: 7}
 
 
 def test_only_the_first_size_may_exceed_the_share_of_memory(monkeypatch: Any) -> None:
-    sizes = [local_device().memory_bytes // 16 + more for more in (1, 2)]
-    task = calibrate._Task("bytes", sizes, float, lambda size: size)
-    monkeypatch.setattr(calibrate, "_tasks", lambda device: [task])
+    task = calibrate._Task("bytes", (11, 12), unchanged)
     monkeypatch.setattr(calibrate, "_best_s", lambda run, runs: 1e-2)
-    assert calibrate.measure() == {"bytes": sizes[0] / 1e-2}
+    assert calibrate._rate(task, 10, quick=False) == 11 / 1e-2
 
 
-def test_sizes_and_what_they_take_grow() -> None:
-    for task in calibrate._tasks(jax.devices()[0]):
-        works = list(map(task.work, task.sizes))
-        assert list(task.sizes) == sorted(task.sizes) and works == sorted(works) and works[0] > 0
+def test_the_shortest_kernel_and_the_bandwidth_are_a_line(monkeypatch: Any) -> None:
+    """Seconds of a kernel that reads and writes its array, between the launches of a step."""
+
+    def chain(nbytes: int, count: int) -> float:
+        return count * (2e-6 + 2 * nbytes / 1e12)
+
+    monkeypatch.setattr(calibrate, "chain", chain)
+    monkeypatch.setattr(calibrate, "_best_s", lambda run, runs: run)
+    rates = calibrate._memory_rates(2**40, quick=False)
+    assert rates[calibrate.KERNEL] == pytest.approx(2e-6)
+    assert rates[calibrate.MEMORY] == pytest.approx(1e12)
+
+
+def test_operations_are_as_large_as_the_device_needs(monkeypatch: Any) -> None:
+    """One of half a millisecond, often enough in a row for 4 ms, whatever the card."""
+    asked: list[tuple[int, int]] = []
+
+    def repeated(operation: Any, scale: int, count: int) -> Any:
+        asked.append((scale, count))
+        return None, ()
+
+    monkeypatch.setattr(calibrate, "repeated", repeated)
+    monkeypatch.setattr(calibrate, "_best_s", lambda run, runs: 1.0)
+    for device in (local_device(), catalog.named("h200"), catalog.named("p100")):
+        for operation in OPERATIONS:
+            calibrate._timing(operation, device, quick=False)
+            scale, count = asked[-1]
+            operation_s = operation.flops(scale) / device.rate(operation.dtype)
+            assert 1 <= count <= 64 and (count == 64 or count * operation_s >= 4e-3)
+            assert nbytes(operation, scale) <= max(nbytes(operation, 1), device.memory_bytes / 16)
+            assert scale == 1 or operation.flops(1) / device.rate(operation.dtype) < 5e-4
+
+
+@pytest.mark.parametrize("operation", OPERATIONS[:5:4] + OPERATIONS[-6:-3], ids=str)
+def test_an_operation_runs_as_often_as_it_says(operation: Any) -> None:
+    run, costs = repeated(operation, 1, 3)
+    flops = [cost.flops for cost in costs if cost.flops]
+    assert flops == [operation.flops(1)] * 3
+    assert run().shape == operation.operands(1)[0].shape
+
+
+@pytest.mark.slow
+@pytest.mark.gpu_aot
+@pytest.mark.parametrize("operation", OPERATIONS[::4], ids=str)
+def test_a_gpu_runs_an_operation_as_one_kernel_of_its_class(operation: Any) -> None:
+    """By cuBLAS, cuDNN or Triton, with the type and the narrow side that it says."""
+    step = Lowerable(in_a_row(operation, 3), operation.operands(4), {}, {"donate_argnums": 0})
+    executable = Target(catalog.named("h200"), described=True).compile(step)
+    matrix = [kernel for kernel in kernels(executable.module) if kernel.flops]
+    assert [kernel.flops for kernel in matrix] == [operation.flops(4)] * 3
+    assert {kernel.dtype for kernel in matrix} == {operation.dtype}
+    direction = getattr(operation, "direction", "product")
+    kinds = {"forward": "convolution", "input gradient": "convolution"}
+    assert {kernel.shape.kind for kernel in matrix} == {kinds.get(direction, direction)}
+
+
+def test_operations_are_of_every_class() -> None:
+    assert len({str(operation) for operation in OPERATIONS}) == len(OPERATIONS)
+    kinds = {getattr(operation, "direction", "product") for operation in OPERATIONS}
+    assert kinds == {"product", "forward", "input gradient", "filter gradient"}
+    assert {operation.dtype for operation in OPERATIONS} == {"float32", "bfloat16", "float16"}
 
 
 def test_memory_is_swept_again_and_again() -> None:
-    run = calibrate._in_place(lambda x: x + 1, 4096)
-    assert (float(run()[0]), float(run()[0])) == (2.0, 3.0)
+    run = chain(4096, 3)
+    assert (float(run()[0]), float(run()[0])) == (4.0, 7.0)
 
 
 @pytest.mark.parametrize(("out", "kind"), [(True, "pinned_host"), (False, "device")])
@@ -104,24 +173,19 @@ def test_a_memory_copy_moves_its_bytes_once(monkeypatch: pytest.MonkeyPatch) -> 
     assert moved == [4096]
 
 
-def test_a_product_is_as_many_operations_as_it_says() -> None:
-    tasks = {task.name: task for task in calibrate._tasks(jax.devices()[0])}
-    assert tasks[MATRIX].work(4 * 64**2) == 2.0 * 64**3
-    assert tasks[MATRIX].make(4 * 64**2)().shape == (64, 64)
-    assert tasks[calibrate.MATRIX.format("bfloat16")].make(2 * 64**2)().shape == (64, 64)
-
-
 def test_a_rate_that_is_not_measured_keeps_its_ratio_and_is_named() -> None:
     base = local_device()
-    device = calibrate.with_rates(base, {MATRIX: 128e9}, "cpu")
+    device = calibrate.with_measurements(base, of_products(128e9), "cpu")
     assert device.rate("float64") == base.rate("float64") * 128e9 / base.rate("float32")
     assert any("bfloat16, float16, float64, int8" in source for source in device.sources)
-    assert (device.memory_bandwidth, device.link) == (base.memory_bandwidth, base.link)
+    assert device.link == base.link
+    assert "1 products" in device.efficiency.source
 
 
 def test_a_link_has_the_slower_direction() -> None:
     rates = {calibrate.TO_HOST: 11e9, calibrate.TO_DEVICE: 10e9, calibrate.LATENCY: 3e-6}
-    link = calibrate.with_rates(catalog.named("h200"), rates, "gpu").link
+    measurements = calibrate.Measurements(rates, ())
+    link = calibrate.with_measurements(catalog.named("h200"), measurements, "gpu").link
     assert (link.bandwidth, link.latency_s) == (10e9, 3e-6)
     assert "the slower direction" in link.source
 
@@ -130,8 +194,7 @@ def test_a_link_has_the_slower_direction() -> None:
 def test_plans_use_the_rates(tmp_path: Path) -> None:
     seconds = []
     for slowness in (1, 10):
-        rates = {"matrix": 1e9 / slowness, "elementwise": 1e9 / slowness, "memory": 1e9 / slowness}
-        path = saved(local_device(), "cpu", "cpu", tmp_path, **rates)
+        path = saved(local_device(), "cpu", "cpu", tmp_path, 1e9 / slowness)
         report = (
             memplan.jit(train, device=path, budget=6 * 2**20, donate_argnums=0).plan(*ARGS).report
         )
@@ -144,7 +207,7 @@ def test_plans_use_the_rates(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
-    path = saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9)
+    path = saved(local_device(), "cpu", "cpu", tmp_path, 1e9)
     weights = [0.1 * jnp.ones((64, 64))] * 6
     x = jnp.ones((4096, 64))
     step = memplan.jit(train, device=path, budget=6 * 2**20)
@@ -154,15 +217,18 @@ def test_a_step_planned_with_measured_rates_runs_here(tmp_path: Path) -> None:
 
 
 def test_a_measured_cpu_is_the_local_backend(tmp_path: Path) -> None:
-    target = target_of(saved(local_device(), "cpu", "cpu", tmp_path, matrix=1e9))
+    target = target_of(saved(local_device(), "cpu", "cpu", tmp_path, 1e9))
     assert not target.described and target.backend is CPU
     assert target.device.rate("float32") == 1e9
 
 
 def test_a_measured_gpu_that_is_not_here_is_described(tmp_path: Path) -> None:
-    target = target_of(saved(catalog.named("h200"), "gpu", "NVIDIA H200", tmp_path, matrix=4e14))
+    target = target_of(saved(catalog.named("h200"), "gpu", "NVIDIA H200", tmp_path, 4e14))
     assert target.described and target.backend is GPU
-    assert target.device.target == catalog.named("h200").target
+    h200 = catalog.named("h200")
+    assert (target.device.target, target.device.flops) == (h200.target, h200.flops)
+    share = target.device.efficiency.matrix_units.products
+    assert share == 4e14 / h200.rate("float32")
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"format": 1}'])
