@@ -35,7 +35,6 @@ KERNEL = "shortest kernel, s"
 MEMORY = "device memory, bytes/s"
 TO_HOST = "device to host, bytes/s"
 TO_DEVICE = "host to device, bytes/s"
-LATENCY = "latency of a small copy, s"
 CLASSES = {
     "matrix product {}, FLOP/s": PRODUCT,
     "convolution {}, FLOP/s": MatrixShape("convolution"),
@@ -144,8 +143,6 @@ def _rate(task: _Task, max_nbytes: int, quick: bool) -> float:
         timings.append((size, seconds))
         if seconds >= _ENOUGH_S:
             break
-    if task.name == LATENCY:
-        return timings[0][1]
     long_enough = [timing for timing in timings if timing[1] >= _MIN_S] or timings[-1:]
     return max(size / seconds for size, seconds in long_enough)
 
@@ -196,15 +193,15 @@ def with_kernels(card: MeasuredDevice, seconds: Mapping[str, float]) -> Measured
 
 def _with_rates(base: Device, rates: Mapping[str, float], backend: str, source: str) -> Device:
     link = base.link
-    if {TO_HOST, TO_DEVICE, LATENCY} <= set(rates):
+    if {TO_HOST, TO_DEVICE} <= set(rates):
         meaning = "the slower direction"
         if backend == "cpu":
             meaning = "a memory copy, host memory being device memory"
         link = HostLink(
             name=f"{link.name}-measured",
             bandwidth=min(rates[TO_HOST], rates[TO_DEVICE]),
-            latency_s=rates[LATENCY],
-            source=f"{source}: {meaning}. The latency includes issuing the copy from Python.",
+            latency_s=link.latency_s,
+            source=f"{source}: {meaning}. Latency not measured: {link.source}",
         )
     achieved = rates.get(MEMORY, base.achieved_bandwidth)
     peak = base.memory_bandwidth if base.target else achieved
@@ -226,7 +223,6 @@ def rates_of(device: Device) -> dict[str, float]:
         MEMORY: device.achieved_bandwidth,
         TO_HOST: device.link.bandwidth,
         TO_DEVICE: device.link.bandwidth,
-        LATENCY: device.link.latency_s,
     }
 
 
@@ -257,7 +253,6 @@ def _tasks(device: Any) -> Iterator[_Task]:
     sizes = [2**power for power in range(27, 31)]
     yield _Task(TO_HOST, sizes, to_host)
     yield _Task(TO_DEVICE, sizes, to_device)
-    yield _Task(LATENCY, [4096], to_host)
 
 
 def _memory_copy(nbytes: int) -> Run:

@@ -182,11 +182,13 @@ def test_a_rate_that_is_not_measured_keeps_its_ratio_and_is_named() -> None:
     assert "1 products" in device.efficiency.source
 
 
-def test_a_link_has_the_slower_direction() -> None:
-    rates = {calibrate.TO_HOST: 11e9, calibrate.TO_DEVICE: 10e9, calibrate.LATENCY: 3e-6}
+def test_a_link_has_the_slower_direction_and_keeps_its_latency() -> None:
+    """A copy that Python starts takes 122 us on an H100, the copies of a step 2."""
+    rates = {calibrate.TO_HOST: 11e9, calibrate.TO_DEVICE: 10e9}
     measurements = calibrate.Measurements(rates, ())
-    link = calibrate.with_measurements(catalog.named("h200"), measurements, "gpu").link
-    assert (link.bandwidth, link.latency_s) == (10e9, 3e-6)
+    base = catalog.named("h200")
+    link = calibrate.with_measurements(base, measurements, "gpu").link
+    assert (link.bandwidth, link.latency_s) == (10e9, base.link.latency_s)
     assert "the slower direction" in link.source
 
 
