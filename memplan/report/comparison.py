@@ -33,6 +33,8 @@ class Comparison(Record):
       device: target of the compilation.
       budget_bytes, host_budget_bytes: limits of device and host bytes; None if not given.
       versions: (name, version) of all software that affects the figures.
+      seconds_error: the share by which predicted seconds may be off on the device; None if that is
+        not known. Steps within it of the fastest that fits are a tie.
     """
 
     SCHEMA: ClassVar[str] = "memplan.comparison/1"
@@ -43,10 +45,24 @@ class Comparison(Record):
     budget_bytes: int | None = None
     host_budget_bytes: int | None = None
     versions: Versions = ()
+    seconds_error: float | None = None
 
     @property
     def any_fits(self) -> bool:
         return any(row.fits for row in self.rows)
+
+    def ties(self, row: Row) -> bool:
+        """Does it fit, and do its seconds not tell it from the fastest that fits?"""
+        steps_s = [other.step_s for other in self.rows if other.fits and other.step_s]
+        if self.seconds_error is None or len(steps_s) < 2 or not (row.fits and row.step_s):
+            return False
+        return row.step_s <= (1 + self.seconds_error) * min(steps_s)
+
+    def _note(self, row: Row) -> str:
+        if not self.ties(row):
+            return row.note
+        tie = f"a tie for the fastest: seconds may be off by {self.seconds_error:.0%}"
+        return f"{row.note}; {tie}" if row.note else tie
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row per method, regardless of `rows`: green if it fits and red if it does not."""
@@ -61,7 +77,7 @@ class Comparison(Record):
                 format_bytes(row.host_bytes),
                 format_seconds(row.step_s),
                 words[row.fits],
-                row.note,
+                self._note(row),
             )
             for row in self.rows
         )

@@ -43,7 +43,12 @@ def compare(
         yield _memplan_row(outcome)
 
     return Comparison(
-        tuple(rows()), target.device.name, limits.device_bytes, limits.host_bytes, versions()
+        tuple(rows()),
+        target.device.name,
+        limits.device_bytes,
+        limits.host_bytes,
+        versions(),
+        target.device.efficiency.error,
     )
 
 

@@ -1,5 +1,6 @@
 """Comparisons list the figures of each method, and those that are unknown."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -41,3 +42,16 @@ def test_page_marks_methods_that_fit_and_escapes_notes(
 def test_any_fits_counts_only_what_is_known_to_fit(comparison: Comparison) -> None:
     assert comparison.any_fits
     assert not Comparison(comparison.rows[:2]).any_fits
+
+
+def test_a_tie_is_told_where_seconds_do_not_tell_steps_apart(comparison: Comparison) -> None:
+    slower = Row("jax.checkpoint, nothing saved", 2 * GIB, 0, 0.13, True)
+    slowest = Row("jax.checkpoint, dots saved", 2 * GIB, 0, 0.2, True, "slow")
+    several = replace(comparison, rows=(*comparison.rows, slower, slowest), seconds_error=0.15)
+    assert [several.ties(row) for row in several.rows] == [False, False, True, True, False]
+    (table,) = several.tables(0)
+    tie = "a tie for the fastest: seconds may be off by 15%"
+    assert [row[-1] for row in table.rows[2:]] == [f"<b>3 plans</b>; {tie}", tie, "slow"]
+    assert not any(map(replace(several, seconds_error=None).ties, several.rows))
+    alone = replace(comparison, seconds_error=0.15)
+    assert not any(map(alone.ties, alone.rows))
