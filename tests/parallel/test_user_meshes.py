@@ -46,7 +46,7 @@ def test_an_abstract_mesh_is_planned_for_described_gpus(name: str) -> None:
     options = {"device": "a100", "topology": "2x4", **case.options}
     whole = memplan.jit(case.step, **options).plan(*shaped(case))
     assert whole.report.jit_peak_bytes is None
-    budget = whole.report.baseline_peak_bytes * 9 // 10
+    budget = whole.report.baseline_peak_bytes * 4 // 5
     planned = memplan.jit(case.step, budget=budget, **options).plan(*shaped(case))
     assert planned.report.planner == "kernels"
     assert planned.report.compiled_peak_bytes <= budget
