@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from experiments.readme import grid, inserted
 from memplan.hardware import catalog
@@ -54,8 +55,8 @@ class ClassSeconds:
 
 def class_seconds(folder: Path, row: str, device: Device) -> list[ClassSeconds]:
     """The classes of a row, the one with most measured seconds first, then the whole row."""
-    measured = json.loads((folder / f"{row}.json").read_text())["seconds"]
-    module = Module.read(gzip.decompress((folder / f"{row}.hlo.gz").read_bytes()))
+    facts, module = _read(folder, row)
+    measured = facts["seconds"]
     modelled = replay(module, device).seconds
     sums = defaultdict[str, list[float]](lambda: [0, 0.0, 0.0])
     for body, op, runs in _instructions(module, module.entry, 1):
@@ -66,6 +67,12 @@ def class_seconds(folder: Path, row: str, device: Device) -> list[ClassSeconds]:
                 sums[name][2] += runs * modelled[op.name]
     classes = [ClassSeconds(row, name, int(count), *s) for name, (count, *s) in sums.items()]
     return sorted(classes, key=lambda each: (each.name == "all", -each.measured_s))
+
+
+def _read(folder: Path, row: str) -> tuple[dict[str, Any], Module]:
+    """What was measured of a row, and the module that ran."""
+    measured = json.loads((folder / f"{row}.json").read_text())
+    return measured, Module.read(gzip.decompress((folder / f"{row}.hlo.gz").read_bytes()))
 
 
 def _instructions(
@@ -123,8 +130,7 @@ def steps_of(folder: Path, device: Device) -> list[StepSeconds]:
     peak = replace(device, efficiency=PEAK)
     steps = list[StepSeconds]()
     for row in rows_of(folder, [_STEPS]):
-        measured = json.loads((folder / f"{row}.json").read_text())
-        module = Module.read(gzip.decompress((folder / f"{row}.hlo.gz").read_bytes()))
+        measured, module = _read(folder, row)
         steps.append(
             StepSeconds(
                 row.removeprefix(_STEPS),

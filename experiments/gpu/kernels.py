@@ -15,6 +15,7 @@ import jax
 
 from experiments.gpu.trace import copies, kernels, length, traced
 from memplan.io import write_atomic
+from memplan.program import compat
 
 Run = Callable[..., Any]
 
@@ -61,14 +62,9 @@ def record(name: str, compiled: Any, run: Run, folder: Path) -> dict[str, Any]:
     }
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     stem = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    (folder / FOLDER / f"{stem}.hlo.gz").write_bytes(gzip.compress(_module(compiled), 9))
+    (folder / FOLDER / f"{stem}.hlo.gz").write_bytes(gzip.compress(compat.module_of(compiled), 9))
     write_atomic(folder / FOLDER / f"{stem}.json", json.dumps(result) + "\n")
     return result
-
-
-def _module(compiled: Any) -> bytes:
-    """The serialized HloModuleProto of the executable."""
-    return compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
 
 
 def link(sizes: Sequence[int] = (2**12, 2**16, 2**20, 2**24, 2**28, 2**31)) -> dict[str, Any]:

@@ -15,9 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from memplan.program import compat
 from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.module import BLOCKS, Module, with_blocks
-from memplan.xla.replay import FREE
+from memplan.xla.replay import is_free
 
 Run = Callable[[], Any]
 """Starts a run and returns its result; the caller waits for that."""
@@ -157,8 +158,7 @@ def repeated(operation: Operation, scale: int, count: int) -> tuple[Run, tuple[K
     first, *others = jax.jit(partial(_numbers, operation.operands(scale)))(jnp.uint32(1))
 
     run, compiled = in_place(in_a_row(operation, count), first, *others)
-    proto = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
-    return run, kernels(Module.read(proto))
+    return run, kernels(Module.read(compat.module_of(compiled)))
 
 
 def in_a_row(operation: Operation, count: int) -> Callable[..., jax.Array]:
@@ -204,7 +204,7 @@ def kernels(module: Module) -> tuple[KernelCost, ...]:
         kernel_cost(module, body, op)
         for body in with_blocks(module, module.entry)
         for op in body.ops.values()
-        if op.opcode not in FREE | BLOCKS and not op.is_allocation
+        if op.opcode not in BLOCKS and not is_free(op)
     )
 
 

@@ -17,9 +17,10 @@ import jax.numpy as jnp
 from jax.profiler import ProfileData
 
 from memplan.errors import UnknownDeviceError
+from memplan.program import compat
 from memplan.xla.kernel_fingerprint import kernel_fingerprint
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module
-from memplan.xla.replay import FREE
+from memplan.xla.replay import is_free
 
 _RUNS = 3  # traced; the median counts
 # XLA:GPU launches kernels one by one, for the profiler names none inside a CUDA graph.
@@ -38,11 +39,11 @@ def seconds_of_kernels(step: Callable[..., Any], args: tuple[Any, ...]) -> dict[
     on_gpu = jax.devices()[0].platform == "gpu"
     lowered = jax.jit(lambda *args: step(*args)).lower(*args)
     compiled: Any = lowered.compile(compiler_options=_NO_GRAPHS if on_gpu else None)
-    proto = compiled.runtime_executable().hlo_modules()[0].as_serialized_hlo_module_proto()
+    module = Module.read(compat.module_of(compiled))
     arrays = jax.tree.map(_filled, args)
     jax.block_until_ready(compiled(*arrays))
     runs = [_traced(compiled, arrays) for _ in range(_RUNS)]
-    seconds = by_fingerprint(Module.read(proto), _medians(runs))
+    seconds = by_fingerprint(module, _medians(runs))
     if not seconds:
         raise UnknownDeviceError(
             "jax's profiler recorded no kernel of the step. On a GPU it needs CUPTI, and the "
@@ -73,7 +74,7 @@ def _kernels(
             yield from _kernels(module, module[op.body], trips * op.trip_count)
         elif op.opcode == "call":
             yield from _kernels(module, module[op.called[0]], trips)
-        elif op.opcode not in FREE | BLOCKS and not op.is_allocation:
+        elif op.opcode not in BLOCKS and not is_free(op):
             yield body, op, trips
 
 

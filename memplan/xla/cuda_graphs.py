@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from memplan.hardware.device import Device
 from memplan.xla.host_copies import is_annotated, is_copy
 from memplan.xla.module import Computation, Instruction, Module
-from memplan.xla.replay import FREE
+from memplan.xla.replay import is_free
 
 SMALLEST = 5  # launches: XLA's xla_gpu_graph_min_graph_size
 
@@ -76,7 +76,7 @@ def _runs(
     """
     size = 0
     for op in body.ops.values():
-        if op.opcode in FREE or op.is_allocation:
+        if is_free(op):
             continue
         if _may_be_in_a_graph(module, body, op, device):
             size += 1

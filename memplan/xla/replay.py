@@ -29,13 +29,17 @@ from memplan.xla.kernel_cost import KernelCost, kernel_cost
 from memplan.xla.kernel_fingerprint import kernel_fingerprint
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module
 
-FREE = frozenset(
+_FREE = frozenset(  # opcodes that take no time
     """
     parameter constant tuple get-tuple-element bitcast opt-barrier after-all add-dependency
     partition-id replica-id
     """.split()  # noqa: SIM905
 )
-"""Opcodes that take no time."""
+
+
+def is_free(op: Instruction) -> bool:
+    """Does it take no time?"""
+    return op.opcode in _FREE or op.is_allocation
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,7 @@ class _Streams:
         return min(time, self.clock.now_s) - stalled_s
 
     def _step(self, body: Computation, op: Instruction) -> None:
-        if op.opcode in FREE or op.is_allocation:
+        if is_free(op):
             return
         if op.opcode == "while":
             self._block(self._alone(op.body), op.trips)
