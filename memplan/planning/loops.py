@@ -43,6 +43,7 @@ class Loop:
     reverses: bool = False  # does the backward loop begin with the forward loop's last trip?
     source: str = ""  # `file:line` of the forward loop, or ''
     pins: Mapping[int, Pin] = field(default_factory=dict)  # by value of the body, for its stack
+    may_use_host: bool = True  # may its stacks be in host memory?
 
     @property
     def snapshot_nbytes(self) -> int:
@@ -167,7 +168,7 @@ def cheapest(loop: Loop, price: float, device: Device, offload: bool = False) ->
       price: seconds that a byte on the device counts.
       offload: stacks may be on the host; their copies count in full.
     """
-    cut = _Cut(loop, price, device, offload)
+    cut = _Cut(loop, price, device, offload and loop.may_use_host)
     stacked = cut.stacked()
     on_host = tuple(value for value in stacked if cut.is_on_host(value))
     return Residuals(tuple(value for value in stacked if value not in on_host), on_host)
@@ -249,6 +250,7 @@ def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
 def _candidates(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
     """For every price of a byte that makes a difference, without segments and with them."""
     trip_s = _trip_seconds(loop, device)
+    offload = offload and loop.may_use_host
     for on_host in dict.fromkeys((False, offload)):
         choices = dict.fromkeys(cheapest(loop, price, device, on_host) for price in PRICES)
         for choice in choices:

@@ -68,8 +68,11 @@ def _inline(
         if compat.needs_barrier(eqn) and operands:
             operands = jax.lax.optimization_barrier(operands)
         rematted = jax.named_scope(compat.REMATTED)
+        before, after = compat.constraints_of(eqn)
+        operands = compat.constrained(operands, before)
         with rematted if compat.recomputes(eqn) else contextlib.nullcontext():
-            return _inline(body, operands, inputs, compat.nearest_source(eqn, caller))
+            results = _inline(body, operands, inputs, compat.nearest_source(eqn, caller))
+        return compat.constrained(results, after)
 
     return interpret(closed, operands, rule, functools.partial(compat.user_context, caller=caller))
 
@@ -171,19 +174,21 @@ class Flat:
         return names
 
     def inner(self, number: int, index: int) -> Flat:
-        """One of the computations of an equation (`compat.computations_of`), flattened once.
+        """One of the bodies of an equation (`compat.bodies_of`), flattened once.
 
         Args:
           number: the equation's number.
-          index: the computation's index.
+          index: the body's index.
 
         Raises:
-          IndexError: the equation, or the computation, does not exist.
+          IndexError: the equation, or the body, does not exist.
           UnsupportedProgramError: see `flatten`.
         """
         if (number, index) not in self._inner:
             eqn = self.eqns[number]
-            self._inner[number, index] = Flat(flatten(compat.computations_of(eqn)[index].body, eqn))
+            body = compat.bodies_of(eqn)[index].body
+            with compat.inside(eqn):
+                self._inner[number, index] = Flat(flatten(body, eqn))
         return self._inner[number, index]
 
     @functools.cached_property

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.extend.core as jex
 import numpy as np
+from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import source_info_util as _source
 from jax._src.interpreters import partial_eval as _pe
@@ -158,9 +159,7 @@ def read(env: Mapping[Any, Any], atom: Any) -> Any:
     """
     if not isinstance(atom, Literal):
         return env[atom]
-    sharding = getattr(atom.aval, "sharding", None)
-    has_mesh = sharding is not None and sharding.mesh.manual_axes
-    return np.asarray(atom.val) if has_mesh else atom.val
+    return np.asarray(atom.val) if is_manual(atom.aval) else atom.val
 
 
 def is_var(atom: Any) -> bool:
@@ -198,19 +197,49 @@ def _on_any_mesh(params: Mapping[str, Any]) -> dict[str, Any]:
 def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
     """The body of an equation that only calls it and can be inlined; None for other equations.
 
-    A nested jit with shardings of its own, or an equation with several bodies, is more than a call.
+    A nested jit may place its operands and results on a mesh (`constraints_of`).
     """
     name = eqn.primitive.name
     if name == "jit" or name == "pjit":
-        specified = [*eqn.params["in_shardings"], *eqn.params["out_shardings"]]
-        if any(isinstance(sharding, jax.sharding.Sharding) for sharding in specified):
-            return None
-        return eqn.params["jaxpr"]
+        operands, results = constraints_of(eqn)
+        layouts = [*eqn.params["in_layouts"], *eqn.params["out_layouts"]]
+        is_call = all(map(_is_constraint, [*operands, *results])) and not any(layouts)
+        return eqn.params["jaxpr"] if is_call else None
     if name in ("custom_jvp_call", "custom_vjp_call", "closed_call", "core_call"):
         return eqn.params.get("call_jaxpr")
     if name in ("remat2", "checkpoint", "remat"):
         return eqn.params["jaxpr"]
     return None
+
+
+def constraints_of(eqn: JaxprEqn) -> tuple[list[Any], list[Any]]:
+    """The shardings that a call gives its operands and its results; None where it gives none."""
+    names = ("in_shardings", "out_shardings")
+    atoms = (eqn.invars, eqn.outvars)
+    shardings = [
+        eqn.params.get(name, [None] * len(part)) for name, part in zip(names, atoms, strict=True)
+    ]
+    operands, results = (
+        [sharding if isinstance(sharding, jax.sharding.Sharding) else None for sharding in part]
+        for part in shardings
+    )
+    return operands, results
+
+
+def _is_constraint(sharding: Any) -> bool:
+    """Can a sharding of a call be a constraint in the caller, or is there none?"""
+    if sharding is None:
+        return True
+    is_named = isinstance(sharding, jax.sharding.NamedSharding)
+    return is_named and not sharding.mesh.explicit_axes and sharding.memory_kind != "pinned_host"
+
+
+def constrained(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """The arrays with constraints to these shardings, except where there is none."""
+    return [
+        array if sharding is None else jax.lax.with_sharding_constraint(array, sharding)
+        for array, sharding in zip(arrays, shardings, strict=True)
+    ]
 
 
 def divided_dims(sharding: Any, rank: int) -> tuple[int, ...]:
@@ -348,8 +377,44 @@ def computations_of(eqn: JaxprEqn) -> list[InnerJaxpr]:
     return []
 
 
+def bodies_of(eqn: JaxprEqn) -> list[InnerJaxpr]:
+    """Its `computations_of`, or the body of a `shard_map`, which XLA inlines."""
+    if eqn.primitive.name == "shard_map":
+        return [InnerJaxpr(eqn.params["jaxpr"], eqn.invars, 1, 0)]
+    return computations_of(eqn)
+
+
+@contextlib.contextmanager
+def inside(eqn: JaxprEqn) -> Iterator[None]:
+    """Inside the block, jax traces as in the body of a `shard_map`; no change for others."""
+    if eqn.primitive.name != "shard_map":
+        yield
+        return
+    manual = manual_axes(eqn)
+    mesh = eqn.params["mesh"].abstract_mesh
+    types = {name: jax.sharding.AxisType.Manual for name in manual}
+    surrounding = jax.sharding.get_abstract_mesh()
+    outer = surrounding if surrounding.manual_axes else mesh
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(jax.sharding.use_abstract_mesh(outer.update_axis_types(types)))
+        stack.enter_context(_core.extend_axis_env_nd([(name, mesh.shape[name]) for name in manual]))
+        stack.enter_context(_config._check_vma(eqn.params["check_vma"]))
+        yield
+
+
+def manual_axes(eqn: JaxprEqn) -> tuple[str, ...]:
+    """The mesh axes over which a `shard_map` runs its body, in the mesh's order."""
+    axes = eqn.params["newly_manual_axes"]
+    return tuple(name for name in eqn.params["mesh"].axis_names if name in axes)
+
+
+def varying_axes(aval: Any) -> frozenset[str]:
+    """The axes of a `shard_map` along which devices have different values of this type."""
+    return aval.mat.varying
+
+
 def with_computation(eqn: JaxprEqn, index: int, body: ClosedJaxpr) -> JaxprEqn:
-    """The equation with another jaxpr for one of its `computations_of`."""
+    """The equation with another jaxpr for one of its `bodies_of`."""
     params = eqn.params
     match eqn.primitive.name:
         case "cond":
@@ -383,10 +448,19 @@ def with_jaxprs(eqn: JaxprEqn, jaxprs: Sequence[Any]) -> JaxprEqn:
 
 
 def as_struct(aval: Any) -> Any:
-    """A ShapeDtypeStruct with weak type to trace with; an array in host memory keeps its aval."""
-    if getattr(aval, "memory_space", None) == jax.memory.Space.Host:
+    """A ShapeDtypeStruct with weak type to trace with.
+
+    An array in host memory, or inside a `shard_map`, keeps its aval.
+    """
+    if getattr(aval, "memory_space", None) == jax.memory.Space.Host or is_manual(aval):
         return aval
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=getattr(aval, "weak_type", False))
+
+
+def is_manual(aval: Any) -> bool:
+    """Is it the type of a value inside a `shard_map`?"""
+    sharding = getattr(aval, "sharding", None)
+    return sharding is not None and bool(sharding.mesh.manual_axes)
 
 
 def nbytes_of(aval: Any) -> int:
@@ -426,6 +500,12 @@ def dce(closed: ClosedJaxpr) -> ClosedJaxpr:
     return jex.Jaxpr(jaxpr, closed.consts)
 
 
+def read_inputs(closed: ClosedJaxpr) -> list[bool]:
+    """Does any result or effect depend on each input?"""
+    jaxpr = closed.jaxpr
+    return list(_pe.dce_jaxpr(jaxpr, [True] * len(jaxpr.outvars), instantiate=False)[1])
+
+
 def with_eqns(
     closed: ClosedJaxpr,
     eqns: Sequence[JaxprEqn],
@@ -437,6 +517,50 @@ def with_eqns(
     constvars = [*jaxpr.constvars, *new_constants]
     consts = [*closed.consts, *new_constants.values()]
     return jex.Jaxpr(jaxpr.replace(eqns=list(eqns), constvars=constvars), consts)
+
+
+def with_results(closed: ClosedJaxpr, atoms: Sequence[Any]) -> ClosedJaxpr:
+    """The jaxpr with other results."""
+    info = closed.jaxpr.debug_info.with_unknown_names()
+    return jex.Jaxpr(closed.jaxpr.replace(outvars=list(atoms), debug_info=info), closed.consts)
+
+
+def joined(
+    bodies: Sequence[ClosedJaxpr],
+    inputs: Sequence[Any],
+    results: Sequence[Any],
+    eqns: Sequence[JaxprEqn],
+) -> ClosedJaxpr:
+    """One jaxpr of equations of several, with the constants of all."""
+    constants = {var: value for body in bodies for var, value in consts_of(body)}
+    jaxpr = bodies[0].jaxpr.replace(
+        constvars=list(constants),
+        invars=list(inputs),
+        outvars=list(results),
+        eqns=list(eqns),
+        effects=_core.no_effects.union(*(body.jaxpr.effects for body in bodies)),
+        debug_info=bodies[0].jaxpr.debug_info.with_unknown_names(),
+    )
+    return jex.Jaxpr(jaxpr, list(constants.values()))
+
+
+def with_bodies(
+    eqn: JaxprEqn,
+    bodies: Sequence[ClosedJaxpr],
+    in_specs: Sequence[Any] = (),
+    out_specs: Sequence[Any] = (),
+) -> JaxprEqn:
+    """A conditional or `shard_map` with other `bodies_of`.
+
+    Args:
+      in_specs, out_specs: of a `shard_map`.
+    """
+    if eqn.primitive.name == "cond":
+        changed: dict[str, Any] = {"branches": tuple(bodies)}
+    else:
+        specs = {"in_specs": tuple(in_specs), "out_specs": tuple(out_specs)}
+        changed = {"jaxpr": bodies[0], **specs}
+    return eqn.replace(params={**eqn.params, **changed})
 
 
 def new_primitive(name: str, function: Callable[..., Any]) -> jex.Primitive:

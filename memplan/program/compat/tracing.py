@@ -153,6 +153,17 @@ def empty(shape: Sequence[int], dtype: Any, space: Any) -> Any:
     return jax.lax.broadcast(_lax.empty2(dtype, memory_space=space), shape)
 
 
+def empty_like(aval: Any, trips: int | None = None) -> Any:
+    """An uninitialized array of a type, or a stack of such arrays, on the device.
+
+    Inside a `shard_map`, it differs between devices as values of the type may.
+    """
+    shape = aval.shape if trips is None else (trips, *aval.shape)
+    array = empty(shape, aval.dtype, jax.memory.Space.Device)
+    axes = aval.mat.varying
+    return jax.lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
+
+
 def in_order(array: Any) -> Any:
     """The array, with a constraint that XLA lays it out in the order of its dimensions."""
     if not array.ndim or is_key(array):

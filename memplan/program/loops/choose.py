@@ -40,10 +40,16 @@ def fewer_residuals(
         for loop in loops
     ]
     current_nbytes = sum(stacked_nbytes(loop, _residuals_of(loop, program)) for loop in loops)
-    choice = _fastest(frontiers, current_nbytes - excess_bytes)
+    choice, price = _fastest(frontiers, current_nbytes - excess_bytes)
     if _nbytes(choice) >= current_nbytes:
         return None
-    return _written(original, loops, choice, device, host_bytes > 0)
+
+    def decide(loop: Loop) -> Residuals:
+        if loop in loops:
+            return choice[loops.index(loop)].residuals
+        return cheapest(loop, price, device, host_bytes > 0)  # inside a backward body
+
+    return with_residuals(original, decide)
 
 
 def _residuals_of(loop: Loop, program: Program) -> Residuals | None:
@@ -74,14 +80,20 @@ def _nbytes(choice: Sequence[Option]) -> int:
     return sum(option.nbytes for option in choice)
 
 
-def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> list[Option]:
-    """The fastest choice of one option per pair of loops within `nbytes`, else the smallest choice.
+def _fastest(
+    frontiers: Sequence[Sequence[Option]], nbytes: int
+) -> tuple[list[Option], float]:
+    """The fastest choice of one option per pair within `nbytes`, else the smallest choice.
 
     First all pairs pay the same price per byte. Then each pair in turn takes the bytes that remain.
+
+    Returns:
+      The choice, and the price per byte in seconds.
     """
     choice = [frontier[-1] for frontier in frontiers]
+    chosen_price = PRICES[-1]
     if _nbytes(choice) > nbytes:
-        return choice
+        return choice, chosen_price
     for price in PRICES:
 
         def cost(option: Option, price: float = price) -> float:
@@ -89,26 +101,9 @@ def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> list[Option]
 
         at_price = [min(frontier, key=cost) for frontier in frontiers]
         if _nbytes(at_price) <= nbytes:
-            choice = at_price
+            choice, chosen_price = at_price, price
             break
     for number, frontier in enumerate(frontiers):
         available_nbytes = nbytes - _nbytes(choice) + choice[number].nbytes
         choice[number] = next(option for option in frontier if option.nbytes <= available_nbytes)
-    return choice
-
-
-def _written(
-    program: Program,
-    loops: Sequence[Loop],
-    choice: Sequence[Option],
-    device: Device,
-    moves: bool,
-) -> Program:
-    """The program with the chosen options; a loop inside another stacks the fewest bytes."""
-
-    def decide(loop: Loop) -> Residuals:
-        if loop in loops:
-            return choice[loops.index(loop)].residuals
-        return cheapest(loop, PRICES[-1], device, moves)
-
-    return with_residuals(program, decide)
+    return choice, chosen_price

@@ -1,5 +1,10 @@
-"""Find pairs of loops, one of which stacks values for the other; a pair as planners see it."""
+"""Find residuals that cross a boundary: results that an equation makes for others of its kind.
 
+Such an equation is a loop, a conditional or a `shard_map`: the forward part of a step that jax
+differentiated there. The others are the backward parts.
+"""
+
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -10,79 +15,238 @@ from memplan.program import compat
 from memplan.program.flat import Flat
 from memplan.program.pins import pin_of
 
-
-@dataclass(frozen=True)
-class LoopPair:
-    """A forward and a backward loop in one flat jaxpr."""
-
-    forward: int  # number of the forward loop's equation
-    backward: int  # number of the backward loop's equation
-    # number of a stack that the forward loop makes for the backward loop alone -> number of the
-    # stack that the backward loop reads
-    stacks: dict[int, int]
-    body: Flat  # of the forward loop
-    source: str  # `file:line` of the forward loop, or ''
+# Equations that change one number's shape only.
+_RESHAPES = frozenset({"broadcast_in_dim", "reshape", "squeeze"})
 
 
-def loop_pairs(flat: Flat) -> Iterator[LoopPair]:
-    """Yield every backward loop with the forward loop that stacks most values for it."""
-    # stack -> the equation that makes it, its number among that equation's stacks
-    stack_sources: dict[Any, tuple[int, int]] = {}
-    paired: set[int] = set()
-    for number, eqn in enumerate(flat.eqns):
+@dataclass(frozen=True, eq=False)
+class Pair:
+    """A forward equation, and the backward equations that alone read some of its results.
+
+    Attributes:
+      flat: the jaxpr of the equations.
+      forward: the number of the forward equation.
+      backwards: the numbers of the backward equations, ascending.
+      residuals: position of such a result -> by backward equation, the position of the operand that
+        reads it; None if it reads it not.
+    """
+
+    flat: Flat
+    forward: int
+    backwards: tuple[int, ...]
+    residuals: Mapping[int, tuple[int | None, ...]]
+
+    @property
+    def forward_eqn(self) -> compat.JaxprEqn:
+        return self.flat.eqns[self.forward]
+
+    @property
+    def backward_eqns(self) -> list[compat.JaxprEqn]:
+        return [self.flat.eqns[number] for number in self.backwards]
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The numbers of all its equations."""
+        return (self.forward, *self.backwards)
+
+    @property
+    def kind(self) -> str:
+        """The name of the equations' primitive."""
+        return self.forward_eqn.primitive.name
+
+    @property
+    def source(self) -> str:
+        """`file:line` of the forward equation, or ''."""
+        return compat.relative(compat.source_of(self.forward_eqn))
+
+    def operands_of(self, backward: int) -> dict[int, int]:
+        """The operands of a backward equation that are residuals: position -> result's position.
+
+        Args:
+          backward: its index in `backwards`.
+        """
+        reads = ((reads[backward], result) for result, reads in self.residuals.items())
+        return {operand: result for operand, result in reads if operand is not None}
+
+
+def pairs(flat: Flat) -> Iterator[Pair]:
+    """Yield the pairs of a flat jaxpr; every equation is in one at most.
+
+    A backward equation belongs to the equation that makes most residuals for it.
+    """
+    readers = _Readers(flat)
+    paired = set[int]()
+    backwards = defaultdict[int, list[int]](list)
+    for number in range(len(flat.eqns)):
+        counts = readers.residuals_for(number)
+        free = {forward: count for forward, count in counts.items() if forward not in paired}
+        if free:
+            forward = max(free, key=free.__getitem__)
+            if readers.is_pair(forward, number):
+                backwards[forward].append(number)
+                paired.add(number)
+    for forward, numbers in backwards.items():
+        residuals = readers.read_by(forward, numbers)
+        if forward not in paired and residuals:
+            yield Pair(flat, forward, tuple(numbers), residuals)
+
+
+def loop_pairs(flat: Flat) -> Iterator[Pair]:
+    """Yield the pairs of loops."""
+    return (pair for pair in pairs(flat) if pair.kind == "scan")
+
+
+class _Readers:
+    """Which equations read the results of others as residuals."""
+
+    def __init__(self, flat: Flat) -> None:
+        self._flat = flat
+        # variable -> the equation that makes it, its position among the results
+        self._makers = {
+            var: (number, position)
+            for number, eqn in enumerate(flat.eqns)
+            for position, var in enumerate(eqn.outvars)
+        }
+
+    def residuals_for(self, number: int) -> Mapping[int, int]:
+        """The equations that make residuals for an equation: number -> count."""
+        counts = defaultdict[int, int](int)
+        eqn = self._flat.eqns[number]
+        for position, atom in enumerate(eqn.invars):
+            if compat.is_var(atom) and atom in self._makers:
+                maker, result = self._makers[atom]
+                if self._is_residual(maker, result) and self._may_read(maker, result, number):
+                    counts[maker] += position == eqn.invars.index(atom)
+        return counts
+
+    def read_by(self, forward: int, numbers: Sequence[int]) -> dict[int, tuple[int | None, ...]]:
+        """The results of an equation that only these equations read; see `Pair.residuals`."""
+        residuals = {}
+        for position, var in enumerate(self._flat.eqns[forward].outvars):
+            readers = self._flat.readers.get(var, set())
+            is_read = readers and readers <= set(numbers) and self._is_residual(forward, position)
+            if is_read and all(self._may_read(forward, position, reader) for reader in readers):
+                eqns = [self._flat.eqns[number] for number in numbers]
+                residuals[position] = tuple(
+                    eqn.invars.index(var) if var in eqn.invars else None for eqn in eqns
+                )
+        return residuals
+
+    def is_pair(self, forward: int, backward: int) -> bool:
+        """Do two equations of one kind run their bodies equally often, where they do?"""
+        first, second = self._flat.eqns[forward], self._flat.eqns[backward]
+        match first.primitive.name:
+            case "scan":
+                return first.params["length"] == second.params["length"]
+            case "cond":
+                index, other = first.invars[0], second.invars[0]
+                return self._origin(index) == self._origin(other)
+            case _:
+                names = ("mesh", "newly_manual_axes", "check_vma")
+                return all(first.params[name] == second.params[name] for name in names)
+
+    def _is_residual(self, maker: int, result: int) -> bool:
+        """May a result be a residual: a loop's stack, a value of a conditional or `shard_map`?"""
+        eqn = self._flat.eqns[maker]
+        if eqn.outvars[result] in self._flat.returned:
+            return False
         scan = compat.scan_of(eqn)
-        if scan is None:
-            continue
-        consts, carries, stacks = scan.split(eqn.invars)
-        matches_by_loop: dict[int, dict[int, int]] = {}
-        for position, atom in enumerate(stacks):
-            if atom not in stack_sources or atom in flat.returned:
-                continue
-            forward, stack = stack_sources[atom]
-            is_read_once = flat.readers[atom] == {number} and stacks.count(atom) == 1
-            is_only_sliced = atom not in consts and atom not in carries
-            if is_read_once and is_only_sliced and forward not in paired:
-                matches_by_loop.setdefault(forward, {})[stack] = position
-        if matches_by_loop:
-            forward, matches = max(matches_by_loop.items(), key=lambda item: len(item[1]))
-            forward_scan = compat.scan_of(flat.eqns[forward])
-            if forward_scan is not None and forward_scan.trips == scan.trips:
-                paired.update((forward, number))
-                source = compat.relative(compat.source_of(flat.eqns[forward]))
-                yield LoopPair(forward, number, matches, flat.inner(forward, 0), source)
-        for stack, var in enumerate(eqn.outvars[scan.carries :]):
-            stack_sources[var] = (number, stack)
+        return result >= scan.carries if scan else eqn.primitive.name in ("cond", "shard_map")
+
+    def _may_read(self, maker: int, result: int, reader: int) -> bool:
+        """Does an equation of the same kind read a result once, as its maker returns it?"""
+        made, eqn = self._flat.eqns[maker], self._flat.eqns[reader]
+        var = made.outvars[result]
+        if eqn.primitive is not made.primitive or list(eqn.invars).count(var) != 1:
+            return False
+        position = eqn.invars.index(var)
+        scan = compat.scan_of(eqn)
+        if scan:
+            return position >= scan.consts + scan.carries
+        if eqn.primitive.name == "cond":
+            return position > 0
+        return eqn.params["in_specs"][position] == made.params["out_specs"][result]
+
+    def _origin(self, atom: Any) -> Any:
+        """The variable of a number that was only reshaped, or the literal itself."""
+        while compat.is_var(atom) and atom in self._makers:
+            eqn = self._flat.eqns[self._makers[atom][0]]
+            if eqn.primitive.name not in _RESHAPES or eqn.outvars[0].aval.size != 1:
+                break
+            (atom,) = eqn.invars
+        return atom
 
 
-def loop_of(
-    pair: LoopPair,
-    forward: compat.Scan,
-    backward: compat.Scan,
-    runs: int,
-    pins: Sequence[Pin],
-) -> Loop:
-    """The pair as planners see it.
+def loop_of(pair: Pair, runs: int, pins: Sequence[Pin]) -> Loop:
+    """A pair of loops as planners see it.
 
     Args:
       runs: how often the step runs the pair, if it is inside a loop.
     """
-    flat = pair.body
-    graph = flat.graph
-    carried = tuple(range(forward.consts, forward.consts + forward.carries))
-    results = [flat.outvars[forward.carries + stack] for stack in pair.stacks]
-    needed = {flat.number_of[atom] for atom in results if compat.is_var(atom)}
-    values = set(range(len(graph.values)))
-    always_available = values.difference(carried, *(op.outputs for op in graph.ops))
+    forward = compat.scan_of(pair.forward_eqn)
+    backwards = [compat.scan_of(eqn) for eqn in pair.backward_eqns]
+    assert forward is not None and None not in backwards
+    flat = pair.flat.inner(pair.forward, 0)
+    carried = range(forward.consts, forward.consts + forward.carries)
     loop = Loop(
-        body=graph,
+        body=flat.graph,
         trips=forward.trips,
         runs=runs,
-        available=frozenset(always_available),
-        needed=frozenset(needed - always_available),
-        carried=carried,
-        reverses=forward.reverse != backward.reverse,
+        available=available_in(flat, carried),
+        needed=frozenset(),
+        carried=tuple(carried),
+        reverses=all(scan and scan.reverse != forward.reverse for scan in backwards),
         source=pair.source,
     )
+    needed = [flat.outvars[position] for position in pair.residuals]
+    return with_needed(loop, flat, needed, pins)
+
+
+def branch_of(
+    flat: Flat, needed: Sequence[Any], source: str, runs: int, pins: Sequence[Pin]
+) -> Loop:
+    """A branch of a conditional as planners see it: a loop of one trip, all on the device.
+
+    Residuals that a loop inside makes are always available: its own pair decides.
+
+    Args:
+      flat: the forward branch.
+      needed: what the backward branches read: variables and literals of the forward branch.
+    """
+    graph = flat.graph
+    inside = [op for op, eqn in enumerate(flat.eqns) if compat.computations_of(eqn)]
+    by_loops = {value for op in inside for value in graph.ops[op].outputs}
+    loop = Loop(
+        body=graph,
+        trips=1,
+        runs=runs,
+        available=available_in(flat) | by_loops,
+        needed=frozenset(),
+        source=source,
+        may_use_host=False,
+    )
+    return with_needed(loop, flat, needed, pins)
+
+
+def available_in(flat: Flat, excluded: Sequence[int] = ()) -> frozenset[int]:
+    """The values of a body that its backward body can always have: inputs and constants.
+
+    Args:
+      excluded: values that it cannot.
+    """
+    graph = flat.graph
+    made = (output for op in graph.ops for output in op.outputs)
+    return frozenset(range(len(graph.values))).difference(excluded, made)
+
+
+def with_needed(loop: Loop, flat: Flat, needed: Sequence[Any], pins: Sequence[Pin]) -> Loop:
+    """The loop with the values that its backward bodies read, and their pins.
+
+    Args:
+      needed: variables and literals of the forward body.
+    """
+    numbers = {flat.number_of[atom] for atom in needed if compat.is_var(atom)}
+    loop = replace(loop, needed=frozenset(numbers - loop.available))
     return replace(loop, pins=_pinned(flat, loop, pins)) if pins else loop
 
 

@@ -6,19 +6,22 @@ this order reproduces the program.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from memplan.errors import PlanMismatchError
+from memplan.errors import PlanMismatchError, UnsupportedProgramError
 from memplan.planning.loops import Loop, Residuals, can_segment, recomputed_ops
 from memplan.planning.problem import Pin
 from memplan.planning.transforms import LoopResiduals
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
-from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
-from memplan.program.loops.write import PairBodies, SavedForBackward
+from memplan.program.loops.joint import Halves, Joint, Replacement, Store
+from memplan.program.loops.pairs import Pair, branch_of, loop_of, pairs
+from memplan.program.loops.regions import RegionPair
+from memplan.program.loops.write import LoopPair
 from memplan.program.trace import Program, WithResiduals
 
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops unchanged
@@ -32,7 +35,7 @@ def with_residuals(program: Program, decide: Decide) -> Program:
         decisions.append((loop, decide(loop)))
         return decisions[-1][1]
 
-    rewritten = rewrite_loops(program.flat, record, program.pins).closed
+    rewritten = rewrite(program.flat, record, program.pins).closed
     residuals = tuple(decision for _, decision in decisions)
     if not any(residuals):
         return program
@@ -43,7 +46,7 @@ def with_residuals(program: Program, decide: Decide) -> Program:
 def outer_loops(program: Program) -> list[Loop]:
     """The step's pairs of loops that are not inside other pairs."""
     loops: list[Loop] = []
-    rewrite_loops(program.flat, loops.append, program.pins)
+    rewrite(program.flat, loops.append, program.pins)
     return loops
 
 
@@ -89,82 +92,173 @@ def _mismatch() -> PlanMismatchError:
     )
 
 
-def rewrite_loops(flat: Flat, decide: Decide, pins: Sequence[Pin] = (), runs: int = 1) -> Flat:
+def rewrite(
+    flat: Flat,
+    decide: Decide,
+    pins: Sequence[Pin] = (),
+    runs: int = 1,
+    may_use_host: bool = True,
+) -> Flat:
     """A flat jaxpr with the residuals that `decide` returns; itself if nothing changes.
 
     Args:
-      decide: called once per pair of loops.
+      decide: called once per pair.
       runs: how often the jaxpr runs in a step.
+      may_use_host: residuals may be in host memory.
     """
-    return _Rewriter(flat, decide, pins, runs).run()
+    rewriter = _Rewriter(flat, decide, pins, runs, may_use_host)
+    rewriter.rewrite(len(flat.eqns))
+    return rewriter.result()
 
 
 @dataclass
 class _Rewriter:
+    """Rewrites the pairs of one flat jaxpr, those inside a pair first."""
+
     flat: Flat
     decide: Decide
     pins: Sequence[Pin]
     runs: int
+    may_use_host: bool
     # id of an equation -> the function that replaces it
-    replacements: dict[int, Callable[..., list[Any]]] = field(default_factory=dict)
+    replacements: dict[int, Replacement] = field(default_factory=dict)
 
-    def run(self) -> Flat:
-        paired = {pair.backward: pair for pair in loop_pairs(self.flat)}
-        partners = {pair.forward for pair in paired.values()}
+    def rewrite(self, end: int) -> None:
+        """Rewrite the pairs whose forward equation is before equation `end`, and bodies before."""
+        paired = {number: pair for pair in pairs(self.flat) for number in pair.numbers}
         for number, eqn in enumerate(self.flat.eqns):
-            scan = compat.scan_of(eqn)
             pair = paired.get(number)
-            if scan is None or number in partners:
-                continue
             if pair is None:
-                self._rewrite_body(number, scan)
-            else:
+                if number < end:
+                    self._rewrite_bodies(number, eqn)
+            elif number == pair.backwards[0] and pair.forward < end:
                 self._rewrite_pair(pair)
+
+    def result(self) -> Flat:
+        """The rewritten jaxpr."""
         if not self.replacements:
             return self.flat
         return Flat(compat.dce(self.flat.retraced(self._results)))
 
-    def _rewrite_body(self, number: int, scan: compat.Scan) -> None:
-        """Rewrite the pairs in the body of an unpaired loop."""
-        eqn = self.flat.eqns[number]
-        flat = self.flat.inner(number, 0)
-        body = rewrite_loops(flat, self.decide, self.pins, self.runs * scan.trips)
-        if body is not flat:
-            run_body = compat.jaxpr_as_fun(body.closed)
-            self.replacements[id(eqn)] = lambda operands: scan.run(run_body, operands)
+    def _results(self, *inputs: Any) -> list[Any]:
+        store: Store = {}
 
-    def _rewrite_pair(self, pair: LoopPair) -> None:
-        forward_eqn = self.flat.eqns[pair.forward]
-        backward_eqn = self.flat.eqns[pair.backward]
-        forward = compat.scan_of(forward_eqn)
-        backward = compat.scan_of(backward_eqn)
-        assert forward is not None and backward is not None
-        loop = loop_of(pair, forward, backward, self.runs, self.pins)
+        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+            replacement = self.replacements.get(id(eqn))
+            return replacement(operands, store) if replacement else compat.bind(eqn, operands)
+
+        return interpret(self.flat.closed, inputs, rule)
+
+    def _rewrite_bodies(self, number: int, eqn: compat.JaxprEqn) -> None:
+        """Rewrite the pairs in the bodies of an equation that is in no pair."""
+        written = eqn
+        for index, inner in enumerate(compat.bodies_of(eqn)):
+            flat = self._inner(number, index)
+            if flat is None:
+                continue
+            with compat.inside(eqn):
+                body = self._inside(eqn, inner.trips).rewritten(flat)
+            if body is not flat:
+                written = compat.with_computation(written, index, body.closed)
+        if written is not eqn:
+            self.replacements[id(eqn)] = lambda operands, _: compat.bind(written, operands)
+
+    def _inner(self, number: int, index: int) -> Flat | None:
+        """A body of an equation; None if it writes into mutable arrays."""
+        try:
+            return self.flat.inner(number, index)
+        except UnsupportedProgramError:
+            return None
+
+    def _inside(self, eqn: compat.JaxprEqn, trips: int = 1) -> _Body:
+        """How to rewrite the bodies of an equation."""
+        may_use_host = self.may_use_host and eqn.primitive.name == "scan"
+        return _Body(self.decide, self.pins, self.runs * trips, may_use_host)
+
+    def _rewrite_pair(self, pair: Pair) -> None:
+        if pair.kind == "scan":
+            self._rewrite_loops(pair)
+        else:
+            self._rewrite_regions(pair)
+
+    def _rewrite_loops(self, pair: Pair) -> None:
+        loop = loop_of(pair, self.runs, self.pins)
+        loop = loop if self.may_use_host else replace(loop, may_use_host=False)
         residuals = self.decide(loop)
         if residuals is None:
             return
-        runs = self.runs * forward.trips
+        body = self._inside(pair.forward_eqn, loop.trips)
+        forward, backwards = LoopPair(pair, loop, residuals).write(body.rewrite)
+        self._replace(pair, forward.run, [backward.run for backward in backwards])
 
-        def rewrite(body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-            return rewrite_loops(Flat(flatten(body)), self.decide, self.pins, runs).closed
+    def _rewrite_regions(self, pair: Pair) -> None:
+        """Rewrite pairs that are in the bodies of the equations, and across; then the bodies."""
+        eqn = pair.forward_eqn
+        count = len(compat.bodies_of(eqn))
+        with compat.inside(eqn):
+            body = self._inside(eqn)
+            halves = [body.halves(Joint.of(pair, index), pair) for index in range(count)]
+        if any(is_changed for _, is_changed in halves):
+            written = RegionPair(pair, [half for half, _ in halves])
+            numbers = range(len(pair.backwards))
+            backwards = [functools.partial(written.run_backward, number) for number in numbers]
+            self._replace(pair, written.run_forward, backwards)
 
-        written = PairBodies(pair, forward, backward, loop, residuals).write(rewrite)
-        saved = list[SavedForBackward]()
+    def _replace(
+        self,
+        pair: Pair,
+        run_forward: Callable[[list[Any]], tuple[list[Any], Any]],
+        run_backwards: Sequence[Callable[[list[Any], Any], list[Any]]],
+    ) -> None:
+        """Replace the equations of a pair.
 
-        def run_forward(operands: list[Any]) -> list[Any]:
-            results, saved_values = written.run_forward(operands)
-            saved.append(saved_values)
+        Args:
+          run_forward: operands -> results, and what the backward equations get.
+          run_backwards: (operands, what the forward equation saved for them) -> results.
+        """
+
+        def forward(operands: list[Any], store: Store) -> list[Any]:
+            results, store[pair.forward] = run_forward(operands)
             return results
 
-        def run_backward(operands: list[Any]) -> list[Any]:
-            return written.run_backward(operands, saved.pop())
+        self.replacements[id(pair.forward_eqn)] = forward
+        for eqn, run in zip(pair.backward_eqns, run_backwards, strict=True):
+            self.replacements[id(eqn)] = lambda operands, store, run=run: run(
+                operands, store[pair.forward]
+            )
 
-        self.replacements[id(forward_eqn)] = run_forward
-        self.replacements[id(backward_eqn)] = run_backward
 
-    def _results(self, *inputs: Any) -> list[Any]:
-        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> list[Any]:
-            replacement = self.replacements.get(id(eqn))
-            return compat.bind(eqn, operands) if replacement is None else replacement(operands)
+@dataclass(frozen=True)
+class _Body:
+    """How to rewrite a body of an equation."""
 
-        return interpret(self.flat.closed, inputs, rule)
+    decide: Decide
+    pins: Sequence[Pin]
+    runs: int
+    may_use_host: bool
+
+    def rewritten(self, flat: Flat) -> Flat:
+        """The body with the residuals that `decide` returns."""
+        return rewrite(flat, self.decide, self.pins, self.runs, self.may_use_host)
+
+    def rewrite(self, body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+        """The same, for a body that is not flat yet."""
+        return self.rewritten(Flat(flatten(body))).closed
+
+    def halves(self, joint: Joint, pair: Pair) -> tuple[Halves, bool]:
+        """The bodies of a pair, rewritten; and did they change?
+
+        XLA inlines a `shard_map`, so what a plan of kernels can recompute is left to it. A loop's
+        results stay residuals, as its own pair decided them.
+        """
+        rewriter = _Rewriter(joint.flat, self.decide, self.pins, self.runs, self.may_use_host)
+        rewriter.rewrite(joint.ends[0])
+        halves = joint.halves(rewriter.replacements)
+        is_changed = bool(rewriter.replacements)
+        if pair.kind == "shard_map":
+            return halves, is_changed
+        loop = branch_of(halves.forward, halves.crossing, pair.source, self.runs, self.pins)
+        residuals = self.decide(loop) if loop.needed else None
+        if residuals is None:
+            return halves, is_changed
+        return halves.recomputing(loop, residuals, self.rewrite), True

@@ -70,7 +70,7 @@ def _reads_stacks(flat: Flat, number: int, in_loop: bool) -> bool:
 
 def _unpaired(flat: Flat) -> list[int]:
     """Numbers of the equations that belong to no pair of loops."""
-    paired = {number for pair in loop_pairs(flat) for number in (pair.forward, pair.backward)}
+    paired = {number for pair in loop_pairs(flat) for number in pair.numbers}
     return [number for number, _ in enumerate(flat.eqns) if number not in paired]
 
 

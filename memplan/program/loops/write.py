@@ -12,22 +12,28 @@ from jax import lax
 
 from memplan.planning.loops import Loop, Residuals, recomputed_ops
 from memplan.program import compat
+from memplan.program.flat import Flat
 from memplan.program.host_memory import DEVICE, HostArray
 from memplan.program.interpret import bindings, interpret_eqns
-from memplan.program.loops.pairs import LoopPair
+from memplan.program.loops.pairs import Pair
+
+Rewrite = Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]
+"""Flattens a body, and rewrites the pairs inside."""
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class LoopInputs:
-    """The constants and stacks that the forward loop reads; the backward loop reads them, too."""
+    """The constants and stacks that the forward loop reads; the backward loops read them, too."""
 
     consts: list[Any]
     stacks: list[Any]
 
 
+@jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class SavedForBackward:
-    """The values that the forward loop saves for the backward loop."""
+    """The values that the forward loop saves for the backward loops."""
 
     inputs: LoopInputs
     snapshots: list[Any]  # for each carried value, its stack over the segments
@@ -35,269 +41,104 @@ class SavedForBackward:
 
 
 @dataclass(frozen=True)
-class PairBodies:
-    """The new loop bodies of a pair.
+class LoopPair:
+    """A pair of loops with its new residuals.
 
-    The forward body returns the new residuals after its own results. The backward body takes the
+    The forward body returns the new residuals after its own results. A backward body takes the
     constants of the forward loop before its own operands, and after them the slices of the forward
     loop and the residuals.
     """
 
-    pair: LoopPair
-    forward: compat.Scan
-    backward: compat.Scan
+    pair: Pair
     loop: Loop
     residuals: Residuals
 
-    def write(self, rewrite: Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]) -> WrittenPair:
-        """Trace the new bodies.
+    @property
+    def body(self) -> Flat:
+        """The forward body."""
+        return self.pair.flat.inner(self.pair.forward, 0)
 
-        Args:
-          rewrite: flattens a body, and rewrites the loops inside.
-        """
-        inputs = [compat.as_struct(var.aval) for var in self.pair.body.invars]
-        residuals = [compat.as_struct(self.var_of(value).aval) for value in self.residuals.stacked]
-        consts, _, slices = self.forward.split(inputs)
-        backward_inputs = [compat.as_struct(var.aval) for var in self.backward.body.jaxpr.invars]
-        own_consts, own_carries, own_slices = self.backward.split(backward_inputs)
-        remaining = self.not_replaced(own_slices)
-        forward_body = rewrite(jax.make_jaxpr(self._run_forward)(*inputs))
-        backward_body = rewrite(
-            jax.make_jaxpr(
-                self._run_backward,
-            )(consts, own_consts, own_carries, remaining, slices, residuals)
-        )
-        return WrittenPair(self, forward_body, backward_body)
+    @property
+    def scan(self) -> compat.Scan:
+        """The forward loop."""
+        scan = compat.scan_of(self.pair.forward_eqn)
+        assert scan is not None
+        return scan
 
-    def var_of(self, value: int) -> Any:
-        """The variable of a value of the forward body."""
-        return self.pair.body.values[value]
+    def write(self, rewrite: Rewrite) -> tuple[ForwardLoop, list[BackwardLoop]]:
+        """Trace the new bodies."""
+        inputs = [compat.as_struct(var.aval) for var in self.body.invars]
+        forward = ForwardLoop(self, rewrite(jax.make_jaxpr(self._run_forward)(*inputs)))
+        numbers = range(len(self.pair.backwards))
+        return forward, [BackwardLoop.traced(forward, number, rewrite) for number in numbers]
 
-    def not_replaced(self, slices: Sequence[Any]) -> list[Any]:
-        """The backward loop's slices, or stacks, without those that the new residuals replace."""
-        replaced = set(self.pair.stacks.values())
-        return [piece for number, piece in enumerate(slices) if number not in replaced]
+    def vars_of(self, values: Sequence[int]) -> list[Any]:
+        """The variables of values of the forward body."""
+        return [self.body.values[value] for value in values]
+
+    @property
+    def replaced(self) -> frozenset[int]:
+        """The forward loop's stacks that the new residuals replace."""
+        return frozenset(position - self.scan.carries for position in self.pair.residuals)
 
     def _run_forward(self, *inputs: Any) -> list[Any]:
         """The forward body: its carries, the remaining stacks, the new residuals."""
-        flat = self.pair.body
-        carries = self.forward.carries
-        remaining = [
+        flat = self.body
+        own = [
             atom
-            for number, atom in enumerate(
-                flat.outvars[carries:],
-            )
-            if number not in self.pair.stacks
+            for position, atom in enumerate(flat.outvars)
+            if position not in self.pair.residuals
         ]
-        residuals = map(self.var_of, self.residuals.stacked)
-        outputs = [*flat.outvars[:carries], *remaining, *residuals]
+        outputs = [*own, *self.vars_of(self.residuals.stacked)]
         return interpret_eqns(flat.eqns, bindings(flat.closed, inputs), outputs)
-
-    def _run_backward(
-        self,
-        consts: Any,
-        own_consts: Any,
-        own_carries: Any,
-        remaining: Any,
-        slices: Any,
-        residuals: Any,
-    ) -> list[Any]:
-        """The backward body, which recomputes the values that it no longer receives."""
-        flat = self.pair.body
-        const_vars, _, slice_vars = self.forward.split(flat.invars)
-        bound = dict(compat.consts_of(flat.closed))
-        bound.update(zip([*const_vars, *slice_vars], [*consts, *slices], strict=True))
-        residual_vars = map(self.var_of, self.residuals.stacked)
-        bound.update(zip(residual_vars, residuals, strict=True))
-
-        eqns = [flat.eqns[op] for op in recomputed_ops(self.loop, self.residuals)]
-        stacked_atoms = flat.outvars[self.forward.carries :]
-        matches = self.pair.stacks.items()
-        replaced = {slice_number: stacked_atoms[number] for number, slice_number in matches}
-        with jax.named_scope(compat.REMATTED):
-            values = interpret_eqns(eqns, bound, list(replaced.values()))
-
-        recomputed = dict(zip(replaced, values, strict=True))
-        next_remaining = iter(remaining)
-        own_slices = [
-            recomputed[number] if number in recomputed else next(next_remaining)
-            for number in range(len(remaining) + len(recomputed))
-        ]
-        return compat.jaxpr_as_fun(self.backward.body)(*own_consts, *own_carries, *own_slices)
 
 
 @dataclass(frozen=True)
-class WrittenPair:
-    """A pair of loops over the new bodies.
+class ForwardLoop:
+    """The forward loop over its new body.
 
-    `run_forward` returns the values that it saves, and `run_backward` takes them. The first trips
-    of the forward loop may be in segments. The forward loop saves a snapshot of each segment: the
-    values that are carried into it. The backward loop runs the segment again from its snapshot, now
-    with residuals, before it runs the segment's own trips backward. The forward loop stacks the
+    The first trips may be in segments. The loop saves a snapshot of each segment: the values that
+    are carried into it. A backward loop runs the segment again from its snapshot, now with
+    residuals, before it runs the segment's own trips backward. The forward loop stacks the
     residuals of all other trips.
 
     Trips in segments are numbered in the order of the forward loop. They index the whole stacks
     that they read and write, so no segment copies its part of a stack.
     """
 
-    bodies: PairBodies
-    forward_body: compat.ClosedJaxpr
-    backward_body: compat.ClosedJaxpr
+    loops: LoopPair
+    body: compat.ClosedJaxpr
 
-    def run_forward(self, operands: Sequence[Any]) -> tuple[list[Any], SavedForBackward]:
-        """The forward loop: the results of its equation, and the values for the backward loop.
+    def run(self, operands: Sequence[Any]) -> tuple[list[Any], SavedForBackward]:
+        """The results of its equation, and the values for the backward loops.
 
-        A result that only the backward loop reads is None: it is no longer stacked.
+        A result that only backward loops read is None: it is no longer stacked.
         """
-        consts, carried, stacks = self._forward.split(operands)
+        consts, carried, stacks = self.scan.split(operands)
         inputs = LoopInputs(consts, stacks)
-        if self._residuals.segments:
-            result_avals = self.forward_body.out_avals[self._forward.carries : self._own_results]
-            results = self._empty_stacks(result_avals)
+        if self.residuals.segments:
+            result_avals = self.body.out_avals[self.scan.carries : self._own_results]
+            results = _empty_stacks(self.scan.trips, result_avals)
             (carried, results), snapshots = self._run_segments(inputs, carried, results)
-            first = self._residuals.segmented_trips
-            count = self._forward.trips - first
-            carried, results, residuals = self._run_trips(inputs, first, count, carried, results)
+            first = self.residuals.segmented_trips
+            count = self.scan.trips - first
+            carried, results, residuals = self.run_trips(inputs, first, count, carried, results)
         else:
             snapshots = []
-            carried, results, residuals = self._run_whole_forward(inputs, carried)
+            carried, results, residuals = self._run_whole(inputs, carried)
 
         next_result = iter(results)
-        replaced = self.bodies.pair.stacks
+        replaced = self.loops.replaced
         all_results = [
-            None
-            if number in replaced
-            else next(
-                next_result,
-            )
+            None if number in replaced else next(next_result)
             for number in range(len(results) + len(replaced))
         ]
         return [*carried, *all_results], SavedForBackward(inputs, snapshots, residuals)
 
-    def run_backward(self, operands: Sequence[Any], saved: SavedForBackward) -> list[Any]:
-        """The backward loop: the results of its equation."""
-        consts, carried, stacks = self._backward.split(operands)
-        own = LoopInputs(consts, self.bodies.not_replaced(stacks))
-        if not self._residuals.segments:
-            return self._run_whole_backward(saved, own, carried)
-        results = self._empty_stacks(self.backward_body.out_avals[self._backward.carries :])
-        length = self._residuals.segment_trips
-        first = self._residuals.segmented_trips
-        count = self._forward.trips - first
-        state = (carried, results)
-        state = self._run_trips_back(saved.inputs, first, count, own, saved.residuals, state)
-
-        def run_segment_back(number: Any, state: Any, snapshot: list[Any]) -> Any:
-            *_, residuals = self._run_trips(saved.inputs, number * length, length, snapshot, [])
-            state = self._run_trips_back(
-                saved.inputs,
-                number * length,
-                length,
-                own,
-                residuals,
-                state,
-            )
-            return state, [], []
-
-        segments = self._residuals.segments
-        state, _ = _scan(run_segment_back, state, saved.snapshots, segments, reverse=True)
-        carried, results = state
-        return [*carried, *results]
-
-    @property
-    def _forward(self) -> compat.Scan:
-        return self.bodies.forward
-
-    @property
-    def _backward(self) -> compat.Scan:
-        return self.bodies.backward
-
-    @property
-    def _residuals(self) -> Residuals:
-        return self.bodies.residuals
-
-    @property
-    def _own_results(self) -> int:
-        """How many results the forward body has besides the residuals."""
-        return len(self.forward_body.out_avals) - len(self._residuals.stacked)
-
-    def _run_whole_forward(
-        self,
-        inputs: LoopInputs,
-        carried: list[Any],
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """The forward loop without segments: its carries, its results, the stacked residuals."""
-        forward, backward = self._forward, self._backward
-        result_count = self._own_results - forward.carries
-        on_host = self._residuals.stacked_on_host
-
-        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
-            carried, results, residuals = self._forward_trip(inputs, carried, slices)
-            host_residuals, device_residuals = _by_memory(residuals, on_host)
-            return carried, host_residuals, [*results, *device_residuals]
-
-        # The first trip writes the layer before its own. The last trip of the loop that reads
-        # the stack fetches the layer after its own.
-        padding = (
-            int(not forward.reverse or backward.reverse),
-            int(forward.reverse or not backward.reverse),
-        )
-        avals = [self.bodies.var_of(value).aval for value in self._residuals.stacked]
-        host_avals, _ = _by_memory(avals, on_host)
-        hosts = [_empty_on_host(aval, forward.trips, padding) for aval in host_avals]
-        carried, (hosts, stacked) = _scan(
-            trip, carried, inputs.stacks, forward.trips, hosts, forward.reverse, forward.unroll
-        )
-        residuals = _merged((hosts, stacked[result_count:]), on_host)
-        return carried, stacked[:result_count], residuals
-
-    def _run_whole_backward(
-        self,
-        saved: SavedForBackward,
-        own: LoopInputs,
-        carried: list[Any],
-    ) -> list[Any]:
-        """The backward loop without segments."""
-        count = len(own.stacks) + len(saved.inputs.stacks)
-        backward = self._backward
-
-        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
-            carried, results = self._backward_trip(
-                saved.inputs,
-                own.consts,
-                carried,
-                slices[:count],
-                slices[count:],
-            )
-            return carried, [], results
-
-        stacks = [*own.stacks, *saved.inputs.stacks, *saved.residuals]
-        carried, (_, results) = _scan(
-            trip, carried, stacks, backward.trips, reverse=backward.reverse, unroll=backward.unroll
-        )
-        return [*carried, *results]
-
-    def _run_segments(
-        self, inputs: LoopInputs, carried: list[Any], results: list[Any]
-    ) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
-        """The forward loop over the segments: its carries and results, and the snapshots."""
-        length = self._residuals.segment_trips
-        on_host = self._residuals.snapshots_on_host
-
-        def run_segment(number: Any, state: Any, _: Any) -> Any:
-            carried, results, _ = self._run_trips(inputs, number * length, length, *state)
-            return (carried, results), *_by_memory(state[0], on_host)
-
-        host_carried, _ = _by_memory(carried, on_host)
-        segments = self._residuals.segments
-        hosts = [_empty_on_host(aval, segments, padding=(1, 0)) for aval in host_carried]
-        state, snapshots = _scan(run_segment, (carried, results), [], segments, hosts)
-        return state, _merged(snapshots, on_host)
-
-    def _run_trips(
+    def run_trips(
         self, inputs: LoopInputs, first: Any, count: int, carried: list[Any], results: list[Any]
     ) -> tuple[list[Any], list[Any], list[Any]]:
-        """Trips of the forward loop from position `first` on.
+        """Trips from position `first` on.
 
         Args:
           results: stacks into which the trips write their results; empty if they have been written.
@@ -309,18 +150,198 @@ class WrittenPair:
             return carried, results, []
 
         def trip(position: Any, state: Any, _: Any) -> Any:
-            layer = self._layer(first + position)
+            layer = self.layer(first + position)
             carried, stacks = state
             slices = _slices(inputs.stacks, layer)
-            carried, results, residuals = self._forward_trip(inputs, carried, slices)
+            carried, results, residuals = self._trip(inputs, carried, slices)
             return (carried, stacks and _written(stacks, results, layer)), [], residuals
 
-        unroll = self._forward.unroll
+        unroll = self.scan.unroll
         state, (_, residuals) = _scan(trip, (carried, results), [], count, unroll=unroll)
         carried, results = state
         return carried, results, residuals
 
-    def _run_trips_back(
+    def layer(self, position: Any) -> Any:
+        """The index of a trip's slices in the stacks."""
+        return self.scan.trips - 1 - position if self.scan.reverse else position
+
+    @property
+    def scan(self) -> compat.Scan:
+        return self.loops.scan
+
+    @property
+    def residuals(self) -> Residuals:
+        return self.loops.residuals
+
+    @property
+    def _own_results(self) -> int:
+        """How many results the body has besides the residuals."""
+        return len(self.body.out_avals) - len(self.residuals.stacked)
+
+    def _run_whole(
+        self, inputs: LoopInputs, carried: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """The loop without segments: its carries, its results, the stacked residuals."""
+        scan = self.scan
+        result_count = self._own_results - scan.carries
+        on_host = self.residuals.stacked_on_host
+
+        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
+            carried, results, residuals = self._trip(inputs, carried, slices)
+            host_residuals, device_residuals = _by_memory(residuals, on_host)
+            return carried, host_residuals, [*results, *device_residuals]
+
+        # The first trip writes the layer before its own. The last trip of a loop that reads the
+        # stack fetches the layer after its own.
+        readers = [eqn.params["reverse"] for eqn in self.loops.pair.backward_eqns]
+        padding = (
+            int(not scan.reverse or any(readers)),
+            int(scan.reverse or not all(readers)),
+        )
+        avals = [var.aval for var in self.loops.vars_of(self.residuals.stacked)]
+        host_avals, _ = _by_memory(avals, on_host)
+        hosts = [_empty_on_host(aval, scan.trips, padding) for aval in host_avals]
+        carried, (hosts, stacked) = _scan(
+            trip, carried, inputs.stacks, scan.trips, hosts, scan.reverse, scan.unroll
+        )
+        residuals = _merged((hosts, stacked[result_count:]), on_host)
+        return carried, stacked[:result_count], residuals
+
+    def _run_segments(
+        self, inputs: LoopInputs, carried: list[Any], results: list[Any]
+    ) -> tuple[tuple[list[Any], list[Any]], list[Any]]:
+        """The loop over the segments: its carries and results, and the snapshots."""
+        length = self.residuals.segment_trips
+        on_host = self.residuals.snapshots_on_host
+
+        def run_segment(number: Any, state: Any, _: Any) -> Any:
+            carried, results, _ = self.run_trips(inputs, number * length, length, *state)
+            return (carried, results), *_by_memory(state[0], on_host)
+
+        host_carried, _ = _by_memory(carried, on_host)
+        segments = self.residuals.segments
+        hosts = [_empty_on_host(aval, segments, padding=(1, 0)) for aval in host_carried]
+        state, snapshots = _scan(run_segment, (carried, results), [], segments, hosts)
+        return state, _merged(snapshots, on_host)
+
+    def _trip(
+        self, inputs: LoopInputs, carried: list[Any], slices: list[Any]
+    ) -> tuple[list[Any], list[Any], list[Any]]:
+        """One trip: its carries, its own results, and the residuals."""
+        run = compat.jaxpr_as_fun(self.body)
+        results = list(run(*inputs.consts, *carried, *slices))
+        carries = self.scan.carries
+        own = self._own_results
+        return results[:carries], results[carries:own], results[own:]
+
+
+@dataclass(frozen=True)
+class BackwardLoop:
+    """A backward loop over its new body, which recomputes the values that it no longer receives."""
+
+    forward: ForwardLoop
+    number: int  # among the backward loops of the pair
+    scan: compat.Scan
+    body: compat.ClosedJaxpr
+
+    @classmethod
+    def traced(cls, forward: ForwardLoop, number: int, rewrite: Rewrite) -> BackwardLoop:
+        """The loop with its new body."""
+        loops = forward.loops
+        scan = compat.scan_of(loops.pair.backward_eqns[number])
+        assert scan is not None
+        loop = cls(forward, number, scan, scan.body)
+        consts, _, slices = loops.scan.split(_structs(loops.body.invars))
+        own_consts, own_carries, own_slices = scan.split(_structs(scan.body.jaxpr.invars))
+        residuals = _structs(loops.vars_of(loops.residuals.stacked))
+        operands = consts, own_consts, own_carries, loop._own(own_slices), slices, residuals
+        return cls(forward, number, scan, rewrite(jax.make_jaxpr(loop._run_old_body)(*operands)))
+
+    def run(self, operands: Sequence[Any], saved: SavedForBackward) -> list[Any]:
+        """The results of its equation."""
+        consts, carried, stacks = self.scan.split(operands)
+        own = LoopInputs(consts, self._own(stacks))
+        residuals = self.forward.residuals
+        if not residuals.segments:
+            return self._run_whole(saved, own, carried)
+        results = _empty_stacks(self.scan.trips, self.body.out_avals[self.scan.carries :])
+        length = residuals.segment_trips
+        first = residuals.segmented_trips
+        count = self.scan.trips - first
+        state = (carried, results)
+        state = self._run_trips(saved.inputs, first, count, own, saved.residuals, state)
+
+        def run_segment_back(number: Any, state: Any, snapshot: list[Any]) -> Any:
+            first = number * length
+            *_, stacked = self.forward.run_trips(saved.inputs, first, length, snapshot, [])
+            return self._run_trips(saved.inputs, first, length, own, stacked, state), [], []
+
+        count = residuals.segments
+        state, _ = _scan(run_segment_back, state, saved.snapshots, count, reverse=True)
+        carried, results = state
+        return [*carried, *results]
+
+    @property
+    def _replaced(self) -> dict[int, int]:
+        """Its stacks that residuals replace: number -> position of the forward loop's result."""
+        first = self.scan.consts + self.scan.carries
+        operands = self.forward.loops.pair.operands_of(self.number)
+        return {position - first: result for position, result in operands.items()}
+
+    def _own(self, stacks: Sequence[Any]) -> list[Any]:
+        """Its stacks, or slices of them, without those that residuals replace."""
+        replaced = self._replaced
+        return [stack for number, stack in enumerate(stacks) if number not in replaced]
+
+    def _run_old_body(
+        self,
+        consts: Any,
+        own_consts: Any,
+        own_carries: Any,
+        own_slices: Any,
+        slices: Any,
+        residuals: Any,
+    ) -> list[Any]:
+        """The loop's old body behind the values that it no longer receives."""
+        loops = self.forward.loops
+        flat = loops.body
+        const_vars, _, slice_vars = loops.scan.split(flat.invars)
+        bound = dict(zip([*const_vars, *slice_vars], [*consts, *slices], strict=True))
+        bound.update(zip(loops.vars_of(loops.residuals.stacked), residuals, strict=True))
+        needed = [flat.outvars[result] for result in self._replaced.values()]
+        values = recompute(flat, loops.loop, loops.residuals, bound, needed)
+        recomputed = dict(zip(self._replaced, values, strict=True))
+        next_own = iter(own_slices)
+        all_slices = [
+            recomputed[number] if number in recomputed else next(next_own)
+            for number in range(len(own_slices) + len(recomputed))
+        ]
+        return compat.jaxpr_as_fun(self.scan.body)(*own_consts, *own_carries, *all_slices)
+
+    def _run_whole(
+        self, saved: SavedForBackward, own: LoopInputs, carried: list[Any]
+    ) -> list[Any]:
+        """The loop without segments."""
+        count = len(own.stacks) + len(saved.inputs.stacks)
+        scan = self.scan
+
+        def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
+            carried, results = self._trip(
+                saved.inputs,
+                own.consts,
+                carried,
+                slices[:count],
+                slices[count:],
+            )
+            return carried, [], results
+
+        stacks = [*own.stacks, *saved.inputs.stacks, *saved.residuals]
+        carried, (_, results) = _scan(
+            trip, carried, stacks, scan.trips, reverse=scan.reverse, unroll=scan.unroll
+        )
+        return [*carried, *results]
+
+    def _run_trips(
         self,
         inputs: LoopInputs,
         first: Any,
@@ -329,34 +350,24 @@ class WrittenPair:
         residuals: list[Any],
         state: tuple[list[Any], list[Any]],
     ) -> tuple[list[Any], list[Any]]:
-        """Trips of the backward loop that belong to the forward loop's from position `first` on.
+        """Trips that belong to the forward loop's from position `first` on.
 
         Args:
-          state: the carries and results of the backward loop, before and after.
+          state: the carries and results of the loop, before and after.
         """
         if not count:
             return state
 
         def trip(position: Any, state: Any, residuals: list[Any]) -> Any:
-            layer = self._layer(first + position)
+            layer = self.forward.layer(first + position)
             carried, stacks = state
             slices = _slices([*own.stacks, *inputs.stacks], layer)
-            carried, results = self._backward_trip(inputs, own.consts, carried, slices, residuals)
+            carried, results = self._trip(inputs, own.consts, carried, slices, residuals)
             return (carried, _written(stacks, results, layer)), [], []
 
-        return _scan(trip, state, residuals, count, reverse=True, unroll=self._backward.unroll)[0]
+        return _scan(trip, state, residuals, count, reverse=True, unroll=self.scan.unroll)[0]
 
-    def _forward_trip(
-        self, inputs: LoopInputs, carried: list[Any], slices: list[Any]
-    ) -> tuple[list[Any], list[Any], list[Any]]:
-        """One trip of the forward loop: its carries, its own results, and the residuals."""
-        run = compat.jaxpr_as_fun(self.forward_body)
-        results = list(run(*inputs.consts, *carried, *slices))
-        carries = self._forward.carries
-        own = self._own_results
-        return results[:carries], results[carries:own], results[own:]
-
-    def _backward_trip(
+    def _trip(
         self,
         inputs: LoopInputs,
         own_consts: list[Any],
@@ -364,19 +375,34 @@ class WrittenPair:
         slices: list[Any],
         residuals: list[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """One trip of the backward loop: its carries and its results."""
-        run = compat.jaxpr_as_fun(self.backward_body)
+        """One trip: its carries and its results."""
+        run = compat.jaxpr_as_fun(self.body)
         results = list(run(*inputs.consts, *own_consts, *carried, *slices, *residuals))
-        carries = self._backward.carries
-        return results[:carries], results[carries:]
+        return results[: self.scan.carries], results[self.scan.carries :]
 
-    def _layer(self, position: Any) -> Any:
-        """The index of a trip's slices in the stacks."""
-        return self._forward.trips - 1 - position if self._forward.reverse else position
 
-    def _empty_stacks(self, avals: Sequence[Any]) -> list[Any]:
-        trips = self._forward.trips
-        return [compat.empty((trips, *aval.shape), aval.dtype, DEVICE) for aval in avals]
+def recompute(
+    flat: Flat, loop: Loop, residuals: Residuals, bound: dict[Any, Any], needed: Sequence[Any]
+) -> list[Any]:
+    """Values of a forward body, computed in a backward body from those that it has.
+
+    Args:
+      flat: the forward body.
+      bound: the available values and the residuals, by variable.
+      needed: variables and literals of the forward body.
+    """
+    eqns = [flat.eqns[op] for op in recomputed_ops(loop, residuals)]
+    available = {**dict(compat.consts_of(flat.closed)), **bound}
+    with jax.named_scope(compat.REMATTED):
+        return interpret_eqns(eqns, available, needed)
+
+
+def _structs(variables: Sequence[Any]) -> list[Any]:
+    return [compat.as_struct(var.aval) for var in variables]
+
+
+def _empty_stacks(trips: int, avals: Sequence[Any]) -> list[Any]:
+    return [compat.empty_like(aval, trips) for aval in avals]
 
 
 def _empty_on_host(aval: Any, trips: int, padding: tuple[int, int]) -> HostArray:

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from memplan.hardware import catalog
-from memplan.planning.loops import Residuals, extra_seconds, stacked_nbytes
+from memplan.planning.loops import Loop, Residuals, extra_seconds, stacked_nbytes
 from memplan.program.loops.choose import fewer_residuals
 from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import Program, trace
@@ -18,13 +18,18 @@ def chosen(program: Program) -> list[Residuals]:
     return [residuals for _, residuals in program.loops if residuals is not None]
 
 
+def outer(program: Program) -> list[tuple[Loop, Residuals]]:
+    """Those pairs, and their residuals, that are not inside another's backward body."""
+    loops = outer_loops(program.original)
+    return [(loop, kept) for loop, kept in program.loops if kept is not None and loop in loops]
+
+
 def nbytes(program: Program) -> int:
-    return sum(stacked_nbytes(loop, residuals) for loop, residuals in program.loops)
+    return sum(stacked_nbytes(loop, residuals) for loop, residuals in outer(program))
 
 
 def seconds(program: Program) -> float:
-    decided = [(loop, residuals) for loop, residuals in program.loops if residuals is not None]
-    return sum(extra_seconds(loop, residuals, DEVICE) for loop, residuals in decided)
+    return sum(extra_seconds(loop, residuals, DEVICE) for loop, residuals in outer(program))
 
 
 @pytest.fixture

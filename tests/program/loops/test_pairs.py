@@ -10,7 +10,7 @@ import pytest
 
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
-from memplan.program.loops.pairs import LoopPair, loop_of, loop_pairs
+from memplan.program.loops.pairs import Pair, loop_of, loop_pairs
 from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import trace
 from tests.program.scans import STEPS, traced
@@ -18,7 +18,7 @@ from tests.program.scans import STEPS, traced
 ROWS = jnp.ones((4, 3))
 
 
-def pairs(function: Callable[..., Any], *args: Any) -> tuple[Flat, list[LoopPair]]:
+def pairs(function: Callable[..., Any], *args: Any) -> tuple[Flat, list[Pair]]:
     flat = Flat(flatten(jax.make_jaxpr(function)(*args)))
     return flat, list(loop_pairs(flat))
 
@@ -40,10 +40,14 @@ def test_a_pair_says_which_stack_is_read_as_which() -> None:
         return reads(xs, second, first)
 
     flat, (pair,) = pairs(step, ROWS)
-    backward = compat.scan_of(flat.eqns[pair.backward])
-    assert backward is not None and pair.forward < pair.backward
-    assert pair.stacks == {0: 2, 1: 1}
-    assert not {eqn.primitive.name for eqn in pair.body.eqns} & {"jit", "pjit"}
+    (number,) = pair.backwards
+    backward = compat.scan_of(flat.eqns[number])
+    assert backward is not None and pair.forward < number
+    first = backward.consts + backward.carries
+    assert pair.residuals == {0: (first + 2,), 1: (first + 1,)}
+    assert pair.operands_of(0) == {first + 2: 0, first + 1: 1}
+    body = flat.inner(pair.forward, 0)
+    assert not {eqn.primitive.name for eqn in body.eqns} & {"jit", "pjit"}
 
 
 @pytest.mark.parametrize(
@@ -77,17 +81,13 @@ def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> N
 
     flat, (pair,) = pairs(step, ROWS)
     loops = [number for number, eqn in enumerate(flat.eqns) if compat.scan_of(eqn)]
-    assert (pair.forward, pair.backward) == (loops[1], loops[2]) and len(pair.stacks) == 2
+    assert pair.numbers == (loops[1], loops[2]) and len(pair.residuals) == 2
 
 
 def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     flat = traced("layers")[0].flat
     (pair,) = loop_pairs(flat)
-    forward, backward = (
-        compat.scan_of(flat.eqns[number]) for number in (pair.forward, pair.backward)
-    )
-    assert forward is not None and backward is not None
-    loop = loop_of(pair, forward, backward, runs=3, pins=())
+    loop = loop_of(pair, runs=3, pins=())
     assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.available
     # the weights of a layer

@@ -1,0 +1,216 @@
+"""The bodies of a pair as one flat jaxpr, which is rewritten whole and divided again.
+
+In it, a backward body reads the values of the forward body directly. So a pair of equations that
+are in different bodies of an outer pair is a pair like any other.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from memplan.planning.loops import Loop, Residuals
+from memplan.program import compat
+from memplan.program.flat import Flat, flatten, renamed
+from memplan.program.interpret import interpret_eqns
+from memplan.program.loops.pairs import Pair
+from memplan.program.loops.write import Rewrite, recompute
+
+Store = dict[int, Any]
+"""What rewritten forward equations save for their backward equations: number -> tree of arrays."""
+Replacement = Callable[[list[Any], Store], Sequence[Any]]
+"""(operands, store) -> results of an equation; None for a result that it no longer makes."""
+
+
+@dataclass(frozen=True)
+class Halves:
+    """The bodies of a pair, after a change of what they have in common.
+
+    Attributes:
+      forward: its results are its own, then those for the backward bodies.
+      own: how many results are its own.
+      backwards: their inputs are their own, then the results of the forward body for them.
+    """
+
+    forward: Flat
+    own: int
+    backwards: tuple[compat.ClosedJaxpr, ...]
+
+    @property
+    def crossing(self) -> Sequence[Any]:
+        """The forward body's results for the backward bodies: variables and literals."""
+        return self.forward.outvars[self.own :]
+
+    def pruned(self) -> Halves:
+        """Without results that no backward body reads, and without duplicates."""
+        count = len(self.crossing)
+        if not count:
+            return self
+        reads = [compat.read_inputs(closed)[-count:] for closed in self.backwards]
+        keys = [atom if compat.is_var(atom) else id(atom) for atom in self.crossing]
+        wanted = [any(flags) for flags in zip(*reads, strict=True)]
+        numbers = {key: number for number, key in enumerate(keys) if wanted[number]}
+        kept = [self.crossing[number] for number in numbers.values()]
+        position = {key: number for number, key in enumerate(numbers)}
+
+        def narrowed(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+            closed = compat.dce(closed)
+            own, crossing = closed.jaxpr.invars[:-count], closed.jaxpr.invars[-count:]
+
+            def run(*operands: Any) -> list[Any]:
+                values = operands[len(own) :]
+                bound = dict(compat.consts_of(closed))
+                bound.update(zip(own, operands, strict=False))
+                for var, key in zip(crossing, keys, strict=True):
+                    if key in position:
+                        bound[var] = values[position[key]]
+                return interpret_eqns(closed.jaxpr.eqns, bound, closed.jaxpr.outvars)
+
+            return jax.make_jaxpr(run)(*_structs([*own, *kept]))
+
+        results = [*self.forward.outvars[: self.own], *kept]
+        forward = Flat(compat.dce(compat.with_results(self.forward.closed, results)))
+        return Halves(forward, self.own, tuple(map(narrowed, self.backwards)))
+
+    def recomputing(self, loop: Loop, residuals: Residuals, rewrite: Rewrite) -> Halves:
+        """The halves with other residuals; the backward bodies recompute the others.
+
+        Args:
+          loop: the forward body as planners see it.
+          rewrite: flattens a backward body, and rewrites the pairs inside.
+        """
+        flat = self.forward
+        stacked = [flat.values[value] for value in residuals.stacked]
+        always = [flat.values[value] for value in sorted(loop.available)]
+        always = [var for var in always if var not in dict(compat.consts_of(flat.closed))]
+        crossing = [*always, *stacked]
+        results = [*flat.outvars[: self.own], *crossing]
+
+        def recomputing(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+            own = closed.jaxpr.invars[: len(closed.jaxpr.invars) - len(self.crossing)]
+
+            def run(*operands: Any) -> list[Any]:
+                bound = dict(zip(crossing, operands[len(own) :], strict=True))
+                needed = recompute(flat, loop, residuals, bound, self.crossing)
+                return compat.jaxpr_as_fun(closed)(*operands[: len(own)], *needed)
+
+            structs = [compat.as_struct(atom.aval) for atom in [*own, *crossing]]
+            return rewrite(jax.make_jaxpr(run)(*structs))
+
+        forward = Flat(compat.with_results(flat.closed, results))
+        return Halves(forward, self.own, tuple(map(recomputing, self.backwards))).pruned()
+
+
+@dataclass(frozen=True)
+class Joint:
+    """The forward body of a pair, then its backward bodies, in one flat jaxpr.
+
+    Attributes:
+      inputs: of each body, without residuals.
+      results: of each body, without residuals.
+      ends: of each body, the number of its last equation, plus 1.
+    """
+
+    flat: Flat
+    inputs: tuple[list[Any], ...]
+    results: tuple[list[Any], ...]
+    ends: tuple[int, ...]
+
+    @classmethod
+    def of(cls, pair: Pair, index: int) -> Joint:
+        """The bodies of a pair, by their index among the bodies of an equation."""
+        forward = pair.flat.inner(pair.forward, index)
+        results = enumerate(forward.outvars)
+        bodies = [forward.closed]
+        inputs = [list(forward.invars)]
+        outputs = [[atom for position, atom in results if position not in pair.residuals]]
+        eqns = list(forward.eqns)
+        ends = [len(eqns)]
+        for number, backward in enumerate(pair.backwards):
+            body = pair.flat.inner(backward, index)
+            first = len(pair.flat.eqns[backward].invars) - len(body.invars)
+            names = {
+                body.invars[operand - first]: forward.outvars[result]
+                for operand, result in pair.operands_of(number).items()
+            }
+            bodies.append(body.closed)
+            inputs.append([var for var in body.invars if var not in names])
+            outputs.append([renamed(names, atom) for atom in body.outvars])
+            eqns += [
+                eqn.replace(invars=[renamed(names, atom) for atom in eqn.invars])
+                for eqn in body.eqns
+            ]
+            ends.append(len(eqns))
+        closed = compat.joined(bodies, sum(inputs, []), sum(outputs, []), eqns)
+        return cls(Flat(closed), tuple(inputs), tuple(outputs), tuple(ends))
+
+    def halves(self, replacements: Mapping[int, Replacement]) -> Halves:
+        """The bodies again, with other functions in place of some equations.
+
+        Args:
+          replacements: by id of the equation.
+        """
+        end = self.ends[0]
+        values = {*self.inputs[0], *(var for eqn in self.flat.eqns[:end] for var in eqn.outvars)}
+        reads = [atom for eqn in self.flat.eqns[end:] for atom in eqn.invars]
+        reads += [atom for results in self.results[1:] for atom in results]
+        read_later = [
+            var for var in dict.fromkeys(filter(compat.is_var, reads)) if var in values
+        ]
+        saved = list[Any]()  # the structure of what the forward body returns for the others
+
+        def rule(store: Store) -> Callable[..., Sequence[Any]]:
+            def run(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+                replacement = replacements.get(id(eqn))
+                return replacement(operands, store) if replacement else compat.bind(eqn, operands)
+
+            return run
+
+        def run_forward(*inputs: Any) -> list[Any]:
+            store: Store = {}
+            bound = {**self._consts, **dict(zip(self.inputs[0], inputs, strict=True))}
+            outputs = [*self.results[0], *read_later]
+            results = interpret_eqns(self.flat.eqns[:end], bound, outputs, rule(store))
+            own = results[: len(self.results[0])]
+            made = {
+                var: value
+                for var, value in zip(read_later, results[len(own) :], strict=True)
+                if value is not None
+            }
+            leaves, structure = jax.tree.flatten((list(made.values()), store))
+            saved[:] = list(made), structure
+            return [*own, *leaves]
+
+        closed = jax.make_jaxpr(run_forward)(*_structs(self.inputs[0]))
+        forward = Flat(flatten(closed))
+        crossing = _structs(forward.outvars[len(self.results[0]) :])
+
+        def traced(number: int) -> compat.ClosedJaxpr:
+            inputs = self.inputs[number]
+            eqns = self.flat.eqns[self.ends[number - 1] : self.ends[number]]
+
+            def run_backward(*operands: Any) -> list[Any]:
+                made, structure = saved
+                leaves = operands[len(inputs) :]
+                values, store = jax.tree.unflatten(structure, leaves)
+                bound = {**dict.fromkeys(read_later), **self._consts}  # None: no longer made
+                bound.update(zip(inputs, operands, strict=False))
+                bound.update(zip(made, values, strict=True))
+                return interpret_eqns(eqns, bound, self.results[number], rule(store))
+
+            return flatten(jax.make_jaxpr(run_backward)(*_structs(inputs), *crossing))
+
+        backwards = tuple(traced(number) for number in range(1, len(self.ends)))
+        return Halves(forward, len(self.results[0]), backwards).pruned()
+
+    @property
+    def _consts(self) -> dict[Any, Any]:
+        return dict(compat.consts_of(self.flat.closed))
+
+
+def _structs(atoms: Sequence[Any]) -> list[Any]:
+    return [compat.as_struct(atom.aval) for atom in atoms]
