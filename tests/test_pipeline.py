@@ -90,10 +90,10 @@ class TestOnce:
     def test_all_compilations_count_where_the_first_is_kept(
         self, compiled: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def same(program: Program, *_: Any, **__: Any) -> Any:
+        def same(_: Any, program: Program, *__: Any) -> Any:
             return replace(program, rewritten=program.jaxpr)
 
-        monkeypatch.setattr(candidates, "fewer_residuals", same)
+        monkeypatch.setattr(candidates.Candidates, "fewer_residuals", same)
         step, args = dense(16, 2)
         outcome = pipeline.best(step, args, {}, DONATE, Request(1))
         assert outcome.unmodified is outcome.planned.plain

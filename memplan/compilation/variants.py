@@ -16,8 +16,8 @@ from memplan.program.trace import Program
 
 # A plan above 1.25 times its bound is slow, and compared with other programs.
 _SLOW_RATIO = 1.25
-# If a step uses less than this share of the budget, its loops may keep more residuals.
-_FULL_SHARE = 0.8
+# Where a choice of residuals fits, compile another only if it promises to save this share of a step.
+_LEAST_GAIN = 0.02
 # More bytes than any step has: with this excess, loops keep as few residuals as they can.
 _EXCEEDS_ALL = 1 << 62
 # Raise the excess by at least a hundredth of the budget, so that a near miss or a slow plan does
@@ -70,20 +70,27 @@ class Variants:
         """Returns the best outcome with fewer residuals; None if no choice keeps fewer.
 
         The first choice keeps `excess` bytes fewer. Each compilation corrects that figure for the
-        next. If none fits, the choice with the fewest residuals is the last.
+        next. After one that fits, the next must promise to be faster. If none fits, the choice with
+        the fewest residuals is the last.
         """
+        residuals = self.candidates.residuals
         tried = set[tuple[Transform, ...]]()
         best: Outcome | None = None
         while choice := self.candidates.fewer_residuals(program, excess, may_use_host):
             is_new = choice.transforms not in tried
+            if best is not None and is_new and not needs_better(best):
+                gain_s = residuals.seconds(best.program) - residuals.seconds(choice)
+                if gain_s < _LEAST_GAIN * best.step_s:
+                    break
             if is_new:
                 tried.add(choice.transforms)
                 self.notify("compiling with fewer residuals in its loops", None)
                 outcome = yield choice
                 best = outcome if best is None else better(best, outcome)
-                if excess == _EXCEEDS_ALL or (not needs_better(outcome) and _is_full(outcome)):
+                if excess == _EXCEEDS_ALL:
                     break
-                excess += _correction(outcome)
+                fewer = residuals.nbytes(program) - residuals.nbytes(choice)
+                excess = fewer + _correction(outcome)
             if not is_new or len(tried) >= self.tries:
                 if excess == _EXCEEDS_ALL or best is None or best.fits:
                     break
@@ -126,10 +133,6 @@ def needs_better(outcome: Outcome) -> bool:
 def better(best: Outcome, candidate: Outcome) -> Outcome:
     """The better of two outcomes by `Outcome.rank`, the first if they are equal."""
     return min(best, candidate, key=lambda outcome: outcome.rank)
-
-
-def _is_full(outcome: Outcome) -> bool:
-    return outcome.device_bytes > _FULL_SHARE * outcome.limits.device_bytes
 
 
 def _correction(outcome: Outcome) -> int:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
 from memplan.planning.transforms import StateOnHost
-from memplan.program.loops.choose import fewer_residuals, pinned_residuals
+from memplan.program.loops.choose import ResidualChoices, pinned_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.slabs.choose import SlabCandidate, slab_programs
 from memplan.program.trace import Program
@@ -53,8 +53,13 @@ class Candidates:
         host_bytes = self.host_bytes if may_use_host else 0
         # With state on the host, each trip of a loop in one piece streams its layer.
         may_segment = not self.state.inputs
-        candidate = fewer_residuals(program, self.device, host_bytes, excess_bytes, may_segment)
+        candidate = self.residuals.fewer(program, host_bytes, excess_bytes, may_segment)
         return None if candidate is None else self._with_state(candidate)
+
+    @functools.cached_property
+    def residuals(self) -> ResidualChoices:
+        """The residuals that the step's loops may have."""
+        return ResidualChoices(self.step, self.device)
 
     def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
         """Yield the step in slabs; none is expected to take more than `slowdown` times as long."""

@@ -43,16 +43,34 @@ class Fake:
 
 
 @dataclass
+class FakeResiduals:
+    """The estimates: a choice stacks as many bytes fewer as it was asked to."""
+
+    gain_s: float = 0.0  # that each choice promises after the one before it
+    stacked: dict[int, tuple[int, float]] = field(default_factory=dict)  # by id of the program
+
+    def nbytes(self, program: Program) -> int:
+        return self.stacked.get(id(program), (0, 0.0))[0]
+
+    def seconds(self, program: Program) -> float:
+        return self.stacked.get(id(program), (0, 0.0))[1]
+
+    def add(self, program: Program, nbytes: int) -> None:
+        self.stacked.setdefault(id(program), (nbytes, -self.gain_s * len(self.stacked)))
+
+
+@dataclass
 class FakeCandidates:
     """The other programs of a step, in order."""
 
     program: Program
     by_index: Program | None
-    choices: list[Program]  # with fewer residuals
+    choices: list[Program | None]  # with fewer residuals; None: there is no other
     slabs: tuple[SlabCandidate, ...]
     expected_s: float  # of all slabs, relative to the step
     splits: bool = True
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
+    residuals: FakeResiduals = field(default_factory=FakeResiduals)
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
@@ -61,7 +79,10 @@ class FakeCandidates:
     def fewer_residuals(self, program: Program, excess: int, may_use_host: bool) -> Program | None:
         assert program in (self.program, self.by_index)
         self.missing.append(excess)
-        return self.choices.pop(0) if self.choices else None
+        choice = self.choices.pop(0) if self.choices else None
+        if choice is not None:
+            self.residuals.add(choice, -excess)
+        return choice
 
     def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
         return iter(self.slabs if slowdown >= self.expected_s else ())
@@ -70,11 +91,12 @@ class FakeCandidates:
 def attempt(
     compiler: Fake,
     program: Program = PROGRAM,
-    programs: tuple[Program, ...] = (),
+    programs: tuple[Program | None, ...] = (),
     slabs: tuple[Program, ...] = (),
     expected_bytes: tuple[int, ...] = (),
     expected_s: float = 1.0,
     by_index: Program | None = None,
+    gain_s: float = 0.0,
     **options: Any,
 ) -> Outcome:
     nbytes = expected_bytes or (100,) * len(slabs)
@@ -83,6 +105,7 @@ def attempt(
         for part, size in zip(slabs, nbytes, strict=True)
     )
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
+    candidates.residuals.gain_s = gain_s
     result = Attempts(compiler, cast(Any, candidates), lambda *_: None, **options).run(program)
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
     compiler.missing = candidates.missing
@@ -162,7 +185,7 @@ def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
     assert [id(program) for program, *_ in compiler.calls] == [
         id(program) for program in (PROGRAM, *programs[:2])
     ]
-    assert compiler.missing == [30, 50]
+    assert compiler.missing == [30, 50, 40]
     assert result.program is programs[1] and result.compilations == 3
 
 
@@ -173,8 +196,9 @@ def test_what_waits_for_the_host_is_compared_with_what_does_not_use_it(
     programs = with_residuals(0), with_residuals(1)
     waiting = outcome(programs[0], 90, waits_s=0.06)
     compiler = Fake([*misses((PROGRAM, 130)), waiting, outcome(programs[1], 95, seconds=seconds)])
-    assert attempt(compiler, programs=programs).program is programs[chosen]
-    assert compiler.missing == [30, 30]
+    choices = programs[0], None, programs[1]
+    assert attempt(compiler, programs=choices).program is programs[chosen]
+    assert compiler.missing == [30, 20, 30, 25]
 
 
 def test_what_was_compiled_and_not_taken_is_told() -> None:
@@ -202,8 +226,17 @@ def test_where_much_is_left_loops_may_keep_more(seconds: float, chosen: int) -> 
             outcome(programs[1], 95, seconds=seconds),
         ]
     )
-    assert attempt(compiler, programs=programs).program is programs[chosen]
-    assert compiler.missing == [30, -10]
+    assert attempt(compiler, programs=programs, gain_s=1.0).program is programs[chosen]
+    assert compiler.missing == [30, -10, -15]
+
+
+@pytest.mark.parametrize(("gain_s", "compilations"), [(0.03, 3), (0.01, 2)])
+def test_loops_that_may_keep_more_are_compiled_where_they_promise_to_be_faster(
+    gain_s: float, compilations: int
+) -> None:
+    takes = [*misses((PROGRAM, 130)), 60, 95][:compilations]
+    programs = with_residuals(0), with_residuals(1)
+    assert attempt(Fake(takes), programs=programs, gain_s=gain_s).compilations == compilations
 
 
 def test_where_a_plan_of_kernels_makes_up_for_what_is_missing_slowly_loops_keep_fewer() -> None:
@@ -211,7 +244,7 @@ def test_where_a_plan_of_kernels_makes_up_for_what_is_missing_slowly_loops_keep_
     slow = outcome(programs[0], 100, seconds=6.0)
     compiler = Fake([*misses((PROGRAM, 130)), slow, outcome(programs[1], 98)])
     assert attempt(compiler, programs=programs).program is programs[1]
-    assert compiler.missing == [30, 31]
+    assert compiler.missing == [30, 31, 29]
 
 
 def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None:
@@ -382,7 +415,7 @@ def test_loops_keep_fewer_residuals_where_their_stacks_are_read_by_index() -> No
     indexed, fewer = by_index(), with_residuals(0)
     compiler = Fake([*misses((PROGRAM, 130), (indexed, 110)), 95])
     assert attempt(compiler, by_index=indexed, programs=(fewer,)).program is fewer
-    assert compiler.missing == [10]
+    assert compiler.missing == [10, 5]
 
 
 def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> None:

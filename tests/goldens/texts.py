@@ -21,7 +21,7 @@ import memplan
 from memplan import request
 from memplan.errors import InfeasibleBudgetError
 from memplan.hardware import catalog
-from memplan.program.loops.choose import fewer_residuals
+from memplan.program.loops.choose import ResidualChoices
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.slabs.choose import slab_programs
 from memplan.program.trace import Program, comparable, trace
@@ -55,7 +55,8 @@ def in_slabs(name: str, nbytes: int) -> str:
 
 def with_fewer_residuals(name: str, nbytes: int) -> str:
     """The equations with loops that keep so many bytes fewer."""
-    program = fewer_residuals(traced(name), V100, V100.memory_bytes, nbytes)
+    step = traced(name)
+    program = ResidualChoices(step, V100).fewer(step, V100.memory_bytes, nbytes)
     assert program is not None
     return _equations(program)
 

@@ -1,7 +1,8 @@
 """Choose residuals: the fastest options of a step's pairs of loops within a limit of bytes."""
 
+import functools
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
@@ -11,6 +12,7 @@ from memplan.planning.loops import (
     Option,
     Residuals,
     cheapest,
+    extra_seconds,
     options,
     stacked_nbytes,
 )
@@ -18,43 +20,69 @@ from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
 
 
-def fewer_residuals(
-    program: Program, device: Device, host_bytes: int, excess_bytes: int, may_segment: bool = True
-) -> Program | None:
-    """The fastest program that stacks `excess_bytes` fewer bytes, else the one that stacks fewest.
+@dataclass(frozen=True)
+class ResidualChoices:
+    """The residuals that a step may have, and what they cost by the planner's estimate."""
 
-    Args:
-      may_segment: loops may run in segments, which index whole stacks.
+    step: Program  # as the user wrote it
+    device: Device
 
-    Returns:
-      None if no loop reads another's stacks, or if the loops cannot stack fewer bytes.
-    """
-    original = program.original
-    loops = _loops_of(original)
-    frontiers = [
-        options(
-            loop if may_segment else replace(loop, reverses=False),
-            device,
-            host_bytes,
+    def fewer(
+        self,
+        program: Program,
+        host_bytes: int,
+        excess_bytes: int,
+        may_segment: bool = True,
+    ) -> Program | None:
+        """The fastest program that stacks `excess_bytes` fewer, else the one that stacks fewest.
+
+        Args:
+          program: the step, maybe with other residuals.
+          may_segment: loops may run in segments, which index whole stacks.
+
+        Returns:
+          None if no equation makes residuals for another, or if there cannot be fewer.
+        """
+        loops = self._loops
+        frontiers = [
+            options(loop if may_segment else replace(loop, reverses=False), self.device, host_bytes)
+            for loop in loops
+        ]
+        current_nbytes = self.nbytes(program)
+        choice, price = _fastest(frontiers, current_nbytes - excess_bytes)
+        if _nbytes(choice) >= current_nbytes:
+            return None
+
+        def decide(loop: Loop) -> Residuals:
+            if loop in loops:
+                return choice[loops.index(loop)].residuals
+            return cheapest(loop, price, self.device, host_bytes > 0)  # inside a backward body
+
+        return with_residuals(self.step, decide)
+
+    def nbytes(self, program: Program) -> int:
+        """Bytes of a program's stacks on the device."""
+        return sum(stacked_nbytes(loop, residuals) for loop, residuals in self._residuals(program))
+
+    def seconds(self, program: Program) -> float:
+        """Seconds that a program's residuals add to the step."""
+        return sum(
+            extra_seconds(loop, residuals, self.device)
+            for loop, residuals in self._residuals(program)
+            if residuals is not None
         )
-        for loop in loops
-    ]
-    current_nbytes = sum(stacked_nbytes(loop, _residuals_of(loop, program)) for loop in loops)
-    choice, price = _fastest(frontiers, current_nbytes - excess_bytes)
-    if _nbytes(choice) >= current_nbytes:
-        return None
 
-    def decide(loop: Loop) -> Residuals:
-        if loop in loops:
-            return choice[loops.index(loop)].residuals
-        return cheapest(loop, price, device, host_bytes > 0)  # inside a backward body
+    def _residuals(self, program: Program) -> list[tuple[Loop, Residuals | None]]:
+        """The step's pairs with a program's residuals; None as the user wrote them."""
+        decided = list(program.loops)
+        return [
+            (loop, next((chosen for decided_loop, chosen in decided if decided_loop == loop), None))
+            for loop in self._loops
+        ]
 
-    return with_residuals(original, decide)
-
-
-def _residuals_of(loop: Loop, program: Program) -> Residuals | None:
-    """The residuals of a loop in a transformed program; None as the user wrote them."""
-    return next((residuals for candidate, residuals in program.loops if candidate == loop), None)
+    @functools.cached_property
+    def _loops(self) -> list[Loop]:
+        return _loops_of(self.step)
 
 
 def pinned_residuals(program: Program, device: Device) -> Program:
@@ -80,9 +108,7 @@ def _nbytes(choice: Sequence[Option]) -> int:
     return sum(option.nbytes for option in choice)
 
 
-def _fastest(
-    frontiers: Sequence[Sequence[Option]], nbytes: int
-) -> tuple[list[Option], float]:
+def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> tuple[list[Option], float]:
     """The fastest choice of one option per pair within `nbytes`, else the smallest choice.
 
     First all pairs pay the same price per byte. Then each pair in turn takes the bytes that remain.

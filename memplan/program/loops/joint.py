@@ -76,46 +76,20 @@ class Halves:
         forward = Flat(compat.dce(compat.with_results(self.forward.closed, results)))
         return Halves(forward, self.own, tuple(map(narrowed, self.backwards)))
 
-    def recomputing(self, loop: Loop, residuals: Residuals, rewrite: Rewrite) -> Halves:
-        """The halves with other residuals; the backward bodies recompute the others.
-
-        Args:
-          loop: the forward body as planners see it.
-          rewrite: flattens a backward body, and rewrites the pairs inside.
-        """
-        flat = self.forward
-        stacked = [flat.values[value] for value in residuals.stacked]
-        always = [flat.values[value] for value in sorted(loop.available)]
-        always = [var for var in always if var not in dict(compat.consts_of(flat.closed))]
-        crossing = [*always, *stacked]
-        results = [*flat.outvars[: self.own], *crossing]
-
-        def recomputing(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-            own = closed.jaxpr.invars[: len(closed.jaxpr.invars) - len(self.crossing)]
-
-            def run(*operands: Any) -> list[Any]:
-                bound = dict(zip(crossing, operands[len(own) :], strict=True))
-                needed = recompute(flat, loop, residuals, bound, self.crossing)
-                return compat.jaxpr_as_fun(closed)(*operands[: len(own)], *needed)
-
-            structs = [compat.as_struct(atom.aval) for atom in [*own, *crossing]]
-            return rewrite(jax.make_jaxpr(run)(*structs))
-
-        forward = Flat(compat.with_results(flat.closed, results))
-        return Halves(forward, self.own, tuple(map(recomputing, self.backwards))).pruned()
-
 
 @dataclass(frozen=True)
 class Joint:
     """The forward body of a pair, then its backward bodies, in one flat jaxpr.
 
     Attributes:
+      forward: the forward body; its equations are the first of `flat`.
       inputs: of each body, without residuals.
       results: of each body, without residuals.
       ends: of each body, the number of its last equation, plus 1.
     """
 
     flat: Flat
+    forward: Flat
     inputs: tuple[list[Any], ...]
     results: tuple[list[Any], ...]
     ends: tuple[int, ...]
@@ -146,21 +120,38 @@ class Joint:
             ]
             ends.append(len(eqns))
         closed = compat.joined(bodies, sum(inputs, []), sum(outputs, []), eqns)
-        return cls(Flat(closed), tuple(inputs), tuple(outputs), tuple(ends))
+        return cls(Flat(closed), forward, tuple(inputs), tuple(outputs), tuple(ends))
 
-    def halves(self, replacements: Mapping[int, Replacement]) -> Halves:
-        """The bodies again, with other functions in place of some equations.
+    @property
+    def read_later(self) -> list[Any]:
+        """The variables of the forward body that the backward bodies read."""
+        values = set(self.forward.values)
+        reads = [atom for eqn in self.flat.eqns[self.ends[0] :] for atom in eqn.invars]
+        reads += [atom for results in self.results[1:] for atom in results]
+        return [var for var in dict.fromkeys(filter(compat.is_var, reads)) if var in values]
+
+    def halves(
+        self,
+        replacements: Mapping[int, Replacement],
+        rewrite: Rewrite,
+        loop: Loop | None = None,
+        residuals: Residuals | None = None,
+    ) -> Halves:
+        """The bodies again, with other functions in place of some equations, and other residuals.
 
         Args:
           replacements: by id of the equation.
+          rewrite: flattens a backward body, and rewrites the pairs inside.
+          loop: the forward body as planners see it, if it gets other residuals.
         """
+        read_later = self.read_later
+        kept = read_later
+        if loop is not None and residuals is not None:
+            numbers = (*residuals.stacked, *sorted(loop.available))
+            kept = [self.forward.values[number] for number in numbers]
+            kept = [var for var in kept if var not in self._consts]
+        recomputed = [var for var in read_later if var not in kept]
         end = self.ends[0]
-        values = {*self.inputs[0], *(var for eqn in self.flat.eqns[:end] for var in eqn.outvars)}
-        reads = [atom for eqn in self.flat.eqns[end:] for atom in eqn.invars]
-        reads += [atom for results in self.results[1:] for atom in results]
-        read_later = [
-            var for var in dict.fromkeys(filter(compat.is_var, reads)) if var in values
-        ]
         saved = list[Any]()  # the structure of what the forward body returns for the others
 
         def rule(store: Store) -> Callable[..., Sequence[Any]]:
@@ -173,20 +164,14 @@ class Joint:
         def run_forward(*inputs: Any) -> list[Any]:
             store: Store = {}
             bound = {**self._consts, **dict(zip(self.inputs[0], inputs, strict=True))}
-            outputs = [*self.results[0], *read_later]
+            outputs = [*self.results[0], *kept]
             results = interpret_eqns(self.flat.eqns[:end], bound, outputs, rule(store))
             own = results[: len(self.results[0])]
-            made = {
-                var: value
-                for var, value in zip(read_later, results[len(own) :], strict=True)
-                if value is not None
-            }
-            leaves, structure = jax.tree.flatten((list(made.values()), store))
-            saved[:] = list(made), structure
+            leaves, structure = jax.tree.flatten((results[len(own) :], store))
+            saved[:] = [structure]
             return [*own, *leaves]
 
-        closed = jax.make_jaxpr(run_forward)(*_structs(self.inputs[0]))
-        forward = Flat(flatten(closed))
+        forward = Flat(flatten(jax.make_jaxpr(run_forward)(*_structs(self.inputs[0]))))
         crossing = _structs(forward.outvars[len(self.results[0]) :])
 
         def traced(number: int) -> compat.ClosedJaxpr:
@@ -194,15 +179,15 @@ class Joint:
             eqns = self.flat.eqns[self.ends[number - 1] : self.ends[number]]
 
             def run_backward(*operands: Any) -> list[Any]:
-                made, structure = saved
-                leaves = operands[len(inputs) :]
-                values, store = jax.tree.unflatten(structure, leaves)
-                bound = {**dict.fromkeys(read_later), **self._consts}  # None: no longer made
+                values, store = jax.tree.unflatten(saved[0], operands[len(inputs) :])
+                bound = {**self._consts, **dict(zip(kept, values, strict=True))}
                 bound.update(zip(inputs, operands, strict=False))
-                bound.update(zip(made, values, strict=True))
+                if loop is not None and residuals is not None:
+                    again = recompute(self.forward, loop, residuals, bound, recomputed)
+                    bound.update(zip(recomputed, again, strict=True))
                 return interpret_eqns(eqns, bound, self.results[number], rule(store))
 
-            return flatten(jax.make_jaxpr(run_backward)(*_structs(inputs), *crossing))
+            return rewrite(jax.make_jaxpr(run_backward)(*_structs(inputs), *crossing))
 
         backwards = tuple(traced(number) for number in range(1, len(self.ends)))
         return Halves(forward, len(self.results[0]), backwards).pruned()

@@ -120,6 +120,7 @@ class _Rewriter:
     pins: Sequence[Pin]
     runs: int
     may_use_host: bool
+    branch_end: int | None = None  # the end of a forward branch: later equations are in another
     # id of an equation -> the function that replaces it
     replacements: dict[int, Replacement] = field(default_factory=dict)
 
@@ -175,6 +176,10 @@ class _Rewriter:
         may_use_host = self.may_use_host and eqn.primitive.name == "scan"
         return _Body(self.decide, self.pins, self.runs * trips, may_use_host)
 
+    def _leaves_branch(self, pair: Pair) -> bool:
+        """Are the backward equations in another branch than the forward equation?"""
+        return self.branch_end is not None and pair.backwards[0] >= self.branch_end
+
     def _rewrite_pair(self, pair: Pair) -> None:
         if pair.kind == "scan":
             self._rewrite_loops(pair)
@@ -183,7 +188,8 @@ class _Rewriter:
 
     def _rewrite_loops(self, pair: Pair) -> None:
         loop = loop_of(pair, self.runs, self.pins)
-        loop = loop if self.may_use_host else replace(loop, may_use_host=False)
+        in_branch = self._leaves_branch(pair)
+        loop = replace(loop, may_use_host=self.may_use_host, is_in_branch=in_branch)
         residuals = self.decide(loop)
         if residuals is None:
             return
@@ -197,7 +203,8 @@ class _Rewriter:
         count = len(compat.bodies_of(eqn))
         with compat.inside(eqn):
             body = self._inside(eqn)
-            halves = [body.halves(Joint.of(pair, index), pair) for index in range(count)]
+            in_branch = self._leaves_branch(pair)
+            halves = [body.halves(pair, index, in_branch) for index in range(count)]
         if any(is_changed for _, is_changed in halves):
             written = RegionPair(pair, [half for half, _ in halves])
             numbers = range(len(pair.backwards))
@@ -245,20 +252,29 @@ class _Body:
         """The same, for a body that is not flat yet."""
         return self.rewritten(Flat(flatten(body))).closed
 
-    def halves(self, joint: Joint, pair: Pair) -> tuple[Halves, bool]:
+    def halves(self, pair: Pair, index: int, in_branch: bool) -> tuple[Halves, bool]:
         """The bodies of a pair, rewritten; and did they change?
 
-        XLA inlines a `shard_map`, so what a plan of kernels can recompute is left to it. A loop's
-        results stay residuals, as its own pair decided them.
+        XLA inlines a `shard_map`, so what a plan of kernels can recompute is left to it. What a
+        loop makes stays a residual, as its own pair decides.
+
+        Args:
+          in_branch: the pair's equations are in the branches of another pair.
         """
-        rewriter = _Rewriter(joint.flat, self.decide, self.pins, self.runs, self.may_use_host)
+        joint = Joint.of(pair, index)
+        is_branch = pair.kind == "cond"
+        loop = residuals = None
+        if is_branch:
+            loop = branch_of(joint.forward, joint.read_later, pair.source, self.runs, self.pins)
+            residuals = self.decide(loop) if loop.needed else None
+        rewriter = _Rewriter(
+            joint.flat,
+            self.decide,
+            self.pins,
+            self.runs,
+            self.may_use_host,
+            branch_end=joint.ends[0] if is_branch or in_branch else None,
+        )
         rewriter.rewrite(joint.ends[0])
-        halves = joint.halves(rewriter.replacements)
-        is_changed = bool(rewriter.replacements)
-        if pair.kind == "shard_map":
-            return halves, is_changed
-        loop = branch_of(halves.forward, halves.crossing, pair.source, self.runs, self.pins)
-        residuals = self.decide(loop) if loop.needed else None
-        if residuals is None:
-            return halves, is_changed
-        return halves.recomputing(loop, residuals, self.rewrite), True
+        is_changed = residuals is not None or bool(rewriter.replacements)
+        return joint.halves(rewriter.replacements, self.rewrite, loop, residuals), is_changed

@@ -318,9 +318,7 @@ class BackwardLoop:
         ]
         return compat.jaxpr_as_fun(self.scan.body)(*own_consts, *own_carries, *all_slices)
 
-    def _run_whole(
-        self, saved: SavedForBackward, own: LoopInputs, carried: list[Any]
-    ) -> list[Any]:
+    def _run_whole(self, saved: SavedForBackward, own: LoopInputs, carried: list[Any]) -> list[Any]:
         """The loop without segments."""
         count = len(own.stacks) + len(saved.inputs.stacks)
         scan = self.scan

@@ -5,7 +5,7 @@ import pytest
 
 from memplan.hardware import catalog
 from memplan.planning.loops import Loop, Residuals, extra_seconds, stacked_nbytes
-from memplan.program.loops.choose import fewer_residuals
+from memplan.program.loops.choose import ResidualChoices
 from memplan.program.loops.residuals import outer_loops
 from memplan.program.trace import Program, trace
 from tests.program.scans import layers, traced
@@ -42,7 +42,7 @@ def stacked(program: Program) -> int:
 
 
 def fewer(program: Program, excess: int, host: int = 0) -> Program:
-    smaller = fewer_residuals(program, DEVICE, host, excess)
+    smaller = ResidualChoices(program, DEVICE).fewer(program, host, excess)
     assert smaller is not None
     return smaller
 
@@ -71,11 +71,13 @@ def test_where_nothing_is_enough_the_least_is_all(program: Program) -> None:
 
 
 def test_a_program_whose_loops_are_decided_has_no_other(program: Program) -> None:
-    assert fewer(program, GIB).loops and fewer_residuals(fewer(program, GIB), DEVICE, 0, 1) is None
+    smallest = fewer(program, GIB)
+    assert smallest.loops and ResidualChoices(program, DEVICE).fewer(smallest, 0, 1) is None
 
 
 def test_a_step_without_pairs_has_none() -> None:
-    assert fewer_residuals(trace(lambda x: x + 1, (1.0,), {}, {}), DEVICE, GIB, 1) is None
+    program = trace(lambda x: x + 1, (1.0,), {}, {})
+    assert ResidualChoices(program, DEVICE).fewer(program, GIB, 1) is None
 
 
 def test_loops_are_decided_together() -> None:
