@@ -28,6 +28,8 @@ class LoopResiduals:
 
     # by pair of loops, in the order of `Program.loops`; None leaves a pair as the user wrote it
     residuals: tuple[Residuals | None, ...]
+    # pairs inside a pair of loops decide for themselves what crosses those loops
+    across: bool = False
 
     @property
     def uses_host(self) -> bool:

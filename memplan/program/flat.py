@@ -125,6 +125,11 @@ class Flat:
         return readers
 
     @functools.cached_property
+    def maker(self) -> Mapping[Any, compat.JaxprEqn]:
+        """The equation that makes each variable, except inputs and constants."""
+        return {var: eqn for eqn in self.eqns for var in eqn.outvars}
+
+    @functools.cached_property
     def returned(self) -> frozenset[Any]:
         """Variables that the jaxpr returns."""
         return frozenset(filter(compat.is_var, self.outvars))

@@ -222,6 +222,11 @@ class Program:
         )
 
     @property
+    def decides_across(self) -> bool:
+        """Do pairs inside its pairs of loops decide for themselves (`loops.residuals.rewrite`)?"""
+        return any(applied.transform.across for applied in self._applied(WithResiduals))
+
+    @property
     def in_slabs(self) -> tuple[InSlabs, ...]:
         """Its computations in slabs; empty if it has none."""
         return self._applied(InSlabs)

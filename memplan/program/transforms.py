@@ -30,7 +30,7 @@ def apply(program: Program, transform: Transform) -> Program:
         case IndexedStacks():
             return follow_indexed_stacks(program)
         case LoopResiduals():
-            return follow_residuals(program, transform.residuals)
+            return follow_residuals(program, transform)
         case Slabs():
             return follow_slabs(program, transform)
         case StateOnHost():

@@ -54,7 +54,9 @@ def in_shard_map(net: Net, check_vma: bool = True) -> Net:
 
     def run(ws: Any, x: Any) -> Any:
         specs = (PartitionSpec(), rows)
-        mapped = jax.shard_map(net, mesh=mesh(), in_specs=specs, out_specs=rows, check_vma=check_vma)
+        mapped = jax.shard_map(
+            net, mesh=mesh(), in_specs=specs, out_specs=rows, check_vma=check_vma
+        )
         return mapped(ws, x)
 
     return run

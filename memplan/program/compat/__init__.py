@@ -25,6 +25,7 @@ from memplan.program.compat.compiler import (
     without_compilation_cache,
 )
 from memplan.program.compat.jaxprs import (
+    EMPTY,
     REMATTED,
     ClosedJaxpr,
     DropVar,
@@ -33,6 +34,7 @@ from memplan.program.compat.jaxprs import (
     Literal,
     Scan,
     Var,
+    as_scan,
     as_struct,
     aval_of,
     bind,

@@ -5,7 +5,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -261,6 +261,8 @@ def needs_barrier(eqn: JaxprEqn) -> bool:
     return bool(eqn.params.get("differentiated")) and bool(eqn.params.get("prevent_cse"))
 
 
+EMPTY = ("empty", "empty2")
+"""jax's primitives of uninitialized arrays."""
 REMATTED = "rematted_computation"
 """jax's scope for what a differentiated `jax.checkpoint` computes again."""
 
@@ -342,6 +344,13 @@ def scan_of(eqn: JaxprEqn) -> Scan | None:
     )
 
 
+def as_scan(eqn: JaxprEqn) -> Scan:
+    """A `lax.scan` as a `Scan`."""
+    scan = scan_of(eqn)
+    assert scan is not None
+    return scan
+
+
 @dataclass(frozen=True)
 class InnerJaxpr:
     """A branch of a `lax.cond`, or the body of a loop."""
@@ -392,7 +401,7 @@ def inside(eqn: JaxprEqn) -> Iterator[None]:
         return
     manual = manual_axes(eqn)
     mesh = eqn.params["mesh"].abstract_mesh
-    types = {name: jax.sharding.AxisType.Manual for name in manual}
+    types = dict.fromkeys(manual, jax.sharding.AxisType.Manual)
     surrounding = jax.sharding.get_abstract_mesh()
     outer = surrounding if surrounding.manual_axes else mesh
     with contextlib.ExitStack() as stack:
@@ -527,8 +536,8 @@ def with_results(closed: ClosedJaxpr, atoms: Sequence[Any]) -> ClosedJaxpr:
 
 def joined(
     bodies: Sequence[ClosedJaxpr],
-    inputs: Sequence[Any],
-    results: Sequence[Any],
+    inputs: Iterable[Any],
+    results: Iterable[Any],
     eqns: Sequence[JaxprEqn],
 ) -> ClosedJaxpr:
     """One jaxpr of equations of several, with the constants of all."""

@@ -1,5 +1,7 @@
 """Choose residuals: the fastest options of a step's pairs of loops within a limit of bytes."""
 
+from __future__ import annotations
+
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,9 +14,9 @@ from memplan.planning.loops import (
     Option,
     Residuals,
     cheapest,
-    extra_seconds,
+    option_of,
     options,
-    stacked_nbytes,
+    total_nbytes,
 )
 from memplan.program.loops.residuals import outer_loops, with_residuals
 from memplan.program.trace import Program
@@ -43,46 +45,73 @@ class ResidualChoices:
         Returns:
           None if no equation makes residuals for another, or if there cannot be fewer.
         """
-        loops = self._loops
+        limit_nbytes = self.nbytes(program) - excess_bytes
+        within, beside = (
+            self._choice(across, limit_nbytes, host_bytes, may_segment) for across in (False, True)
+        )
+        # what crosses the loops around is not computed twice inside of them
+        takes_less = beside.nbytes < within.nbytes
+        choice = beside if beside.nbytes <= limit_nbytes or takes_less else within
+        if choice.nbytes >= self.nbytes(program):
+            return None
+        return self._written(choice, host_bytes > 0)
+
+    def _choice(
+        self, across: bool, limit_nbytes: int, host_bytes: int, may_segment: bool
+    ) -> _Choice:
+        loops = self._loops[across]
         frontiers = [
             options(loop if may_segment else replace(loop, reverses=False), self.device, host_bytes)
             for loop in loops
         ]
-        current_nbytes = self.nbytes(program)
-        choice, price = _fastest(frontiers, current_nbytes - excess_bytes)
-        if _nbytes(choice) >= current_nbytes:
-            return None
+        chosen, price = _fastest(loops, frontiers, limit_nbytes)
+        return _Choice(across, chosen, price, total_nbytes(loops, chosen))
+
+    def _written(self, choice: _Choice, moves: bool) -> Program:
+        loops = self._loops[choice.across]
 
         def decide(loop: Loop) -> Residuals:
             if loop in loops:
-                return choice[loops.index(loop)].residuals
-            return cheapest(loop, price, self.device, host_bytes > 0)  # inside a backward body
+                return choice.options[loops.index(loop)].residuals
+            return cheapest(loop, choice.price, self.device, moves)  # in another's backward part
 
-        return with_residuals(self.step, decide)
+        return with_residuals(self.step, decide, choice.across)
 
     def nbytes(self, program: Program) -> int:
-        """Bytes of a program's stacks on the device."""
-        return sum(stacked_nbytes(loop, residuals) for loop, residuals in self._residuals(program))
+        """Bytes of a program's residuals on the device."""
+        pairs = self._residuals(program)
+        return total_nbytes(
+            [loop for loop, _ in pairs],
+            [option_of(loop, residuals, self.device) for loop, residuals in pairs],
+        )
 
     def seconds(self, program: Program) -> float:
         """Seconds that a program's residuals add to the step."""
-        return sum(
-            extra_seconds(loop, residuals, self.device)
-            for loop, residuals in self._residuals(program)
-            if residuals is not None
-        )
+        pairs = self._residuals(program)
+        return sum(option_of(loop, residuals, self.device).seconds for loop, residuals in pairs)
 
     def _residuals(self, program: Program) -> list[tuple[Loop, Residuals | None]]:
         """The step's pairs with a program's residuals; None as the user wrote them."""
         decided = list(program.loops)
         return [
             (loop, next((chosen for decided_loop, chosen in decided if decided_loop == loop), None))
-            for loop in self._loops
+            for loop in self._loops[program.decides_across]
         ]
 
     @functools.cached_property
-    def _loops(self) -> list[Loop]:
-        return _loops_of(self.step)
+    def _loops(self) -> tuple[list[Loop], list[Loop]]:
+        """The step's pairs; and those with what crosses the loops around (see `rewrite`)."""
+        return _loops_of(self.step), _loops_of(self.step, across=True)
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """One option per pair."""
+
+    across: bool  # see `loops.residuals.rewrite`
+    options: Sequence[Option]
+    price: float  # seconds per byte, for pairs in the backward part of others
+    nbytes: int
 
 
 def pinned_residuals(program: Program, device: Device) -> Program:
@@ -96,20 +125,18 @@ def pinned_residuals(program: Program, device: Device) -> Program:
     return with_residuals(program, decide)
 
 
-def _loops_of(program: Program) -> list[Loop]:
+def _loops_of(program: Program, across: bool = False) -> list[Loop]:
     """The program's pairs of loops; none for a step that writes into its arguments."""
     try:
-        return outer_loops(program)
+        return outer_loops(program, across)
     except UnsupportedProgramError:
         return []
 
 
-def _nbytes(choice: Sequence[Option]) -> int:
-    return sum(option.nbytes for option in choice)
-
-
-def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> tuple[list[Option], float]:
-    """The fastest choice of one option per pair within `nbytes`, else the smallest choice.
+def _fastest(
+    loops: Sequence[Loop], frontiers: Sequence[Sequence[Option]], limit_nbytes: int
+) -> tuple[list[Option], float]:
+    """The fastest choice of one option per pair within the limit, else the smallest choice.
 
     First all pairs pay the same price per byte. Then each pair in turn takes the bytes that remain.
 
@@ -118,18 +145,21 @@ def _fastest(frontiers: Sequence[Sequence[Option]], nbytes: int) -> tuple[list[O
     """
     choice = [frontier[-1] for frontier in frontiers]
     chosen_price = PRICES[-1]
-    if _nbytes(choice) > nbytes:
+    if total_nbytes(loops, choice) > limit_nbytes:
         return choice, chosen_price
     for price in PRICES:
 
         def cost(option: Option, price: float = price) -> float:
-            return option.seconds + price * option.nbytes
+            return option.seconds + price * option.total_nbytes
 
         at_price = [min(frontier, key=cost) for frontier in frontiers]
-        if _nbytes(at_price) <= nbytes:
+        if total_nbytes(loops, at_price) <= limit_nbytes:
             choice, chosen_price = at_price, price
             break
     for number, frontier in enumerate(frontiers):
-        available_nbytes = nbytes - _nbytes(choice) + choice[number].nbytes
-        choice[number] = next(option for option in frontier if option.nbytes <= available_nbytes)
+        for option in frontier:
+            more = [*choice[:number], option, *choice[number + 1 :]]
+            if total_nbytes(loops, more) <= limit_nbytes:
+                choice = more
+                break
     return choice, chosen_price

@@ -13,15 +13,16 @@ from typing import Any
 
 import jax
 
-from memplan.planning.loops import Loop, Residuals
+from memplan.planning.loops import Loop, Residuals, recomputed_ops
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten, renamed
 from memplan.program.interpret import interpret_eqns
 from memplan.program.loops.pairs import Pair
-from memplan.program.loops.write import Rewrite, recompute
 
 Store = dict[int, Any]
 """What rewritten forward equations save for their backward equations: number -> tree of arrays."""
+Rewrite = Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]
+"""Flattens a body, and rewrites the pairs inside."""
 Replacement = Callable[[list[Any], Store], Sequence[Any]]
 """(operands, store) -> results of an equation; None for a result that it no longer makes."""
 
@@ -33,11 +34,13 @@ class Halves:
     Attributes:
       forward: its results are its own, then those for the backward bodies.
       own: how many results are its own.
+      on_host: by result for the backward bodies: is it stored in host memory?
       backwards: their inputs are their own, then the results of the forward body for them.
     """
 
     forward: Flat
     own: int
+    on_host: tuple[bool, ...]
     backwards: tuple[compat.ClosedJaxpr, ...]
 
     @property
@@ -53,7 +56,10 @@ class Halves:
         reads = [compat.read_inputs(closed)[-count:] for closed in self.backwards]
         keys = [atom if compat.is_var(atom) else id(atom) for atom in self.crossing]
         wanted = [any(flags) for flags in zip(*reads, strict=True)]
-        numbers = {key: number for number, key in enumerate(keys) if wanted[number]}
+        numbers = dict[Any, int]()
+        for number, key in enumerate(keys):
+            if wanted[number]:
+                numbers.setdefault(key, number)
         kept = [self.crossing[number] for number in numbers.values()]
         position = {key: number for number, key in enumerate(numbers)}
 
@@ -74,7 +80,8 @@ class Halves:
 
         results = [*self.forward.outvars[: self.own], *kept]
         forward = Flat(compat.dce(compat.with_results(self.forward.closed, results)))
-        return Halves(forward, self.own, tuple(map(narrowed, self.backwards)))
+        on_host = tuple(self.on_host[number] for number in numbers.values())
+        return Halves(forward, self.own, on_host, tuple(map(narrowed, self.backwards)))
 
 
 @dataclass(frozen=True)
@@ -119,7 +126,8 @@ class Joint:
                 for eqn in body.eqns
             ]
             ends.append(len(eqns))
-        closed = compat.joined(bodies, sum(inputs, []), sum(outputs, []), eqns)
+        flattened = itertools.chain.from_iterable
+        closed = compat.joined(bodies, flattened(inputs), flattened(outputs), eqns)
         return cls(Flat(closed), forward, tuple(inputs), tuple(outputs), tuple(ends))
 
     @property
@@ -146,10 +154,12 @@ class Joint:
         """
         read_later = self.read_later
         kept = read_later
+        on_host: tuple[bool, ...] = ()
         if loop is not None and residuals is not None:
             numbers = (*residuals.stacked, *sorted(loop.available))
             kept = [self.forward.values[number] for number in numbers]
             kept = [var for var in kept if var not in self._consts]
+            on_host = residuals.stacked_on_host
         recomputed = [var for var in read_later if var not in kept]
         end = self.ends[0]
         saved = list[Any]()  # the structure of what the forward body returns for the others
@@ -183,14 +193,17 @@ class Joint:
                 bound = {**self._consts, **dict(zip(kept, values, strict=True))}
                 bound.update(zip(inputs, operands, strict=False))
                 if loop is not None and residuals is not None:
-                    again = recompute(self.forward, loop, residuals, bound, recomputed)
-                    bound.update(zip(recomputed, again, strict=True))
+                    again = [self.forward.eqns[op] for op in recomputed_ops(loop, residuals)]
+                    with jax.named_scope(compat.REMATTED):
+                        results = interpret_eqns(again, bound, recomputed)
+                    bound.update(zip(recomputed, results, strict=True))
                 return interpret_eqns(eqns, bound, self.results[number], rule(store))
 
             return rewrite(jax.make_jaxpr(run_backward)(*_structs(inputs), *crossing))
 
         backwards = tuple(traced(number) for number in range(1, len(self.ends)))
-        return Halves(forward, len(self.results[0]), backwards).pruned()
+        on_host += (False,) * (len(crossing) - len(on_host))
+        return Halves(forward, len(self.results[0]), on_host, backwards).pruned()
 
     @property
     def _consts(self) -> dict[Any, Any]:

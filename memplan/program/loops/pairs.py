@@ -5,7 +5,7 @@ differentiated there. The others are the backward parts.
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -177,77 +177,62 @@ class _Readers:
         return atom
 
 
-def loop_of(pair: Pair, runs: int, pins: Sequence[Pin]) -> Loop:
-    """A pair of loops as planners see it.
-
-    Args:
-      runs: how often the step runs the pair, if it is inside a loop.
-    """
-    forward = compat.scan_of(pair.forward_eqn)
-    backwards = [compat.scan_of(eqn) for eqn in pair.backward_eqns]
-    assert forward is not None and None not in backwards
-    flat = pair.flat.inner(pair.forward, 0)
-    carried = range(forward.consts, forward.consts + forward.carries)
-    loop = Loop(
-        body=flat.graph,
-        trips=forward.trips,
-        runs=runs,
-        available=available_in(flat, carried),
-        needed=frozenset(),
-        carried=tuple(carried),
-        reverses=all(scan and scan.reverse != forward.reverse for scan in backwards),
-        source=pair.source,
-    )
-    needed = [flat.outvars[position] for position in pair.residuals]
-    return with_needed(loop, flat, needed, pins)
-
-
-def branch_of(
-    flat: Flat, needed: Sequence[Any], source: str, runs: int, pins: Sequence[Pin]
+def loop_of(
+    pair: Pair,
+    index: int,
+    runs: int,
+    pins: Sequence[Pin],
+    decided: Collection[Pair] = (),
 ) -> Loop:
-    """A branch of a conditional as planners see it: a loop of one trip, all on the device.
+    """A pair of loops, or a branch of a pair of conditionals, as planners see it.
 
-    Residuals that a loop inside makes are always available: its own pair decides.
+    A branch is a loop of one trip.
 
     Args:
-      flat: the forward branch.
-      needed: what the backward branches read: variables and literals of the forward branch.
+      index: the branch's index; 0 for loops.
+      runs: how often the step runs the pair, if it is inside a loop.
+      decided: pairs in the bodies, which decide for themselves what crosses this pair.
     """
+    flat = pair.flat.inner(pair.forward, index)
     graph = flat.graph
-    inside = [op for op, eqn in enumerate(flat.eqns) if compat.computations_of(eqn)]
-    by_loops = {value for op in inside for value in graph.ops[op].outputs}
+    scan = compat.scan_of(pair.forward_eqn)
+    carried = range(scan.consts, scan.consts + scan.carries) if scan else ()
+    computed = {value for op in graph.ops for value in op.outputs}
+    by_others = {
+        graph.ops[inner.forward].outputs[position]
+        for inner in decided
+        for position in inner.residuals
+    }
+    empty = {number for number, var in enumerate(flat.values) if _is_empty(flat, var)}
+    available = set(range(len(graph.values))).difference(carried, computed) | by_others | empty
+    atoms = [flat.outvars[position] for position in pair.residuals]
+    needed = {flat.number_of[atom] for atom in atoms if compat.is_var(atom)}
+    backwards = [compat.scan_of(eqn) for eqn in pair.backward_eqns]
     loop = Loop(
         body=graph,
-        trips=1,
+        trips=scan.trips if scan else 1,
         runs=runs,
-        available=available_in(flat) | by_loops,
-        needed=frozenset(),
-        source=source,
-        may_use_host=False,
+        available=frozenset(available),
+        needed=frozenset(needed - available),
+        carried=tuple(carried),
+        reverses=all(back and scan and back.reverse != scan.reverse for back in backwards),
+        source=pair.source,
+        may_use_host=scan is not None,
     )
-    return with_needed(loop, flat, needed, pins)
-
-
-def available_in(flat: Flat, excluded: Sequence[int] = ()) -> frozenset[int]:
-    """The values of a body that its backward body can always have: inputs and constants.
-
-    Args:
-      excluded: values that it cannot.
-    """
-    graph = flat.graph
-    made = (output for op in graph.ops for output in op.outputs)
-    return frozenset(range(len(graph.values))).difference(excluded, made)
-
-
-def with_needed(loop: Loop, flat: Flat, needed: Sequence[Any], pins: Sequence[Pin]) -> Loop:
-    """The loop with the values that its backward bodies read, and their pins.
-
-    Args:
-      needed: variables and literals of the forward body.
-    """
-    numbers = {flat.number_of[atom] for atom in needed if compat.is_var(atom)}
-    loop = replace(loop, needed=frozenset(numbers - loop.available))
     return replace(loop, pins=_pinned(flat, loop, pins)) if pins else loop
+
+
+def _is_empty(flat: Flat, var: Any) -> bool:
+    """Has a value no content, as the residuals of one branch have in another?"""
+    while (maker := flat.maker.get(var)) is not None:
+        if maker.primitive.name in compat.EMPTY:
+            return True
+        if maker.primitive.name not in ("broadcast_in_dim", "pvary"):
+            return False
+        (var,) = maker.invars
+        if not compat.is_var(var):
+            return False
+    return False
 
 
 def _pinned(flat: Flat, loop: Loop, pins: Sequence[Pin]) -> Mapping[int, Pin]:

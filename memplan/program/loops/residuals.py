@@ -7,7 +7,7 @@ this order reproduces the program.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
 from memplan.program.loops.joint import Halves, Joint, Replacement, Store
-from memplan.program.loops.pairs import Pair, branch_of, loop_of, pairs
+from memplan.program.loops.pairs import Pair, loop_of, pairs
 from memplan.program.loops.regions import RegionPair
 from memplan.program.loops.write import LoopPair
 from memplan.program.trace import Program, WithResiduals
@@ -27,36 +27,40 @@ from memplan.program.trace import Program, WithResiduals
 Decide = Callable[[Loop], Residuals | None]  # None leaves the loops unchanged
 
 
-def with_residuals(program: Program, decide: Decide) -> Program:
-    """The program with the residuals that `decide` returns; itself if all of them are None."""
+def with_residuals(program: Program, decide: Decide, across: bool = False) -> Program:
+    """The program with the residuals that `decide` returns; itself if all of them are None.
+
+    Args:
+      across: see `rewrite`.
+    """
     decisions: list[tuple[Loop, Residuals | None]] = []
 
     def record(loop: Loop) -> Residuals | None:
         decisions.append((loop, decide(loop)))
         return decisions[-1][1]
 
-    rewritten = rewrite(program.flat, record, program.pins).closed
+    rewritten = rewrite(program.flat, record, program.pins, across).closed
     residuals = tuple(decision for _, decision in decisions)
     if not any(residuals):
         return program
     loops = tuple(loop for loop, _ in decisions)
-    return program.transformed(WithResiduals(LoopResiduals(residuals), loops), rewritten)
+    return program.transformed(WithResiduals(LoopResiduals(residuals, across), loops), rewritten)
 
 
-def outer_loops(program: Program) -> list[Loop]:
-    """The step's pairs of loops that are not inside other pairs."""
+def outer_loops(program: Program, across: bool = False) -> list[Loop]:
+    """The step's pairs that are not inside the backward part of other pairs."""
     loops: list[Loop] = []
-    rewrite(program.flat, loops.append, program.pins)
+    rewrite(program.flat, loops.append, program.pins, across)
     return loops
 
 
-def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Program:
-    """The program with the loops of a plan.
+def follow_residuals(program: Program, transform: LoopResiduals) -> Program:
+    """The program with the residuals of a plan.
 
     Raises:
       PlanMismatchError: the program has other loops than the plan.
     """
-    remaining = list(reversed(loops))
+    remaining = list(reversed(transform.residuals))
 
     def next_of(loop: Loop) -> Residuals | None:
         residuals = remaining.pop() if remaining else None
@@ -64,8 +68,8 @@ def follow_residuals(program: Program, loops: Sequence[Residuals | None]) -> Pro
             raise _mismatch()
         return residuals
 
-    rewritten = with_residuals(program, next_of)
-    if remaining or tuple(residuals for _, residuals in rewritten.loops) != tuple(loops):
+    rewritten = with_residuals(program, next_of, transform.across)
+    if remaining or tuple(residuals for _, residuals in rewritten.loops) != transform.residuals:
         raise _mismatch()
     return rewritten
 
@@ -92,47 +96,75 @@ def _mismatch() -> PlanMismatchError:
     )
 
 
-def rewrite(
-    flat: Flat,
-    decide: Decide,
-    pins: Sequence[Pin] = (),
-    runs: int = 1,
-    may_use_host: bool = True,
-) -> Flat:
+def rewrite(flat: Flat, decide: Decide, pins: Sequence[Pin] = (), across: bool = False) -> Flat:
     """A flat jaxpr with the residuals that `decide` returns; itself if nothing changes.
 
     Args:
       decide: called once per pair.
-      runs: how often the jaxpr runs in a step.
-      may_use_host: residuals may be in host memory.
+      across: pairs inside a pair of loops decide for themselves what crosses those loops.
     """
-    rewriter = _Rewriter(flat, decide, pins, runs, may_use_host)
-    rewriter.rewrite(len(flat.eqns))
-    return rewriter.result()
+    return _Way(decide, tuple(pins), across).rewritten(flat)
+
+
+@dataclass(frozen=True)
+class _Way:
+    """How to rewrite a jaxpr.
+
+    Attributes:
+      runs: how often it runs in a step.
+      copies: how many values of it exist at once, if its backward part is in other bodies.
+      may_use_host: residuals may be in host memory.
+      in_branch: its backward part is in the branches of another conditional.
+      place: the equations and bodies around it.
+      branches: see `Loop.branches`.
+    """
+
+    decide: Decide
+    pins: tuple[Pin, ...]
+    across: bool
+    runs: int = 1
+    copies: int = 1
+    may_use_host: bool = True
+    in_branch: bool = False
+    place: tuple[int, ...] = ()
+    branches: tuple[tuple[tuple[int, ...], int], ...] = ()
+
+    def rewritten(self, flat: Flat) -> Flat:
+        """A flat jaxpr after all its pairs."""
+        rewriter = _Rewriter(flat, self, len(flat.eqns))
+        rewriter.run()
+        return rewriter.result()
+
+    def rewrite(self, body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
+        """The same for a jaxpr that is not flat yet."""
+        return self.rewritten(Flat(flatten(body))).closed
 
 
 @dataclass
 class _Rewriter:
-    """Rewrites the pairs of one flat jaxpr, those inside a pair first."""
+    """Rewrites pairs of one flat jaxpr.
+
+    Attributes:
+      end: the number of the first equation that is in another body (`Joint`), or the count of all.
+      replacements: id of an equation -> the function that replaces it.
+      decided: pairs whose backward equations are in another body.
+    """
 
     flat: Flat
-    decide: Decide
-    pins: Sequence[Pin]
-    runs: int
-    may_use_host: bool
-    branch_end: int | None = None  # the end of a forward branch: later equations are in another
-    # id of an equation -> the function that replaces it
+    way: _Way
+    end: int
     replacements: dict[int, Replacement] = field(default_factory=dict)
+    decided: list[Pair] = field(default_factory=list)
 
-    def rewrite(self, end: int) -> None:
-        """Rewrite the pairs whose forward equation is before equation `end`, and bodies before."""
+    def run(self) -> None:
+        """Rewrite the pairs whose forward equation is before the end, and the bodies before it."""
         paired = {number: pair for pair in pairs(self.flat) for number in pair.numbers}
         for number, eqn in enumerate(self.flat.eqns):
             pair = paired.get(number)
             if pair is None:
-                if number < end:
+                if number < self.end:
                     self._rewrite_bodies(number, eqn)
-            elif number == pair.backwards[0] and pair.forward < end:
+            elif number == pair.backwards[0] and pair.forward < self.end:
                 self._rewrite_pair(pair)
 
     def result(self) -> Flat:
@@ -158,7 +190,7 @@ class _Rewriter:
             if flat is None:
                 continue
             with compat.inside(eqn):
-                body = self._inside(eqn, inner.trips).rewritten(flat)
+                body = self._inside(number, index, inner.trips).rewritten(flat)
             if body is not flat:
                 written = compat.with_computation(written, index, body.closed)
         if written is not eqn:
@@ -171,45 +203,82 @@ class _Rewriter:
         except UnsupportedProgramError:
             return None
 
-    def _inside(self, eqn: compat.JaxprEqn, trips: int = 1) -> _Body:
-        """How to rewrite the bodies of an equation."""
-        may_use_host = self.may_use_host and eqn.primitive.name == "scan"
-        return _Body(self.decide, self.pins, self.runs * trips, may_use_host)
-
-    def _leaves_branch(self, pair: Pair) -> bool:
-        """Are the backward equations in another branch than the forward equation?"""
-        return self.branch_end is not None and pair.backwards[0] >= self.branch_end
+    def _inside(self, number: int, index: int, trips: int) -> _Way:
+        """How to rewrite a body of an equation, and what it computes for itself alone."""
+        kind = self.flat.eqns[number].primitive.name
+        way = self.way
+        branch = ((*way.place, number), index)
+        return replace(
+            way,
+            runs=way.runs * trips,
+            copies=1,
+            may_use_host=way.may_use_host and kind == "scan",
+            in_branch=False,
+            place=(*way.place, number, index),
+            branches=(*way.branches, branch) if kind == "cond" else way.branches,
+        )
 
     def _rewrite_pair(self, pair: Pair) -> None:
-        if pair.kind == "scan":
-            self._rewrite_loops(pair)
-        else:
-            self._rewrite_regions(pair)
+        """Rewrite pairs that are in a pair of equations, then the pair itself."""
+        bodies = [
+            self._rewritten_body(pair, index)
+            for index in range(len(compat.bodies_of(pair.forward_eqn)))
+        ]
+        if self._leaves(pair):
+            self.decided.append(pair)
+        if any(body.is_changed for body in bodies):
+            with compat.inside(pair.forward_eqn):
+                halves = [body.halves() for body in bodies]
+            self._write(pair, halves, bodies[0].residuals)
+        elif pair.kind != "scan":
+            for number, eqn in zip(pair.backwards, pair.backward_eqns, strict=True):
+                self._rewrite_bodies(number, eqn)
 
-    def _rewrite_loops(self, pair: Pair) -> None:
-        loop = loop_of(pair, self.runs, self.pins)
-        in_branch = self._leaves_branch(pair)
-        loop = replace(loop, may_use_host=self.may_use_host, is_in_branch=in_branch)
-        residuals = self.decide(loop)
-        if residuals is None:
-            return
-        body = self._inside(pair.forward_eqn, loop.trips)
-        forward, backwards = LoopPair(pair, loop, residuals).write(body.rewrite)
-        self._replace(pair, forward.run, [backward.run for backward in backwards])
+    def _rewritten_body(self, pair: Pair, index: int) -> _RewrittenBody:
+        """What changes in one of the bodies of a pair's equations.
 
-    def _rewrite_regions(self, pair: Pair) -> None:
-        """Rewrite pairs that are in the bodies of the equations, and across; then the bodies."""
+        XLA inlines a `shard_map`, so what a plan of kernels can recompute is left to it. It reads
+        nothing across a loop or a branch.
+        """
         eqn = pair.forward_eqn
-        count = len(compat.bodies_of(eqn))
+        trips = compat.bodies_of(eqn)[index].trips
+        leaves = self._leaves(pair)
+        copies = self.way.copies if leaves else 1
+        in_branch = self.way.in_branch and leaves
+        inside = self._inside(pair.forward, index, trips)
+        across = replace(inside, copies=trips * copies, in_branch=in_branch or pair.kind == "cond")
         with compat.inside(eqn):
-            body = self._inside(eqn)
-            in_branch = self._leaves_branch(pair)
-            halves = [body.halves(pair, index, in_branch) for index in range(count)]
-        if any(is_changed for _, is_changed in halves):
-            written = RegionPair(pair, [half for half, _ in halves])
-            numbers = range(len(pair.backwards))
-            backwards = [functools.partial(written.run_backward, number) for number in numbers]
-            self._replace(pair, written.run_forward, backwards)
+            joint = Joint.of(pair, index)
+            rewriter = _Rewriter(joint.flat, across, joint.ends[0])
+            if pair.kind != "scan" or self.way.across:
+                rewriter.run()
+            body = _RewrittenBody(joint, rewriter.replacements, inside)
+            if pair.kind == "shard_map" and not leaves:
+                return body
+            loop = replace(
+                loop_of(pair, index, self.way.runs, self.way.pins, rewriter.decided),
+                copies=copies,
+                branches=inside.branches,
+                may_use_host=pair.kind == "scan" and self.way.may_use_host and not leaves,
+                is_in_branch=in_branch,
+            )
+            decides = loop.needed or pair.kind == "scan"
+            return replace(body, loop=loop, residuals=self.way.decide(loop) if decides else None)
+
+    def _leaves(self, pair: Pair) -> bool:
+        """Are the backward equations in another body than the forward equation?"""
+        return self.end <= pair.backwards[0]
+
+    def _write(self, pair: Pair, halves: Sequence[Halves], residuals: Residuals | None) -> None:
+        """Replace the equations of a pair by equations with these bodies."""
+        if pair.kind == "scan":
+            forward, backwards = LoopPair(pair, halves[0], residuals or Residuals(())).write()
+            self._replace(pair, forward.run, [backward.run for backward in backwards])
+            return
+        regions = RegionPair(pair, halves)
+        numbers = range(len(pair.backwards))
+        run_backwards = [functools.partial(regions.run_backward, number) for number in numbers]
+        self._replace(pair, regions.run_forward, run_backwards)
 
     def _replace(
         self,
@@ -236,45 +305,19 @@ class _Rewriter:
 
 
 @dataclass(frozen=True)
-class _Body:
-    """How to rewrite a body of an equation."""
+class _RewrittenBody:
+    """A body of the equations of a pair, with what changes in it."""
 
-    decide: Decide
-    pins: Sequence[Pin]
-    runs: int
-    may_use_host: bool
+    joint: Joint
+    replacements: Mapping[int, Replacement]
+    inside: _Way  # how to rewrite its backward part
+    loop: Loop | None = None
+    residuals: Residuals | None = None  # None: those that the user's program has
 
-    def rewritten(self, flat: Flat) -> Flat:
-        """The body with the residuals that `decide` returns."""
-        return rewrite(flat, self.decide, self.pins, self.runs, self.may_use_host)
+    @property
+    def is_changed(self) -> bool:
+        return bool(self.replacements) or self.residuals is not None
 
-    def rewrite(self, body: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
-        """The same, for a body that is not flat yet."""
-        return self.rewritten(Flat(flatten(body))).closed
-
-    def halves(self, pair: Pair, index: int, in_branch: bool) -> tuple[Halves, bool]:
-        """The bodies of a pair, rewritten; and did they change?
-
-        XLA inlines a `shard_map`, so what a plan of kernels can recompute is left to it. What a
-        loop makes stays a residual, as its own pair decides.
-
-        Args:
-          in_branch: the pair's equations are in the branches of another pair.
-        """
-        joint = Joint.of(pair, index)
-        is_branch = pair.kind == "cond"
-        loop = residuals = None
-        if is_branch:
-            loop = branch_of(joint.forward, joint.read_later, pair.source, self.runs, self.pins)
-            residuals = self.decide(loop) if loop.needed else None
-        rewriter = _Rewriter(
-            joint.flat,
-            self.decide,
-            self.pins,
-            self.runs,
-            self.may_use_host,
-            branch_end=joint.ends[0] if is_branch or in_branch else None,
-        )
-        rewriter.rewrite(joint.ends[0])
-        is_changed = residuals is not None or bool(rewriter.replacements)
-        return joint.halves(rewriter.replacements, self.rewrite, loop, residuals), is_changed
+    def halves(self) -> Halves:
+        rewrite = self.inside.rewrite
+        return self.joint.halves(self.replacements, rewrite, self.loop, self.residuals)

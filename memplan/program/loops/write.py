@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,15 +11,11 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from memplan.planning.loops import Loop, Residuals, recomputed_ops
+from memplan.planning.loops import Residuals
 from memplan.program import compat
-from memplan.program.flat import Flat
 from memplan.program.host_memory import DEVICE, HostArray
-from memplan.program.interpret import bindings, interpret_eqns
+from memplan.program.loops.joint import Halves
 from memplan.program.loops.pairs import Pair
-
-Rewrite = Callable[[compat.ClosedJaxpr], compat.ClosedJaxpr]
-"""Flattens a body, and rewrites the pairs inside."""
 
 
 @jax.tree_util.register_dataclass
@@ -42,55 +39,64 @@ class SavedForBackward:
 
 @dataclass(frozen=True)
 class LoopPair:
-    """A pair of loops with its new residuals.
+    """A pair of loops with new bodies and new residuals.
 
-    The forward body returns the new residuals after its own results. A backward body takes the
-    constants of the forward loop before its own operands, and after them the slices of the forward
-    loop and the residuals.
+    The forward loop stacks what its body makes for the backward bodies, except its own constants
+    and slices: the backward loops read them themselves.
     """
 
     pair: Pair
-    loop: Loop
+    halves: Halves
     residuals: Residuals
 
-    @property
-    def body(self) -> Flat:
-        """The forward body."""
-        return self.pair.flat.inner(self.pair.forward, 0)
+    def write(self) -> tuple[ForwardLoop, list[BackwardLoop]]:
+        """The loops."""
+        forward = ForwardLoop(self)
+        return forward, [
+            BackwardLoop(forward, number, compat.as_scan(eqn))
+            for number, eqn in enumerate(self.pair.backward_eqns)
+        ]
 
-    @property
+    @functools.cached_property
     def scan(self) -> compat.Scan:
         """The forward loop."""
-        scan = compat.scan_of(self.pair.forward_eqn)
-        assert scan is not None
-        return scan
-
-    def write(self, rewrite: Rewrite) -> tuple[ForwardLoop, list[BackwardLoop]]:
-        """Trace the new bodies."""
-        inputs = [compat.as_struct(var.aval) for var in self.body.invars]
-        forward = ForwardLoop(self, rewrite(jax.make_jaxpr(self._run_forward)(*inputs)))
-        numbers = range(len(self.pair.backwards))
-        return forward, [BackwardLoop.traced(forward, number, rewrite) for number in numbers]
-
-    def vars_of(self, values: Sequence[int]) -> list[Any]:
-        """The variables of values of the forward body."""
-        return [self.body.values[value] for value in values]
+        return compat.as_scan(self.pair.forward_eqn)
 
     @property
     def replaced(self) -> frozenset[int]:
-        """The forward loop's stacks that the new residuals replace."""
+        """The forward loop's old stacks that the new residuals replace."""
         return frozenset(position - self.scan.carries for position in self.pair.residuals)
 
-    def _run_forward(self, *inputs: Any) -> list[Any]:
-        """The forward body: its carries, the remaining stacks, the new residuals."""
-        flat = self.body
-        own = [
-            atom
-            for position, atom in enumerate(flat.outvars)
-            if position not in self.pair.residuals
+    @functools.cached_property
+    def stacked(self) -> list[int]:
+        """The numbers of the forward body's results for the backward bodies that are stacked."""
+        consts, _, slices = self.scan.split(self.halves.forward.invars)
+        inputs = {*consts, *slices}
+        return [
+            number
+            for number, atom in enumerate(self.halves.crossing)
+            if not compat.is_var(atom) or atom not in inputs
         ]
-        outputs = [*own, *self.vars_of(self.residuals.stacked)]
-        return interpret_eqns(flat.eqns, bindings(flat.closed, inputs), outputs)
+
+    @property
+    def stacked_on_host(self) -> list[bool]:
+        """By stacked result: is it on the host?"""
+        return [self.halves.on_host[number] for number in self.stacked]
+
+    def crossing(self, consts: list[Any], slices: list[Any], residuals: list[Any]) -> list[Any]:
+        """What a backward body takes from the forward body.
+
+        Args:
+          consts, slices: of the forward loop.
+          residuals: the stacked results.
+        """
+        const_vars, _, slice_vars = self.scan.split(self.halves.forward.invars)
+        inputs = dict(zip([*const_vars, *slice_vars], [*consts, *slices], strict=True))
+        by_number = dict(zip(self.stacked, residuals, strict=True))
+        return [
+            by_number[number] if number in by_number else inputs[atom]
+            for number, atom in enumerate(self.halves.crossing)
+        ]
 
 
 @dataclass(frozen=True)
@@ -107,7 +113,6 @@ class ForwardLoop:
     """
 
     loops: LoopPair
-    body: compat.ClosedJaxpr
 
     def run(self, operands: Sequence[Any]) -> tuple[list[Any], SavedForBackward]:
         """The results of its equation, and the values for the backward loops.
@@ -117,8 +122,8 @@ class ForwardLoop:
         consts, carried, stacks = self.scan.split(operands)
         inputs = LoopInputs(consts, stacks)
         if self.residuals.segments:
-            result_avals = self.body.out_avals[self.scan.carries : self._own_results]
-            results = _empty_stacks(self.scan.trips, result_avals)
+            own = self.loops.halves.forward.outvars[self.scan.carries : self.loops.halves.own]
+            results = _empty_stacks(self.scan.trips, [atom.aval for atom in own])
             (carried, results), snapshots = self._run_segments(inputs, carried, results)
             first = self.residuals.segmented_trips
             count = self.scan.trips - first
@@ -173,18 +178,13 @@ class ForwardLoop:
     def residuals(self) -> Residuals:
         return self.loops.residuals
 
-    @property
-    def _own_results(self) -> int:
-        """How many results the body has besides the residuals."""
-        return len(self.body.out_avals) - len(self.residuals.stacked)
-
     def _run_whole(
         self, inputs: LoopInputs, carried: list[Any]
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """The loop without segments: its carries, its results, the stacked residuals."""
         scan = self.scan
-        result_count = self._own_results - scan.carries
-        on_host = self.residuals.stacked_on_host
+        result_count = self.loops.halves.own - scan.carries
+        on_host = self.loops.stacked_on_host
 
         def trip(_: Any, carried: list[Any], slices: list[Any]) -> Any:
             carried, results, residuals = self._trip(inputs, carried, slices)
@@ -198,7 +198,7 @@ class ForwardLoop:
             int(not scan.reverse or any(readers)),
             int(scan.reverse or not all(readers)),
         )
-        avals = [var.aval for var in self.loops.vars_of(self.residuals.stacked)]
+        avals = [self.loops.halves.crossing[number].aval for number in self.loops.stacked]
         host_avals, _ = _by_memory(avals, on_host)
         hosts = [_empty_on_host(aval, scan.trips, padding) for aval in host_avals]
         carried, (hosts, stacked) = _scan(
@@ -228,34 +228,21 @@ class ForwardLoop:
         self, inputs: LoopInputs, carried: list[Any], slices: list[Any]
     ) -> tuple[list[Any], list[Any], list[Any]]:
         """One trip: its carries, its own results, and the residuals."""
-        run = compat.jaxpr_as_fun(self.body)
+        halves = self.loops.halves
+        run = compat.jaxpr_as_fun(halves.forward.closed)
         results = list(run(*inputs.consts, *carried, *slices))
-        carries = self.scan.carries
-        own = self._own_results
-        return results[:carries], results[carries:own], results[own:]
+        carries, own = self.scan.carries, halves.own
+        stacked = [results[own + number] for number in self.loops.stacked]
+        return results[:carries], results[carries:own], stacked
 
 
 @dataclass(frozen=True)
 class BackwardLoop:
-    """A backward loop over its new body, which recomputes the values that it no longer receives."""
+    """A backward loop over its new body."""
 
     forward: ForwardLoop
     number: int  # among the backward loops of the pair
     scan: compat.Scan
-    body: compat.ClosedJaxpr
-
-    @classmethod
-    def traced(cls, forward: ForwardLoop, number: int, rewrite: Rewrite) -> BackwardLoop:
-        """The loop with its new body."""
-        loops = forward.loops
-        scan = compat.scan_of(loops.pair.backward_eqns[number])
-        assert scan is not None
-        loop = cls(forward, number, scan, scan.body)
-        consts, _, slices = loops.scan.split(_structs(loops.body.invars))
-        own_consts, own_carries, own_slices = scan.split(_structs(scan.body.jaxpr.invars))
-        residuals = _structs(loops.vars_of(loops.residuals.stacked))
-        operands = consts, own_consts, own_carries, loop._own(own_slices), slices, residuals
-        return cls(forward, number, scan, rewrite(jax.make_jaxpr(loop._run_old_body)(*operands)))
 
     def run(self, operands: Sequence[Any], saved: SavedForBackward) -> list[Any]:
         """The results of its equation."""
@@ -264,7 +251,7 @@ class BackwardLoop:
         residuals = self.forward.residuals
         if not residuals.segments:
             return self._run_whole(saved, own, carried)
-        results = _empty_stacks(self.scan.trips, self.body.out_avals[self.scan.carries :])
+        results = _empty_stacks(self.scan.trips, self._body.out_avals[self.scan.carries :])
         length = residuals.segment_trips
         first = residuals.segmented_trips
         count = self.scan.trips - first
@@ -282,41 +269,14 @@ class BackwardLoop:
         return [*carried, *results]
 
     @property
-    def _replaced(self) -> dict[int, int]:
-        """Its stacks that residuals replace: number -> position of the forward loop's result."""
-        first = self.scan.consts + self.scan.carries
-        operands = self.forward.loops.pair.operands_of(self.number)
-        return {position - first: result for position, result in operands.items()}
+    def _body(self) -> compat.ClosedJaxpr:
+        return self.forward.loops.halves.backwards[self.number]
 
     def _own(self, stacks: Sequence[Any]) -> list[Any]:
-        """Its stacks, or slices of them, without those that residuals replace."""
-        replaced = self._replaced
-        return [stack for number, stack in enumerate(stacks) if number not in replaced]
-
-    def _run_old_body(
-        self,
-        consts: Any,
-        own_consts: Any,
-        own_carries: Any,
-        own_slices: Any,
-        slices: Any,
-        residuals: Any,
-    ) -> list[Any]:
-        """The loop's old body behind the values that it no longer receives."""
-        loops = self.forward.loops
-        flat = loops.body
-        const_vars, _, slice_vars = loops.scan.split(flat.invars)
-        bound = dict(zip([*const_vars, *slice_vars], [*consts, *slices], strict=True))
-        bound.update(zip(loops.vars_of(loops.residuals.stacked), residuals, strict=True))
-        needed = [flat.outvars[result] for result in self._replaced.values()]
-        values = recompute(flat, loops.loop, loops.residuals, bound, needed)
-        recomputed = dict(zip(self._replaced, values, strict=True))
-        next_own = iter(own_slices)
-        all_slices = [
-            recomputed[number] if number in recomputed else next(next_own)
-            for number in range(len(own_slices) + len(recomputed))
-        ]
-        return compat.jaxpr_as_fun(self.scan.body)(*own_consts, *own_carries, *all_slices)
+        """Its stacks without those that residuals replace."""
+        first = self.scan.consts + self.scan.carries
+        replaced = self.forward.loops.pair.operands_of(self.number)
+        return [stack for number, stack in enumerate(stacks) if first + number not in replaced]
 
     def _run_whole(self, saved: SavedForBackward, own: LoopInputs, carried: list[Any]) -> list[Any]:
         """The loop without segments."""
@@ -373,30 +333,16 @@ class BackwardLoop:
         slices: list[Any],
         residuals: list[Any],
     ) -> tuple[list[Any], list[Any]]:
-        """One trip: its carries and its results."""
-        run = compat.jaxpr_as_fun(self.body)
-        results = list(run(*inputs.consts, *own_consts, *carried, *slices, *residuals))
+        """One trip: its carries and its results.
+
+        Args:
+          slices: its own, then those of the forward loop.
+        """
+        own = len(slices) - len(inputs.stacks)
+        crossing = self.forward.loops.crossing(inputs.consts, slices[own:], residuals)
+        run = compat.jaxpr_as_fun(self._body)
+        results = list(run(*own_consts, *carried, *slices[:own], *crossing))
         return results[: self.scan.carries], results[self.scan.carries :]
-
-
-def recompute(
-    flat: Flat, loop: Loop, residuals: Residuals, bound: dict[Any, Any], needed: Sequence[Any]
-) -> list[Any]:
-    """Values of a forward body, computed in a backward body from those that it has.
-
-    Args:
-      flat: the forward body.
-      bound: the available values and the residuals, by variable.
-      needed: variables and literals of the forward body.
-    """
-    eqns = [flat.eqns[op] for op in recomputed_ops(loop, residuals)]
-    available = {**dict(compat.consts_of(flat.closed)), **bound}
-    with jax.named_scope(compat.REMATTED):
-        return interpret_eqns(eqns, available, needed)
-
-
-def _structs(variables: Sequence[Any]) -> list[Any]:
-    return [compat.as_struct(var.aval) for var in variables]
 
 
 def _empty_stacks(trips: int, avals: Sequence[Any]) -> list[Any]:

@@ -87,7 +87,7 @@ def test_a_loop_is_in_one_pair_and_takes_the_loop_that_stacks_most_for_it() -> N
 def test_a_loop_of_layers_needs_what_its_backward_loop_reads() -> None:
     flat = traced("layers")[0].flat
     (pair,) = loop_pairs(flat)
-    loop = loop_of(pair, runs=3, pins=())
+    loop = loop_of(pair, 0, runs=3, pins=())
     assert (loop.trips, loop.runs) == (5, 3)
     assert not loop.needed & loop.available
     # the weights of a layer

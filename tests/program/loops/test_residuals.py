@@ -15,6 +15,7 @@ from memplan.errors import PlanMismatchError
 from memplan.hardware import catalog
 from memplan.hardware.efficiency import PEAK
 from memplan.planning.loops import PRICES, Loop, Residuals, can_segment, cheapest
+from memplan.planning.transforms import LoopResiduals
 from memplan.program import compat
 from memplan.program.loops.residuals import follow_residuals, outer_loops, with_residuals
 from memplan.program.lowerable import Lowerable
@@ -194,10 +195,10 @@ def test_loops_can_be_left_as_they_are() -> None:
 def test_loops_of_another_step_are_refused(loops: Any) -> None:
     program = trace(*layers(), {}, {})
     if not loops:
-        assert follow_residuals(program, loops) is program
+        assert follow_residuals(program, LoopResiduals(loops)) is program
         return
     with pytest.raises(PlanMismatchError, match="Plan again"):
-        follow_residuals(program, loops)
+        follow_residuals(program, LoopResiduals(loops))
 
 
 @pytest.mark.slow
