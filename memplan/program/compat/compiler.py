@@ -317,6 +317,21 @@ def module_of(compiled: Any) -> bytes:
     return module.as_serialized_hlo_module_proto()
 
 
+def executable_of(compiled: Any) -> Any:
+    """jax's executable inside of a `jax.stages.Compiled`."""
+    return compiled._executable
+
+
+def call_parameters_of(compiled: Any) -> Any:
+    """jax's record of how a `jax.stages.Compiled` is called."""
+    return compiled._params
+
+
+def takes_no_keywords(compiled: Any) -> bool:
+    """Was a `jax.stages.Compiled` lowered in a way that loses names of arguments?"""
+    return compiled._no_kwargs
+
+
 def module_proto(text: str) -> bytes:
     """Parse a module's text and serialize the module."""
     return _hlo.hlo_module_from_text(text).as_serialized_hlo_module_proto()
