@@ -60,6 +60,10 @@ _BAD_OPTION = re.compile(
     r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$",
     re.M,
 )
+# Mosaic kernels are assembled in this pipeline; jaxlib 0.12 adds its name and ptxas' message.
+# jaxlib keeps the architecture of the first kernel of a process, and ptxas refuses newer ones.
+_MOSAIC_FAILS = re.compile(r"(?:Mosaic GPU p|P)ass pipeline failed[^\n]*")
+_NEEDS_AMPERE = "Triton support is only enabled for Ampere"
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 _numbers = itertools.count()
 
@@ -118,12 +122,25 @@ class Target:
     def backend(self) -> Backend:
         return self.device.backend
 
+    @property
+    def absent(self) -> compat.AbsentGpu | None:
+        """What jax must know of a GPU that is not here; None for the local backend."""
+        if not self.described:
+            return None
+        assert self.device.target is not None
+        return compat.AbsentGpu(
+            self.backend.platform,
+            self.device.description,
+            self.device.target.core_count,
+            self.device.compute_capability,
+        )
+
     def lower(self, lowerable: Lowerable) -> jax.stages.Lowered:
         """The step as the compiler receives it."""
         options = dict(lowerable.options)
         options.pop("compiler_options", None)
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
-        return lower(stage, self.backend.platform if self.described else None)
+        return lower(stage, self.absent)
 
     def compile(
         self,
@@ -248,6 +265,19 @@ class Target:
             raise MemplanError(
                 f"XLA of jaxlib {version} does not take the compiler options: {option[1]}. "
                 "Correct or omit it in compiler_options, or in XLA_FLAGS."
+            ) from None
+        if failed := _MOSAIC_FAILS.search(message):
+            raise UnsupportedProgramError(
+                f"jaxlib {version} cannot assemble the step's Mosaic kernel for "
+                f"{self.device.name} ({failed[0]}). It cannot if this process has assembled one "
+                "for an older GPU before: plan for the newest GPU first, or for each GPU in a "
+                "process of its own."
+            ) from failure
+        if _NEEDS_AMPERE in message:
+            raise UnsupportedProgramError(
+                f"the step has a Triton kernel (of Pallas, or a library's), which XLA compiles "
+                f"for Ampere and later GPUs, not for {self.device.name}. Plan for another device, "
+                "or use the operation's form without a kernel of its own."
             ) from None
         if any(words in message for words in _OFFLOAD_FAULTS):
             line = message.strip().partition("\n")[0]

@@ -5,6 +5,7 @@ May import nothing of memplan.
 
 from memplan.program.compat.compiler import (
     PINNED,
+    AbsentGpu,
     Division,
     call_parameters_of,
     constrained_partitions,
