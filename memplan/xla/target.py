@@ -47,6 +47,11 @@ _SLOP = 0.95
 # the device. A plan of 8 GiB on a V100 and 8 GiB on the host got clones, and a warning on stderr.
 _REMATERIALIZATION = "rematerialization"
 _DISABLED = "xla_disable_hlo_passes"
+_PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
+# Disable the check of a profile, which changes nothing, and warns on stderr of every instruction
+# without seconds. memplan's profiles have none of the conditions of loops, of conditionals, of
+# copies and of asynchronous fusions on purpose: XLA's own estimates hold for them.
+_UNCHECKED_PROFILE = {"xla_gpu_pgle_accuracy_checker": "PGLE_STRICTNESS_LEVEL_OFF"}
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # No GPU is there to time kernels on.
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 # jaxlib 0.10 and 0.11 say this of a product's tiles. If XLA times kernels, it skips such tiles.
@@ -178,7 +183,7 @@ class Target:
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 path = _write_profile(profile, Path(folder))
-                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": path}
+                flags = {**_UNCHECKED_PROFILE, **flags, _PROFILE: path}
             return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name))
 
     def _compile_rewritten(
