@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from memplan.errors import TopologyError
