@@ -73,7 +73,7 @@ def machine_of(
     devices = division.devices
     is_absent = described or devices is None
     names_links = topology is not None and not _is_shape(topology)
-    # hosts of this machine's devices are known
+    # the hosts of devices that are here are those of their processes
     assumed = "hosts and links" if topology is None and is_absent else "links"
     if described or devices is None:
         order = range(count) if devices is None else [device.id for device in devices]

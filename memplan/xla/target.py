@@ -271,11 +271,11 @@ class Target:
                 f"XLA of jaxlib {version} does not take the compiler options: {option[1]}. "
                 "Correct or omit it in compiler_options, or in XLA_FLAGS."
             ) from None
-        if failed := _MOSAIC_FAILS.search(message):
+        if failure_line := _MOSAIC_FAILS.search(message):
             raise UnsupportedProgramError(
                 f"jaxlib {version} cannot assemble the step's Mosaic kernel for "
-                f"{self.device.name} ({failed[0]}). It cannot if this process has assembled one "
-                "for an older GPU before: plan for the newest GPU first, or for each GPU in a "
+                f"{self.device.name} ({failure_line[0]}). It cannot if this process has assembled "
+                "one for an older GPU before: plan for the newest GPU first, or for each GPU in a "
                 "process of its own."
             ) from failure
         if _NEEDS_AMPERE in message:

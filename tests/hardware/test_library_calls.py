@@ -33,8 +33,8 @@ def test_counts_of_eigenvalues_and_singular_values() -> None:
 
 @pytest.mark.parametrize("call", [library_calls.cholesky, library_calls.lu, library_calls.qr])
 def test_batches_and_complex_numbers_multiply(call: Callable[..., LibraryCall]) -> None:
-    one, many = call((6, 6), "float32"), call((2, 5, 6, 6), "complex64")
-    assert many.flops == pytest.approx(4 * 10 * one.flops)
+    real, batch = call((6, 6), "float32"), call((2, 5, 6, 6), "complex64")
+    assert batch.flops == pytest.approx(4 * 10 * real.flops)
 
 
 def test_only_what_runs_side_by_side_shares_its_steps() -> None:
@@ -44,9 +44,9 @@ def test_only_what_runs_side_by_side_shares_its_steps() -> None:
 
 
 def test_a_transform_costs_five_flops_a_point_and_level() -> None:
-    one = library_calls.fourier((1024,), 3, 100, "complex64")
-    assert (one.flops, one.nbytes) == (5 * 3 * 1024 * 10, 0)
-    assert library_calls.fourier((1024,), 3, 100, "float32").flops == one.flops / 2
+    line = library_calls.fourier((1024,), 3, 100, "complex64")
+    assert (line.flops, line.nbytes) == (5 * 3 * 1024 * 10, 0)
+    assert library_calls.fourier((1024,), 3, 100, "float32").flops == line.flops / 2
     plane = library_calls.fourier((64, 64), 1, 100, "complex64")
     assert (plane.flops, plane.nbytes) == (5 * 4096 * 12, 100)
     assert library_calls.fourier((2**20,), 1, 100, "complex64").nbytes == 100

@@ -154,8 +154,8 @@ def test_a_kernel_in_place_runs_once_and_behind_all_readers() -> None:
     [kernel] = kernels(module)
     assert kernel.aliased_outputs == (((), 0),)
     problem = problem_of(module, GPU)
-    [again] = [known for known in problem.kernels if known.name == kernel.name]
-    assert not again.recomputable
+    [planned] = [other for other in problem.kernels if other.name == kernel.name]
+    assert not planned.recomputable
     readers = [op.name for op, _ in module.entry.uses[kernel.operands[0]]]
     order = [op.name for op in module.entry.ops.values() if op.name in readers]
     assert order[-1] == kernel.name and len(order) > 1
