@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 Array = jax.Array
 Weights = Any
@@ -29,7 +29,6 @@ Part = Callable[[Weights, Batch], Batch]
 """A layer or the net: weights and batch -> batch."""
 Step = Callable[[Weights, Array], tuple[Weights, Array]]
 """Weights and batch -> new weights or gradients, and the loss."""
-DEPTH = 3
 PIECES = 4  # Microbatches of a loop or a `vmap`.
 _STEPS = 3  # Training steps of a loop around the step.
 _LAYERS = (6, 8, 10)
@@ -62,7 +61,7 @@ class Recipe:
       pullbacks: cotangents that the net's results get: one, or two of one `jax.vjp`.
       second_order: whether the loss has the gradient of the net with respect to the batch.
       skips: whether each layer also reads the output of an earlier one.
-      noted: whether each layer gives a column of the results.
+      columns: whether each layer gives a column of the results.
       updates: whether the step returns new weights; otherwise gradients.
       donated: whether the weights are donated.
     """
@@ -74,7 +73,7 @@ class Recipe:
     pullbacks: int
     second_order: bool
     skips: bool
-    noted: bool
+    columns: bool
     updates: bool
     donated: bool
 
@@ -90,7 +89,7 @@ class Recipe:
         """The boundaries from the outside in, and what else is not usual."""
         traits = {
             "two pullbacks": self.pullbacks == 2, "second order": self.second_order,
-            "skips": self.skips, "columns": self.noted,
+            "skips": self.skips, "columns": self.columns,
             "gradients": not self.updates,
         }  # fmt: skip
         nest = [str(boundary) for boundary in self.boundaries] or ["no boundary"]
@@ -164,7 +163,9 @@ LAYERS: Mapping[str, _Layer] = {
         ("keeps", "keeps"), lambda x, a, b: _convolved(jax.nn.relu(_convolved(x, a)), b), True
     ),
     "gated conv": _Layer(
-        ("keeps", "keeps"), lambda x, a, b: _convolved(x, a) * jax.nn.sigmoid(_convolved(x, b)), True
+        ("keeps", "keeps"),
+        lambda x, a, b: _convolved(x, a) * jax.nn.sigmoid(_convolved(x, b)),
+        True,
     ),
 }
 
@@ -239,9 +240,7 @@ def _stacked(batch: Batch) -> Batch:
 
 def _merged(stacks: Batch) -> Batch:
     """The rows of all microbatches, given that these are the first dimension."""
-    return jax.tree.map(
-        lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), stacks
-    )
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1).reshape(-1, *leaf.shape[2:]), stacks)
 
 
 def _vmap(part: Part) -> Part:
@@ -410,30 +409,36 @@ def recipe_of(number: int, meshed: bool = False) -> Recipe:
     draw = random.Random(f"{number} {meshed}")
     turns = list(ON_MESHES if meshed else ON_ONE_DEVICE)
     random.Random(len(turns)).shuffle(turns)
-    chosen = [turns[(number - 1) % len(turns)]] if number or meshed else []
-    if chosen and draw.random() < _SCANNED and SCAN_OF_LAYERS not in chosen:
-        chosen.append(SCAN_OF_LAYERS)
-    depth = draw.choice((1, 2, 2, 3)) if chosen else 0
-    while len(chosen) < depth:
+    boundaries = [turns[(number - 1) % len(turns)]] if number or meshed else []
+    if boundaries and draw.random() < _SCANNED and SCAN_OF_LAYERS not in boundaries:
+        boundaries.append(SCAN_OF_LAYERS)
+    depth = draw.choice((1, 2, 2, 3)) if boundaries else 0
+    while len(boundaries) < depth:
         boundary = draw.choice(ON_ONE_DEVICE)
-        if boundary not in chosen:
-            chosen.append(boundary)
-    chosen.sort(key=lambda boundary: _LEVELS.index(boundary.level))
-    trains = any(level == "step" and kind in _TRAINING for level, kind in chosen)
+        if boundary not in boundaries:
+            boundaries.append(boundary)
+    boundaries.sort(key=lambda boundary: _LEVELS.index(boundary.level))
+    trains = any(level == "step" and kind in _TRAINING for level, kind in boundaries)
     updates = trains or draw.random() < 0.8
     second_order = draw.random() < 0.05
     return Recipe(
         number=number,
         layer=draw.choice(list(LAYERS)),
         layers=draw.choice(_LAYERS),
-        boundaries=tuple(chosen),
+        boundaries=tuple(boundaries),
         pullbacks=1 if second_order else draw.choice((1, 1, 1, 2)),
         second_order=second_order,
         skips=draw.random() < 0.25,
-        noted=draw.random() < 0.25,
+        columns=draw.random() < 0.25,
         updates=updates,
         donated=updates and draw.random() < 0.7,
     )
+
+
+def mesh_of(topology: str) -> AbstractMesh:
+    """The mesh of a machine, such as "2x4" for two hosts of four devices."""
+    hosts, per_host = map(int, topology.split("x"))
+    return AbstractMesh((hosts, per_host), ("host", "device"), axis_types=(AxisType.Auto,) * 2)
 
 
 # Programs.
@@ -505,7 +510,8 @@ class Program:
 
         def layer(weights: Weights, batch: Batch) -> Array:
             x, *early = batch
-            return sum((0.1 * leaf for leaf in early), x + apply(x, *weights))
+            x = x + apply(x, *weights)
+            return x + 0.1 * early[0] if early else x
 
         bounded = self._within("layer", layer)
         return (
@@ -513,13 +519,13 @@ class Program:
         )
 
     def _net(self, by_hand: bool) -> Part:
-        """The layers: weights and rows -> rows, and a column of each layer if it is noted."""
+        """The layers: weights and rows -> rows, and those of its layers if it has columns."""
         recipe, layer = self.recipe, self._layer(by_hand)
         draw = random.Random(recipe.number)
         skips = [draw.randint(0, number) for number in range(recipe.layers)]
 
         def column(x: Array) -> tuple[Array, ...]:
-            return (x.mean(tuple(range(1, x.ndim))),) if recipe.noted else ()
+            return (x.mean(tuple(range(1, x.ndim))),) if recipe.columns else ()
 
         def scanned(weights: Weights, x: Array) -> Batch:
             first = (x,) if recipe.skips else ()
@@ -547,7 +553,8 @@ class Program:
         is_local = "shard_map" in recipe.kinds("step")
 
         def loss_of(weights: Weights, x: Array) -> Array:
-            loss = sum((leaf**2).mean() for leaf in jax.tree.leaves(net(weights, x)))
+            squares = [(leaf**2).mean() for leaf in jax.tree.leaves(net(weights, x))]
+            loss = jnp.stack(squares).sum()
             return lax.pmean(loss, self.mesh.axis_names) if is_local and self.mesh else loss
 
         def penalized(weights: Weights, x: Array) -> Array:
