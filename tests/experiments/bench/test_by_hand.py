@@ -139,8 +139,10 @@ def test_an_error_of_another_kind_is_a_crash() -> None:
 def test_the_law_is_on_seconds_and_numbers() -> None:
     assert by_hand.law_of({"step_s": 1.05, "hand_step_s": 1.0}) == "holds"
     assert by_hand.law_of({"step_s": 1.06, "hand_step_s": 1.0}) == "slower"
-    row = {"step_s": 1.0, "hand_step_s": 1.0, "numbers": "other numbers"}
-    assert by_hand.law_of(row) == "other numbers"
+    row = {"step_s": 1.0, "hand_step_s": 1.0, "numbers": "within the gate"}
+    assert by_hand.law_of(row) == "holds"
+    for numbers in ("other bits", "beyond the gate"):
+        assert by_hand.law_of({**row, "numbers": numbers}) == numbers
 
 
 def test_the_view_counts_by_place_and_boundary() -> None:
