@@ -110,7 +110,7 @@ def deep(weights: Any, x: Any) -> Any:
 
 
 def test_a_plan_as_good_as_by_hand_holds() -> None:
-    measurement = by_hand.measure(case(deep, deep))
+    measurement = by_hand.measure_here(case(deep, deep))
     [row] = measurement.rows
     assert (measurement.status, row["law"], row["numbers"]) == ("untouched", "holds", "equal bits")
     assert row["compiled_bytes"] <= row["budget_bytes"] == int(1.05 * row["hand_bytes"])
@@ -119,7 +119,7 @@ def test_a_plan_as_good_as_by_hand_holds() -> None:
 
 
 def test_a_budget_that_no_plan_fits_is_refused() -> None:
-    measurement = by_hand.measure(case(deep, lambda weights, x: weights + 1))
+    measurement = by_hand.measure_here(case(deep, lambda weights, x: weights + 1))
     [row] = measurement.rows
     assert (measurement.status, row["law"]) == ("does not fit", "refused")
     assert measurement.reason.startswith("InfeasibleBudgetError: no plan fits")
@@ -130,7 +130,7 @@ def test_an_error_of_another_kind_is_a_crash() -> None:
     def fails(weights: Any, x: Any) -> Any:
         raise ZeroDivisionError("first\nsecond")
 
-    measurement = by_hand.measure(case(deep, fails))
+    measurement = by_hand.measure_here(case(deep, fails))
     [row] = measurement.rows
     assert (measurement.status, row["law"]) == ("crashed", "crashed")
     assert measurement.reason == "ZeroDivisionError: first" and row["plain_bytes"] > 0
