@@ -33,7 +33,9 @@ PIECES = 4  # Microbatches of a loop or a `vmap`.
 _STEPS = 3  # Training steps of a loop around the step.
 _LAYERS = (6, 8, 10)
 _RATE = 1e-2
-_SCANNED = 0.4  # Share of nets whose layers are a scan, beside those whose turn it is.
+# Share of nets whose layers are a scan, beside those whose turn it is: with these, 20 of the first
+# 40 programs have one.
+_SCANNED = 0.4
 
 
 class Boundary(NamedTuple):
@@ -104,9 +106,9 @@ class Size:
     images: tuple[int, int, int]
 
 
-# The residuals of a net take 2 to 10 MiB. A step compiles and runs in a second.
+# Steps take 5 to 42 MiB, of which the version by hand saves 0.5 to 34, and compile in a second.
 ON_CPU = Size((512, 64, 256), (64, 8, 16))
-# The residuals of a net take 200 MiB to 2 GiB on each device.
+# Steps take 570 MiB to 6.4 GiB on each device, and compile in half a second to ten.
 ON_GPU = Size((16384, 256, 1024), (64, 64, 32))
 
 
