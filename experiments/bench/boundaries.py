@@ -33,7 +33,7 @@ PIECES = 4  # Microbatches of a loop or a `vmap`.
 _STEPS = 3  # Training steps of a loop around the step.
 _LAYERS = (6, 8, 10)
 _RATE = 1e-2
-# Share of nets whose layers are a scan, beside those whose turn it is: with these, 20 of the first
+# Share of nets whose layers are a scan, beside those whose turn it is: with these, 16 of the first
 # 40 programs have one.
 _SCANNED = 0.4
 
