@@ -216,9 +216,7 @@ def traced(
     notify("tracing", None)
     args, kwargs = shapes_of(args, kwargs)
     options = options_with_shardings(step, args, kwargs, options)
-    program = trace(
-        step, args, kwargs, options, target.backend.platform if target.described else None
-    )
+    program = trace(step, args, kwargs, options, target.absent)
     if request.pins:
         check_pins(program.traced.jaxpr, request.pins)
         program = replace(program, pins=request.pins_on_target)

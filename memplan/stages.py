@@ -26,6 +26,7 @@ from memplan.program.jit_arguments import (
     NnxWrites,
     dynamic_arguments,
     explain,
+    refuse_symbols,
     static_arguments,
     type_of,
 )
@@ -150,6 +151,7 @@ class PlannedJit:
     def _plan(self, args: Any, kwargs: Any) -> Planned:
         """Plan for arguments that were not planned for before."""
         request = self._request
+        refuse_symbols(self._dynamic(args, kwargs))
         shapes, named_shapes = args, kwargs
         if request.holds_state:
             shapes, named_shapes = jax.tree.map(as_traced, (args, kwargs))
@@ -283,12 +285,28 @@ class Traced(Stage):
         """The side effects of the step, such as calls of Python functions."""
         return self._stage.effects
 
-    def lower(self, *, lowering_platforms: Sequence[str] | None = None) -> Planned:
+    def lower(
+        self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None
+    ) -> Planned:
         """Plan the step; runs nothing.
 
         Args:
           lowering_platforms: must be None; `memplan.jit(device=...)` names the device.
+          _private_parameters: must be None; `jax.export` passes them.
+
+        Raises:
+          UnsupportedProgramError: `jax.export` exports the step.
         """
+        if _private_parameters is not None:
+            raise UnsupportedProgramError(
+                f"jax.export cannot export {self.fun_name} with its plan: it writes the module "
+                "that XLA has not scheduled yet, and a plan is made of scheduled kernels, so the "
+                "plan would be lost. For the same kind of device, serialize what is compiled: "
+                "jax.experimental.serialize_executable.serialize(step.lower(...).compile()). For "
+                "the same step elsewhere, save the plan (step.plan(...).plan.save(path)) and load "
+                "it there (memplan.jit(step, plan=memplan.Plan.load(path))). For the step without "
+                "a plan, export jax.jit of the function."
+            )
         if lowering_platforms is not None:
             raise MemplanError(
                 f"{lowering_platforms=}: memplan plans for one device; memplan.jit(device=) names "
@@ -444,6 +462,41 @@ class Compiled(Stage):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self._runner(*args, **kwargs)
+
+    # `jax.experimental.serialize_executable` reads these three. What XLA compiled carries the plan.
+    @property
+    def _executable(self) -> Any:
+        self._check_serializable()
+        return compat.executable_of(self._runner.executable.compiled)
+
+    @property
+    def _params(self) -> Any:
+        return compat.call_parameters_of(self._runner.executable.compiled)
+
+    @property
+    def _no_kwargs(self) -> bool:
+        return compat.takes_no_keywords(self._runner.executable.compiled)
+
+    def _check_serializable(self) -> None:
+        """Check that what XLA compiled is the whole step.
+
+        Raises:
+          UnsupportedProgramError: memplan does something itself in each call.
+        """
+        program = self._runner.program
+        if self._runner.moves_state:
+            reason = "moves state between host and device memory"
+            advice = "plan it without host_state=, which saves nothing on a CPU"
+        elif program.traced.lowers_by_leaves:
+            reason = "takes its arguments out of containers that jax cannot lower"
+            advice = "pass the contents of the containers to the step"
+        else:
+            return
+        raise UnsupportedProgramError(
+            f"the compiled step {program.name} cannot be serialized: memplan {reason} in each "
+            f"call, which is no part of the executable. To serialize it, {advice}; or save the "
+            "plan (step.plan(...).plan.save(path)) and plan the step where it runs."
+        )
 
 
 def _leaves(shardings: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.bench import second_order
+from experiments.bench import boundaries, second_order
 from experiments.bench.long_scans import LONG_SCANS, nested
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.mesh_steps import MESH_STEPS
@@ -515,6 +515,35 @@ INSIDE = by_name(
         ("unet3d_96", unet3d(96, filters=16)),
     )
 )
+
+
+def _bounded(program: boundaries.Program, on_cpu: bool, by_hand: bool) -> Any:
+    args = program.arrays() if on_cpu else program.args()
+    return program.step(by_hand), args, program.donated
+
+
+def _by_hand(device: str, numbers: range, topology: str | None = None) -> Iterator[Case]:
+    """Programs of these numbers on a device, or on each device of a mesh."""
+    size = boundaries.ON_GPU if device else boundaries.ON_CPU
+    mesh = boundaries.mesh_of(topology) if topology else None
+    place = "_".join(filter(None, (device or "cpu", topology)))
+    for number in numbers:
+        recipe = boundaries.recipe_of(number, mesh is not None)
+        make = partial(_bounded, boundaries.Program(recipe, size, mesh), not device)
+        facts = {"place": place, "topology": topology, "recipe": recipe}
+        yield Case(
+            f"{place}-{number:03}",
+            partial(make, by_hand=False),
+            device,
+            facts={**facts, "checkpoint": partial(make, by_hand=True)},
+        )
+
+
+BY_HAND = by_name((
+    *_by_hand("", range(48)), *_by_hand("a100", range(24)), *_by_hand("a100", range(12), "2x4"),
+    *_by_hand("a100", range(12, 20), "1x4"), *_by_hand("v100", range(24, 36)),
+    *_by_hand("h100", range(36, 48)),
+))  # fmt: skip
 
 RELEASES = by_name(
     Case(name, partial(_called, call), "a100", facts={"call": call})

@@ -8,6 +8,7 @@ from experiments.bench.cases import Case, Cases
 from experiments.bench.measures import (
     aborts,
     bits,
+    by_hand,
     clocks,
     curve,
     growth,
@@ -32,6 +33,7 @@ _PUBLIC = (
     "experiments/bench/public/checkouts.py",
     "experiments/bench/public/*steps.py",
 )
+_DRAWN = ("memplan/**/*.py", "experiments/bench/boundaries.py")
 _FITS = ("fits", "untouched")
 _NAMED = 8  # Names at most this many cases without a result; counts more.
 
@@ -134,6 +136,7 @@ QUESTIONS = {
         Question("link_speed", cases.LINKS, planned.measure, views.links),
         Question("loops", cases.LOOPS, planned.measure, views.loops),
         Question("inside", cases.INSIDE, inside.measure, views.inside),
+        Question("by_hand", cases.BY_HAND, by_hand.measure, views.by_hand, _DRAWN),
         Question("long_scans", cases.LONG, nested.measure, views.long_scans),
         Question("state", cases.STATE, planned.measure, views.state),
         Question("meshes", cases.MESHES, meshed.measure, views.meshes),

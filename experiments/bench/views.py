@@ -6,6 +6,7 @@ from itertools import groupby
 from statistics import mean, median
 
 from experiments.bench.cases import METHODS
+from experiments.bench.measures.by_hand import MORE, SAVES_NOTHING
 from experiments.bench.measures.curve import SHARES
 from experiments.bench.measures.inside import MORE_BYTES, MORE_SECONDS
 from experiments.bench.results import Row, stored_result
@@ -279,6 +280,67 @@ def _reached(rows: Iterable[Row]) -> str:
         for row in rows
     ]
     return f"{sum(reached)} of {len(reached)}"
+
+
+# Plans beside what a user writes by hand.
+
+_BY_HAND = (
+    _CASE, Column("boundaries, from the outside in", "recipe"),
+    Column("layers", lambda row: f"{row['recipe'].layers} {row['recipe'].layer}"),
+    mib("plain", "plain_bytes"), mib("by hand", "hand_bytes"),
+    Column("memplan", lambda row: _bytes_or_least(row)), ms("by hand ms", "hand_step_s"),
+    ms("ms", "step_s"), Column("over by hand", more("step_s", "hand_step_s"), "{:+.1%}"),
+    Column("plain compile CPU s", "plain_cpu_s", "{:.1f}"),
+    Column("planned CPU s", "planned_cpu_s", "{:.1f}"), Column("numbers", "numbers"),
+    Column("law", "law"),
+)  # fmt: skip
+
+
+def _bytes_or_least(row: Row) -> str | None:
+    """The planned bytes, or the fewest bytes of any plan if none fits."""
+    if row["law"] == "refused":
+        return f"at least {row['smallest_bytes'] / MIB:.0f}"
+    return f"{row['compiled_bytes'] / MIB:.0f}" if "compiled_bytes" in row else None
+
+
+def by_hand(rows: Rows) -> str:
+    """The rows, and how many hold the law: by place, by boundary, and by what breaks it."""
+    measured = having("law")(rows)
+    saving = [row for row in measured if _saves(row)]
+    others = [row for row in measured if not _saves(row)]
+    laws = dict.fromkeys(row["law"] for row in measured if row["law"] != "holds")
+    places = dict.fromkeys(row["place"] for row in measured)
+    kinds = sorted({str(boundary) for row in saving for boundary in row["recipe"].boundaries})
+    return "\n\n".join((
+        table(_BY_HAND, measured),
+        listed([
+            f"within {MORE - 1:.0%} of the bytes and seconds by hand: {_holding(saving)}; where "
+            f"that saves less than {1 - SAVES_NOTHING:.0%}: {_holding(others)}",
+            *(f"{law}: {', '.join(row['case'] for row in measured if row['law'] == law)}"
+              for law in laws),
+            *(f"{place}: {_holding(row for row in saving if row['place'] == place)}"
+              for place in places),
+        ]),
+        "By boundary, of the programs in which that by hand saves bytes:",
+        listed(
+            f"{kind}: {_holding(row for row in saving if kind in _boundaries(row))}"
+            for kind in kinds
+        ),
+    ))  # fmt: skip
+
+
+def _boundaries(row: Row) -> list[str]:
+    return [str(boundary) for boundary in row["recipe"].boundaries]
+
+
+def _saves(row: Row) -> bool:
+    """Whether the version by hand takes fewer bytes; if it is unknown, it may."""
+    return row.get("hand_bytes", 0) < SAVES_NOTHING * row.get("plain_bytes", 1)
+
+
+def _holding(rows: Iterable[Row]) -> str:
+    laws = [row["law"] for row in rows]
+    return f"{laws.count('holds')} of {len(laws)}"
 
 
 def _program(row: Row) -> str:

@@ -1,6 +1,5 @@
 """IBM's Large Model Support (LMS) as a planner: everything moves, nothing is computed again."""
 
-from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -8,9 +7,9 @@ import numpy as np
 
 from memplan.planning.packing import pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, runs, seconds
+from memplan.planning.schedule import CopySeconds, Schedule, Solution, runs, seconds
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
-from memplan.planning.search.links import CopyScheduler, events
+from memplan.planning.search.links import CopyScheduler, slot_actions
 from memplan.planning.search.streaming import overlap_copies
 from memplan.planning.search.tape import record
 
@@ -87,13 +86,7 @@ def _swaps(ledger: Ledger, scheduler: CopyScheduler) -> Iterator[Offload]:
 
 def _schedule(ledger: Ledger) -> Schedule:
     """The ledger's kernels and copies in order."""
-    before = defaultdict[int, list[Action]](list)
-    after = defaultdict[int, list[Action]](list)
-    for slot, kind, offload in events(ledger):
-        copies = before if kind is Kind.PREFETCHED else after
-        copies[slot].append(Action(kind, ledger.tape.values[offload.value].buffer))
-    slots = enumerate(runs(ledger.tape.order))
-    return tuple(action for slot, run in slots for action in (*before[slot], run, *after[slot]))
+    return tuple(action for actions in slot_actions(ledger) for action in actions)
 
 
 def _solution(

@@ -3,7 +3,7 @@
 import math
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from memplan.errors import TopologyError
@@ -53,6 +53,7 @@ class Machine:
 
     Attributes:
       devices: for each partition, its device, counted from 0 through the topology, host by host.
+      assumed: what of the topology nobody described, such as "hosts and links"; "" if nothing.
 
     Raises:
       TopologyError: the topology has another number of devices.
@@ -60,6 +61,7 @@ class Machine:
 
     topology: Topology
     devices: tuple[int, ...]
+    assumed: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         count = len(self.devices)

@@ -3,8 +3,11 @@
 The roofline is that of Williams, Waterman, Patterson, CACM 52(4), 2009.
 """
 
+from collections.abc import Iterable
+
 from memplan.hardware.device import Device
 from memplan.hardware.efficiency import PRODUCT, MatrixShape
+from memplan.hardware.library_calls import LibraryCall, library_seconds
 
 _TRITON = (8, 0)  # the lowest compute capability
 # Seconds of the host for each array of a call. Beside an H200, calls with 10, 100, 400 and 1,000
@@ -14,19 +17,26 @@ _DISPATCH_S = 6e-6
 
 
 def kernel_seconds(
-    flops: float, flops_dtype: str, nbytes: float, device: Device, shape: MatrixShape = PRODUCT
+    flops: float,
+    flops_dtype: str,
+    nbytes: float,
+    device: Device,
+    shape: MatrixShape = PRODUCT,
+    library_calls: Iterable[LibraryCall] = (),
 ) -> float:
     """Seconds of one kernel that moves `nbytes` of device memory.
 
     Args:
       flops_dtype: operand type of matrix work; '' for work outside the matrix units.
       shape: of the matrix work.
+      library_calls: what it computes besides.
     """
     efficiency = device.efficiency
     rate = device.achieved_flops(flops_dtype, shape) if flops_dtype else device.vector_flops
     memory_s = nbytes / device.achieved_bandwidth
     conversion_s = efficiency.volume_copies * memory_s if shape.volume else 0.0
-    return efficiency.kernel_s + conversion_s + max(flops / rate, memory_s)
+    library_s = sum(library_seconds(call, device) for call in library_calls)
+    return efficiency.kernel_s + conversion_s + max(flops / rate, memory_s) + library_s
 
 
 def has_triton(device: Device) -> bool:

@@ -71,6 +71,10 @@ def machine_of(
     """
     count = division.count
     devices = division.devices
+    is_absent = described or devices is None
+    names_links = topology is not None and not _is_shape(topology)
+    # the hosts of devices that are here are those of their processes
+    assumed = "hosts and links" if topology is None and is_absent else "links"
     if described or devices is None:
         order = range(count) if devices is None else [device.id for device in devices]
         links = topology_for(topology, count, per_host(count), "today")
@@ -81,7 +85,13 @@ def machine_of(
         preset = "local" if devices[0].platform == "cpu" else "today"
         links = topology_for(topology, count, hosts.count(hosts[0]) if even else count, preset)
     ranks = {key: rank for rank, key in enumerate(sorted(order))}
-    return Machine(links, tuple(ranks[key] for key in order))
+    numbers = tuple(ranks[key] for key in order)
+    return Machine(links, numbers, "" if names_links else assumed)
+
+
+def _is_shape(topology: Topology | str) -> bool:
+    """Does it give the sizes of levels alone, as "2x4"?"""
+    return isinstance(topology, str) and _SHAPE.fullmatch(topology) is not None
 
 
 def topology_for(
@@ -99,7 +109,7 @@ def topology_for(
     """
     if topology is None:
         return topology_named(f"{preset}@{count // per_host}x{per_host}")
-    if isinstance(topology, str) and _SHAPE.fullmatch(topology):
+    if _is_shape(topology):
         topology = f"{preset}@{topology}"
     shaped = isinstance(topology, str) and "@" in topology
     links = topology_named(topology) if isinstance(topology, str) else topology

@@ -12,6 +12,7 @@ from typing import Literal
 
 from memplan.hardware.device import Device
 from memplan.hardware.efficiency import PRODUCT, MatrixShape
+from memplan.hardware.library_calls import LibraryCall
 from memplan.hardware.roofline import kernel_seconds
 
 Fusion = Literal["view", "elementwise", "reduction", "kernel"]
@@ -48,6 +49,7 @@ class Op:
     recomputable: bool = True  # may it run again, with the same result and no side effects?
     source: str = ""  # `file:line` of the user's code, or ''
     shape: MatrixShape = PRODUCT  # of its matrix work
+    library_calls: tuple[LibraryCall, ...] = ()  # factorizations, sorts, Fourier transforms
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,10 @@ def op_seconds(graph: Graph, op: Op, device: Device) -> float:
     if op.fusion == "view":
         return 0.0
     nbytes = sum(map(graph.nbytes, op.outputs)) + sum(map(graph.nbytes, dict.fromkeys(op.inputs)))
-    return kernel_seconds(op.flops, op.flops_dtype, nbytes + op.traffic_nbytes, device, op.shape)
+    moved_nbytes = nbytes + op.traffic_nbytes
+    return kernel_seconds(
+        op.flops, op.flops_dtype, moved_nbytes, device, op.shape, op.library_calls
+    )
 
 
 Span = tuple[int, int]

@@ -166,6 +166,7 @@ class Flat:
                 recomputable=ops.is_recomputable(eqn),
                 source=compat.relative(compat.source_of(eqn)),
                 shape=ops.matrix_shape(eqn),
+                library_calls=ops.library_calls_of(eqn),
             )
 
         return Graph(tuple(map(value, self.values, self._names())), tuple(map(op, self.eqns)))

@@ -34,6 +34,20 @@ def explain(error: TypeError, dynamic: Any) -> None:
         error.add_note(_SHAPES)
 
 
+def refuse_symbols(dynamic: Any) -> None:
+    """Raise UnsupportedProgramError if an argument has a size without a number."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(dynamic):
+        shape = getattr(leaf, "shape", ())
+        if any(map(jax.export.is_symbolic_dim, shape)):
+            raise UnsupportedProgramError(
+                f"the argument {jax.tree_util.keystr(path[1:])} has the shape "
+                f"({', '.join(map(str, shape))}), and memplan plans bytes, which symbols do not "
+                "have. Plan for numbers, such as the largest shape that occurs: "
+                "jax.ShapeDtypeStruct((4096, 64), ...); each other shape is a plan of its own. "
+                "memplan.largest finds the largest that fits a budget."
+            )
+
+
 class NnxWrites:
     """The NNX variables in a step's (args, kwargs), with their values before the step ran."""
 

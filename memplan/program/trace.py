@@ -251,14 +251,14 @@ def trace(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
-    platform: str | None = None,
+    absent: compat.AbsentGpu | None = None,
 ) -> Program:
     """Trace `step` as `jax.jit(step, **options)` would.
 
     Args:
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s, and static arguments.
       options: keyword arguments of `jax.jit`.
-      platform: "cuda" for a GPU that is absent; None means the platform of the step's devices.
+      absent: the GPU to trace for; None means the step's devices.
 
     Raises:
       MeshError: only an abstract mesh is named, which has no devices; or only constraints name a
@@ -269,7 +269,7 @@ def trace(
     division = None
     if compat.names_devices(stage, leaves):
         count = len(compat.donated_inputs(stage))
-        division = compat.division_of(lower(stage, platform), count)
+        division = compat.division_of(lower(stage, absent), count)
         wanted = compat.constrained_partitions(stage.jaxpr)
         if division.count < wanted:
             raise MeshError(
@@ -281,14 +281,14 @@ def trace(
     return Program(TracedStep(step, args, kwargs, dict(options), stage, division))
 
 
-def lower(stage: jax.stages.Traced, platform: str | None) -> jax.stages.Lowered:
-    """Lower a traced step for a platform; None means the platform of the step's devices.
+def lower(stage: jax.stages.Traced, absent: compat.AbsentGpu | None) -> jax.stages.Lowered:
+    """Lower a traced step for an absent GPU; None means for the step's devices.
 
     Raises:
       MeshError: the step's mesh is abstract and has no devices.
     """
-    if platform is not None:
-        return compat.lower_for(stage, platform)
+    if absent is not None:
+        return compat.lower_for(stage, absent)
     try:
         return stage.lower()
     except ValueError as error:

@@ -56,6 +56,7 @@ class Mesh:
       collectives: the longest first.
       collective_s: seconds of a step during which the links are busy.
       hidden_s: the part that compute hides.
+      assumed: what of the machine nobody described, and as what; "" if all of it is described.
     """
 
     axes: tuple[tuple[str, int], ...]
@@ -64,6 +65,7 @@ class Mesh:
     collectives: tuple[CollectiveRow, ...]
     collective_s: float
     hidden_s: float
+    assumed: str = ""
 
     @property
     def outside_bytes(self) -> int:
@@ -78,9 +80,11 @@ class Mesh:
         links = ", ".join(
             f"{link.name} {link.size} at {link.bandwidth / 1e9:,.1f} GB/s" for link in self.links
         )
+        assumed = (("  assumed", f"{self.assumed}; topology= describes others"),)
         return (
             ("mesh", f"{axes}; figures are those of one device"),
             ("  machine", f"{self.topology}: {links}"),
+            *(assumed if self.assumed else ()),
             (
                 "  collectives",
                 f"{format_seconds(self.collective_s)}, {hidden:.0%} under computation",

@@ -41,6 +41,7 @@ class Runner:
 
     Attributes:
       program, executable: the step.
+      moves_state: does a call copy state between the memories itself, as on a CPU?
       observed_bytes: highest device bytes of a call, by the allocator; None if unknown.
     """
 
@@ -50,12 +51,12 @@ class Runner:
         self._call = outcome.executable.compiled
         self._memory = outcome.executable.memory
         self._has_own_memory = outcome.target.backend.has_own_memory
-        self._moves = bool(outcome.program.on_host) and not self._has_own_memory
+        self.moves_state = bool(outcome.program.on_host) and not self._has_own_memory
         self.observed_bytes: int | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if not self._has_own_memory:
-            return self._with_state(args, kwargs) if self._moves else self._run(args, kwargs)
+            return self._with_state(args, kwargs) if self.moves_state else self._run(args, kwargs)
         with _Calls.lock:
             _Calls.started += 1
             _Calls.running += 1

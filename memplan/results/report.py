@@ -12,6 +12,7 @@ from memplan import io
 from memplan.compilation.compiler import compile_program
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
+from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import dispatch_seconds
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
@@ -175,6 +176,7 @@ def _mesh(outcome: Outcome) -> Mesh | None:
     return Mesh(
         axes=tuple(sizes.items()),
         topology=machine.topology.name,
+        assumed=_assumed(machine),
         links=tuple(
             Link(axis.name, axis.size, axis.bandwidth, axis.shared)
             for axis in machine.topology.axes
@@ -183,6 +185,11 @@ def _mesh(outcome: Outcome) -> Mesh | None:
         collective_s=replay.collective_s,
         hidden_s=replay.hidden_collective_s,
     )
+
+
+def _assumed(machine: Machine) -> str:
+    """What of a machine nobody described, and as what; "" if all of it is described."""
+    return f"{machine.assumed}, as of {machine.topology.description}" if machine.assumed else ""
 
 
 def status_of(outcome: Outcome | Restored) -> str:

@@ -8,8 +8,7 @@ from typing import Any
 
 from memplan.hardware.device import Device
 from memplan.hardware.efficiency import Kind, Shares
-from memplan.hardware.roofline import kernel_seconds
-from memplan.xla.kernel_cost import KernelCost
+from memplan.xla.kernel_cost import KernelCost, class_seconds
 
 _HELD_OUT = 3  # every third operation of a class tests what the others gave
 # Kernels achieve 0.8 to 1 of the bandwidth that a sweep does: one that takes less than this many
@@ -77,10 +76,7 @@ def predicted_seconds(device: Device, timing: Timing) -> float:
 
 
 def _seconds(device: Device, kernels: Iterable[KernelCost]) -> float:
-    return sum(
-        kernel_seconds(cost.flops, cost.dtype, cost.device_nbytes, device, cost.shape)
-        for cost in kernels
-    )
+    return sum(class_seconds(cost, device) for cost in kernels)
 
 
 def _split(timings: Iterable[Timing]) -> tuple[list[Timing], list[Timing]]:

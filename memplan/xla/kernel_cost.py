@@ -1,4 +1,5 @@
-"""The cost of the kernels of a scheduled module: bytes of memory, FLOPs of matrix work.
+"""The cost of the kernels of a scheduled module: bytes of memory, FLOPs of matrix work, and what
+libraries' routines compute.
 
 A kernel reads its operands and writes its results once. It reads only the slice of an operand that
 it slices, and writes only the update of a buffer that it updates in place.
@@ -9,7 +10,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from memplan.hardware.device import Device
 from memplan.hardware.efficiency import PRODUCT, MatrixShape, is_aligned
+from memplan.hardware.library_calls import LibraryCall
+from memplan.hardware.roofline import kernel_seconds
+from memplan.xla.library_calls import library_call
 from memplan.xla.module import Computation, Instruction, Module
 from memplan.xla.shapes import Array
 
@@ -30,10 +35,18 @@ class KernelCost:
     flops: float  # of matrix products and convolutions
     dtype: str  # numpy name of their operands' type; "" if there are none
     shape: MatrixShape  # of the first
+    library_calls: tuple[LibraryCall, ...] = ()  # besides matrix products and convolutions
 
     @property
     def is_host_copy(self) -> bool:
         return self.in_nbytes > 0 or self.out_nbytes > 0
+
+
+def class_seconds(cost: KernelCost, device: Device) -> float:
+    """Seconds of a kernel at the rates that kernels of its class achieve."""
+    return kernel_seconds(
+        cost.flops, cost.dtype, cost.device_nbytes, device, cost.shape, cost.library_calls
+    )
 
 
 def kernel_cost(module: Module, body: Computation, op: Instruction) -> KernelCost:
@@ -54,7 +67,18 @@ def kernel_cost(module: Module, body: Computation, op: Instruction) -> KernelCos
             to_host += nbytes
         else:
             device += nbytes
-    return KernelCost(device, from_host, to_host, *_matrix_work(module, body, op))
+    work = _matrix_work(module, body, op)
+    calls = tuple(_library_calls(module, body, op))
+    return KernelCost(device, from_host, to_host, *work, library_calls=calls)
+
+
+def _library_calls(module: Module, body: Computation, op: Instruction) -> Iterator[LibraryCall]:
+    """What a kernel computes as libraries' routines do, also in a fusion."""
+    if called := _fused_in(module, op):
+        for inner in called.ops.values():
+            yield from _library_calls(module, called, inner)
+    elif call := library_call(body, op):
+        yield call
 
 
 def _fused_in(module: Module, op: Instruction) -> Computation | None:

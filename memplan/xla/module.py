@@ -285,6 +285,11 @@ class Instruction:
         return tuple(self.message.dimensions)
 
     @property
+    def fft_lengths(self) -> tuple[int, ...]:
+        """Points of a Fourier transform along the last dimensions."""
+        return tuple(self.message.fft_length)
+
+    @property
     def slices(self) -> tuple[tuple[int, int, int], ...]:
         """(start, limit, stride) of a slice along each dimension."""
         return tuple(

@@ -21,11 +21,11 @@ from dataclasses import dataclass, field
 
 from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
-from memplan.hardware.roofline import copy_seconds, kernel_seconds
+from memplan.hardware.roofline import copy_seconds
 from memplan.planning.clock import Clock
 from memplan.xla.collectives.cost import Collective, collective, is_collective
 from memplan.xla.host_copies import is_copy
-from memplan.xla.kernel_cost import KernelCost, kernel_cost
+from memplan.xla.kernel_cost import KernelCost, class_seconds, kernel_cost
 from memplan.xla.kernel_fingerprint import kernel_fingerprint
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module
 
@@ -256,4 +256,4 @@ class _Streams:
             measured_s = self._device.kernels.get(kernel_fingerprint(self._module, body, op))
             if measured_s is not None:
                 return measured_s
-        return kernel_seconds(cost.flops, cost.dtype, cost.device_nbytes, self._device, cost.shape)
+        return class_seconds(cost, self._device)

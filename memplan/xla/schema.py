@@ -87,6 +87,7 @@ _MESSAGES = {
         window 15 Window; convolution_dimension_numbers 16 ConvolutionDimensions
         slice_dimensions 17 SliceDimension*; dynamic_slice_sizes 20 int*
         padding_config 21 PaddingConfig; channel_id 26 int; custom_call_target 28 string
+        fft_length 32 int*
         dot_dimension_numbers 30 DotDimensions; id 35 int; operand_ids 36 int*
         control_predecessor_ids 37 int*; called_computation_ids 38 int*; sharding 40 bytes
         backend_config 43 bytes; replica_groups 49 ReplicaGroup*; feature_group_count 50 int

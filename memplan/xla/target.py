@@ -47,6 +47,11 @@ _SLOP = 0.95
 # the device. A plan of 8 GiB on a V100 and 8 GiB on the host got clones, and a warning on stderr.
 _REMATERIALIZATION = "rematerialization"
 _DISABLED = "xla_disable_hlo_passes"
+_PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
+# Disable the check of a profile, which changes nothing, and warns on stderr of every instruction
+# without seconds. memplan's profiles have none of the conditions of loops, of conditionals, of
+# copies and of asynchronous fusions on purpose: XLA's own estimates hold for them.
+_UNCHECKED_PROFILE = {"xla_gpu_pgle_accuracy_checker": "PGLE_STRICTNESS_LEVEL_OFF"}
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # No GPU is there to time kernels on.
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 # jaxlib 0.10 and 0.11 say this of a product's tiles. If XLA times kernels, it skips such tiles.
@@ -60,6 +65,10 @@ _BAD_OPTION = re.compile(
     r"INVALID_ARGUMENT: ((?:No such compile option|While setting option)[^\n]*?)\.?$",
     re.M,
 )
+# Mosaic kernels are assembled in this pipeline; jaxlib 0.12 adds its name and ptxas' message.
+# jaxlib keeps the architecture of the first kernel of a process, and ptxas refuses newer ones.
+_MOSAIC_FAILS = re.compile(r"(?:Mosaic GPU p|P)ass pipeline failed[^\n]*")
+_NEEDS_AMPERE = "Triton support is only enabled for Ampere"
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 _numbers = itertools.count()
 
@@ -118,12 +127,25 @@ class Target:
     def backend(self) -> Backend:
         return self.device.backend
 
+    @property
+    def absent(self) -> compat.AbsentGpu | None:
+        """What jax must know of a GPU that is not here; None for the local backend."""
+        if not self.described:
+            return None
+        assert self.device.target is not None
+        return compat.AbsentGpu(
+            self.backend.platform,
+            self.device.description,
+            self.device.target.core_count,
+            self.device.compute_capability,
+        )
+
     def lower(self, lowerable: Lowerable) -> jax.stages.Lowered:
         """The step as the compiler receives it."""
         options = dict(lowerable.options)
         options.pop("compiler_options", None)
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
-        return lower(stage, self.backend.platform if self.described else None)
+        return lower(stage, self.absent)
 
     def compile(
         self,
@@ -161,7 +183,7 @@ class Target:
         with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
             if profile:
                 path = _write_profile(profile, Path(folder))
-                flags |= {"xla_gpu_pgle_profile_file_or_directory_path": path}
+                flags = {**_UNCHECKED_PROFILE, **flags, _PROFILE: path}
             return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name))
 
     def _compile_rewritten(
@@ -248,6 +270,19 @@ class Target:
             raise MemplanError(
                 f"XLA of jaxlib {version} does not take the compiler options: {option[1]}. "
                 "Correct or omit it in compiler_options, or in XLA_FLAGS."
+            ) from None
+        if failure_line := _MOSAIC_FAILS.search(message):
+            raise UnsupportedProgramError(
+                f"jaxlib {version} cannot assemble the step's Mosaic kernel for "
+                f"{self.device.name} ({failure_line[0]}). It cannot if this process has assembled "
+                "one for an older GPU before: plan for the newest GPU first, or for each GPU in a "
+                "process of its own."
+            ) from failure
+        if _NEEDS_AMPERE in message:
+            raise UnsupportedProgramError(
+                f"the step has a Triton kernel (of Pallas, or a library's), which XLA compiles "
+                f"for Ampere and later GPUs, not for {self.device.name}. Plan for another device, "
+                "or use the operation's form without a kernel of its own."
             ) from None
         if any(words in message for words in _OFFLOAD_FAULTS):
             line = message.strip().partition("\n")[0]

@@ -73,6 +73,21 @@ def test_described_devices_stand_up_to_eight_on_a_host(count: int, shape: str) -
     assert machine == on(topology_named(f"today@{shape}"), count)
 
 
+@pytest.mark.parametrize(
+    ("topology", "described", "assumed"),
+    [
+        (None, True, "hosts and links"),
+        (None, False, "links"),  # the processes are the hosts
+        ("2x2", True, "links"),
+        ("today@2x2", True, ""),
+        (topology_named("today@2x2"), True, ""),
+    ],
+)
+def test_what_nobody_described_is_assumed(topology: Any, described: bool, assumed: str) -> None:
+    devices = division((0, 0), (0, 1), (1, 2), (1, 3))
+    assert meshes.machine_of(devices, topology, described=described).assumed == assumed
+
+
 def test_described_devices_replace_those_of_the_step() -> None:
     shuffled = division((0, 3), (0, 1), (0, 2), (0, 0))
     assert meshes.machine_of(shuffled, "2x2", described=True).devices == (3, 1, 2, 0)

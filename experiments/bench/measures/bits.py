@@ -145,9 +145,7 @@ def _numbers(
     percent, planned = training.fitting(plain_bytes, share)
     unequal = tuple(differing(training.run(planned.compile()), expected))
     effects = drain_effects()
-    transforms = planned.plan.transforms if planned.plan else ()
-    other_kernels = any(isinstance(change, LoopResiduals | Slabs) for change in transforms)
-    gated = other_kernels and (not unequal or training.passes_gate(planned))
+    gated = has_other_kernels(planned) and (not unequal or training.passes_gate(planned))
     drain_effects()
     report = planned.report
     assert report.compiled_peak_bytes is not None
@@ -165,6 +163,12 @@ def _numbers(
         effects=len(repeatable(written)),
         other_effects=effect_difference(effects, written, gated),
     )
+
+
+def has_other_kernels(planned: Planned) -> bool:
+    """Whether a plan changes the kernels of the step: its loops stack other residuals, or slabs."""
+    transforms = planned.plan.transforms if planned.plan else ()
+    return any(isinstance(transform, LoopResiduals | Slabs) for transform in transforms)
 
 
 def differing(

@@ -154,6 +154,23 @@ class Ledger:
         moment = moments[bisect_right(moments, 2 * needs[index]) - 1]
         return needs[index] if moment == 2 * offload.prefetch + 1 else None
 
+    def position(self, value: int, slot: int) -> int:
+        """How many recomputations in a slot's prelude precede the first that reads a value."""
+        operations = self.tape.operations
+        prelude = self.preludes[slot]
+        for number, op in enumerate(prelude):
+            if value in operations[op].reads:
+                return number
+        return len(prelude)
+
+    def lead_s(self, value: int, slot: int) -> float:
+        """Seconds from the start of a slot's prelude to the first read of a value in the slot."""
+        prelude = self.preludes[slot]
+        if not prelude:
+            return 0.0
+        operations = self.tape.operations
+        return sum(operations[op].seconds or 0.0 for op in prelude[: self.position(value, slot)])
+
     def read_by_own_work(self, value: int, slot: int) -> bool:
         """Does a slot's own work read a value, which is then live until its end?"""
         return slot in self._own_need_counts[value]

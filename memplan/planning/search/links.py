@@ -8,13 +8,14 @@ out as early, and back as late, as no kernel stalls for it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from memplan.planning.clock import Clock, first_gap, last_gap
-from memplan.planning.schedule import CopySeconds, Kind
+from memplan.planning.schedule import Action, CopySeconds, Kind
 from memplan.planning.search.ledger import Ledger, Offload
 
 _ORDER = (Kind.PREFETCHED, Kind.OFFLOAD, Kind.OFFLOADED, Kind.PREFETCH)  # of events at one slot
@@ -51,9 +52,11 @@ class Links:
         offloaded_at: dict[int, float] = {}
         prefetched_at: dict[tuple[int, int], float] = {}
         for slot, kind, offload in events(self._ledger):
-            last = slot - 1 if kind is Kind.PREFETCHED else slot
-            clock.now_s = (float(ends[last]) if last >= 0 else 0.0) + total_stall_s
             value = offload.value
+            now_s = float(ends[slot])
+            if kind is Kind.PREFETCHED:
+                now_s = float(ends[slot - 1]) + self._ledger.lead_s(value, slot)
+            clock.now_s = now_s + total_stall_s
             stall_s = 0.0
             if kind is Kind.PREFETCHED:
                 stall_s = clock.wait(prefetched_at[value, offload.prefetch])
@@ -86,19 +89,45 @@ def plan_seconds(ledger: Ledger, scheduler: CopyScheduler | None) -> float:
 def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
     """The starts and ends of copies, with their slots, in order.
 
-    `PREFETCHED` comes before its slot, the other events after it.
+    `PREFETCHED` comes right before the first kernel that reads the value in its slot, the other
+    events after the slot.
     """
-    entries = []  # slot, index of the kind in `_ORDER`, slot that waits for the copy, offload
+    # slot, index of the kind in `_ORDER`, slot that waits for the copy (before it: the position of
+    # the first reader), offload
+    entries = []
     for offload in ledger.offloads.values():
         reader = ledger.reader(offload)
         if reader is not None:
-            entries.append((reader, 0, reader, offload))
+            entries.append((reader, 0, ledger.position(offload.value, reader), offload))
             entries.append((offload.prefetch, 3, reader, offload))
         if offload.start is not None:
             entries.append((offload.start, 1, offload.end, offload))
             entries.append((offload.end, 2, offload.end, offload))
     entries.sort(key=lambda entry: (*entry[:3], entry[3].value, entry[3].prefetch))
     return [(slot, _ORDER[index], offload) for slot, index, _, offload in entries]
+
+
+def slot_actions(ledger: Ledger) -> list[list[Action]]:
+    """A ledger's kernels and copies by slot, in order."""
+    tape = ledger.tape
+    before = defaultdict[tuple[int, int], list[Action]](list)  # by slot, position in its prelude
+    after = defaultdict[int, list[Action]](list)
+    for slot, kind, offload in events(ledger):
+        action = Action(kind, tape.values[offload.value].buffer)
+        if kind is Kind.PREFETCHED:
+            before[slot, ledger.position(offload.value, slot)].append(action)
+        else:
+            after[slot].append(action)
+    actions = list[list[Action]]()
+    for slot, prelude in enumerate(ledger.preludes):
+        work = tape.slots[slot].operation
+        actions.append([])
+        for position, op in enumerate([*prelude, work]):
+            actions[slot] += before[slot, position]
+            if op is not None:
+                actions[slot].append(Action(Kind.RUN, tape.operations[op].kernel))
+        actions[slot] += after[slot]
+    return actions
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +248,7 @@ class CopyScheduler:
             earliest_end = later[max(last_use, start)]
         elif ledger.on_host[number] > last_use:
             return
-        prefetch = self._last_prefetch(earlier, reader, busy_s)
+        prefetch = self._last_prefetch(number, earlier, reader, busy_s)
         crowded_end = later[max(earliest_end, min(end, crowded[0] - 1))]
         crowded_prefetch = earlier[min(reader - 1, max(prefetch, crowded[1]))]
         spans = [(later[end], prefetch)]
@@ -232,18 +261,19 @@ class CopyScheduler:
             if start is not None:
                 stall_s = max(0.0, offloaded_at - float(links.ends[leave]))
             if back != prefetch:
-                stall_s += self._prefetch_stall(back, reader, busy_s)
+                stall_s += self._prefetch_stall(number, back, reader, busy_s)
             copies_s = busy_s * (1 if start is None else 2)
             yield Placement(Offload(number, start, leave, back), copies_s, stall_s)
 
-    def _prefetch_stall(self, prefetch: int, reader: int, busy_s: float) -> float:
+    def _prefetch_stall(self, number: int, prefetch: int, reader: int, busy_s: float) -> float:
         """Seconds that a slot waits for a prefetch that begins after another slot."""
         links = self.links
+        needed_s = self._needed_s(number, reader)
         issued_s = float(links.ends[prefetch])
         # copies that are issued before the end of the slot go first
         index = bisect_right(links.prefetches, (issued_s, float("inf")))
         free_s = max(issued_s, links.prefetches[index - 1][1] if index else 0.0)
-        return max(0.0, free_s + busy_s - float(links.starts[reader]))
+        return max(0.0, free_s + busy_s - needed_s)
 
     def _first_offload(self, later: Sequence[int], ready: int, busy_s: float) -> tuple[int, float]:
         """The first slot after which a copy to the host may begin, and the copy's end.
@@ -259,8 +289,18 @@ class CopyScheduler:
             return slot, float("inf")
         return slot, max(time, float(ends[slot])) + busy_s
 
-    def _last_prefetch(self, earlier: Sequence[int], reader: int, busy_s: float) -> int:
+    def _needed_s(self, number: int, reader: int) -> float:
+        """When a slot first reads a value."""
+        return float(self.links.starts[reader]) + self._ledger.lead_s(number, reader)
+
+    def _last_prefetch(
+        self,
+        number: int,
+        earlier: Sequence[int],
+        reader: int,
+        busy_s: float,
+    ) -> int:
         """The last slot after which a copy back may begin so that no kernel stalls."""
         links = self.links
-        start = last_gap(links.prefetches, float(links.starts[reader]), busy_s)
+        start = last_gap(links.prefetches, self._needed_s(number, reader), busy_s)
         return earlier[bisect_right(links.ends, start, hi=reader) - 1]

@@ -21,7 +21,6 @@ Effort is counted, never timed, so every machine finds the same plan.
 """
 
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -32,7 +31,7 @@ from memplan.errors import UnsupportedProgramError
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes, pack
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, CopySeconds, Kind, Schedule, Solution, rank, runs
+from memplan.planning.schedule import CopySeconds, Schedule, Solution, rank, runs
 from memplan.planning.schedule import seconds as schedule_seconds
 from memplan.planning.search.chains import Excess
 from memplan.planning.search.effort import DEFAULT, Effort, Heuristic, Recipe
@@ -44,7 +43,7 @@ from memplan.planning.search.ledger import (
     Recomputation,
     reconcile,
 )
-from memplan.planning.search.links import CopyScheduler, events, plan_seconds
+from memplan.planning.search.links import CopyScheduler, plan_seconds, slot_actions
 from memplan.planning.search.lns import NeighbourhoodSearch
 from memplan.planning.search.reorder import reorder
 from memplan.planning.search.streaming import overlap_copies, stream
@@ -209,24 +208,8 @@ class _OrderSearch:
 
     def solution(self) -> Solution:
         """The ledger's plan."""
-        schedule = tuple(action for actions in self._slot_actions() for action in actions)
+        schedule = tuple(action for actions in slot_actions(self._ledger) for action in actions)
         return self._search.solution(eliminate_dead(self._problem, schedule))
-
-    def _slot_actions(self) -> list[list[Action]]:
-        """Actions by slot, with the copies that begin or end after it last."""
-        tape = self._ledger.tape
-        before = defaultdict[int, list[Action]](list)
-        after = defaultdict[int, list[Action]](list)
-        for slot, kind, offload in events(self._ledger):
-            copies = before if kind is Kind.PREFETCHED else after
-            copies[slot].append(Action(kind, tape.values[offload.value].buffer))
-        slot_actions = list[list[Action]]()
-        for slot, prelude in enumerate(self._ledger.preludes):
-            work = tape.slots[slot].operation
-            ops = prelude if work is None else [*prelude, work]
-            kernels = runs(tape.operations[op].kernel for op in ops)
-            slot_actions.append([*before[slot], *kernels, *after[slot]])
-        return slot_actions
 
     def run(self) -> Solution:
         """Steps 2 to 5 of the header."""
@@ -426,12 +409,12 @@ class _OrderSearch:
 
     def _reconcile(self) -> None:
         """Add the difference between each slot's packed layout and its load to its slack."""
-        slot_actions = self._slot_actions()
-        schedule = tuple(action for actions in slot_actions for action in actions)
+        actions_by_slot = slot_actions(self._ledger)
+        schedule = tuple(action for actions in actions_by_slot for action in actions)
         packed_nbytes = live_nbytes(self._problem, schedule)
         slack = self._ledger.slack.copy()
         begin = 0
-        for slot, actions in enumerate(slot_actions):
+        for slot, actions in enumerate(actions_by_slot):
             end = begin + len(actions)
             if actions:
                 slack[slot] += packed_nbytes[begin:end].max() - self._ledger.load[slot]

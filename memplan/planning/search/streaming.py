@@ -104,7 +104,8 @@ def _prefetch_early(ledger: Ledger, scheduler: CopyScheduler, limit: int) -> Non
     for reader, offload in readers:
         value = offload.value
         later, earlier = scheduler.copy_slots_of(value)
-        start_s = min(float(ends[reader - 1]), free_until) - scheduler.busy_s(value)
+        needed_s = float(ends[reader - 1]) + ledger.lead_s(value, reader)
+        start_s = min(needed_s, free_until) - scheduler.busy_s(value)
         in_time = earlier[bisect_right(ends, start_s, hi=reader) - 1]
         on_host = later[max(offload.end, ledger.on_host[value]) + 1]
         first = max(in_time, on_host)

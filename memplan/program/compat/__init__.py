@@ -5,12 +5,15 @@ May import nothing of memplan.
 
 from memplan.program.compat.compiler import (
     PINNED,
+    AbsentGpu,
     Division,
+    call_parameters_of,
     constrained_partitions,
     constrained_sizes,
     coordination_client,
     disk_cache,
     division_of,
+    executable_of,
     least_seconds_to_cache,
     lower_for,
     mark_on_host,
@@ -22,6 +25,7 @@ from memplan.program.compat.compiler import (
     on_devices,
     register_hook,
     rename_module,
+    takes_no_keywords,
     without_compilation_cache,
 )
 from memplan.program.compat.jaxprs import (

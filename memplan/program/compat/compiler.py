@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import math
+import sys
 import threading
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax._src.sharding_impls import GSPMDSharding as _GSPMDSharding
 from jax.extend import xla as _xla_hooks
 from jax.sharding import (
+    AbstractDevice,
     AbstractMesh,
     AxisType,
     Mesh,
@@ -44,20 +46,69 @@ PINNED = "pinned_host"
 _patching = threading.RLock()  # held while a jax method is patched
 
 
-def lower_for(stage: jax.stages.Traced, platform: str) -> jax.stages.Lowered:
-    """Lower for a platform that this machine need not have.
+@dataclass(frozen=True)
+class AbsentGpu:
+    """A GPU that this machine need not have, as jax's lowerings ask for it."""
+
+    platform: str  # "cuda"
+    kind: str  # as in `jax.Device.device_kind`
+    cores: int  # streaming multiprocessors
+    compute_capability: tuple[int, int]  # CUDA's (major, minor)
+
+
+def lower_for(stage: jax.stages.Traced, gpu: AbsentGpu) -> jax.stages.Lowered:
+    """Lower for a GPU that this machine need not have.
 
     A host callback asks jax for the platform's client but does not use it; without the platform jax
     would raise an error.
     """
     contexts: Any = _mlir.ModuleContext
-    with _patching:
+    # jax's caches of lowered functions have the mesh of the context in their keys, and so the GPU.
+    kind = f"{gpu.kind} ({gpu.compute_capability[0]}.{gpu.compute_capability[1]})"
+    device = AbstractDevice(device_kind=kind, num_cores=gpu.cores, platform="gpu")
+    mesh = _mesh.get_abstract_mesh().update(abstract_device=device)
+    with _patching, jax.sharding.use_abstract_mesh(mesh), _pallas_for(gpu):
         get_backend = contexts.get_backend
         contexts.get_backend = lambda context, *args: context.backend or get_backend(context, *args)
         try:
-            return stage.lower(lowering_platforms=(platform,))
+            return stage.lower(lowering_platforms=(gpu.platform,))
         finally:
             contexts.get_backend = get_backend
+
+
+@contextlib.contextmanager
+def _pallas_for(gpu: AbsentGpu) -> Iterator[None]:
+    """Inside the block, Pallas lowers kernels for this GPU.
+
+    Pallas asks the mesh around a kernel for its device. Inside a `shard_map` that is the step's
+    own mesh, which may consist of CPUs, and jax knows the names of some GPUs alone. So the
+    functions that ask are replaced: in jax 0.11 and 0.12 one for each of Pallas' two back ends. A
+    back end that is not imported lowers nothing.
+    """
+    major, minor = gpu.compute_capability
+    triton = sys.modules.get("jax._src.pallas.triton.gpu_info")
+    mosaic = sys.modules.get("jax.experimental.mosaic.gpu.utils")
+    with contextlib.ExitStack() as patches:
+        if triton is not None:
+            info = triton.GpuInfo(
+                gpu_version=triton.gpu_version_from_device_kind(gpu.kind),
+                arch_name=f"{major}.{minor}",
+                compute_capability=10 * major + minor,
+            )
+            patches.enter_context(_patched(triton, "get_gpu_info", lambda: info))
+        if mosaic is not None:
+            patches.enter_context(_patched(mosaic, "_infer_arch", lambda: (major, minor)))
+        yield
+
+
+@contextlib.contextmanager
+def _patched(module: Any, name: str, replacement: Any) -> Iterator[None]:
+    original = getattr(module, name)
+    setattr(module, name, replacement)
+    try:
+        yield
+    finally:
+        setattr(module, name, original)
 
 
 def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int] = ()) -> Any:
@@ -315,6 +366,21 @@ def module_of(compiled: Any) -> bytes:
     """The serialized module of what was compiled."""
     (module,) = compiled.runtime_executable().hlo_modules()
     return module.as_serialized_hlo_module_proto()
+
+
+def executable_of(compiled: Any) -> Any:
+    """jax's executable inside of a `jax.stages.Compiled`."""
+    return compiled._executable
+
+
+def call_parameters_of(compiled: Any) -> Any:
+    """jax's record of how a `jax.stages.Compiled` is called."""
+    return compiled._params
+
+
+def takes_no_keywords(compiled: Any) -> bool:
+    """Was a `jax.stages.Compiled` lowered in a way that loses names of arguments?"""
+    return compiled._no_kwargs
 
 
 def module_proto(text: str) -> bytes:

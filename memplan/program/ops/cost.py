@@ -3,6 +3,7 @@
 from typing import Any
 
 from memplan.hardware.efficiency import PRODUCT, MatrixShape
+from memplan.hardware.library_calls import LibraryCall
 from memplan.program import compat
 from memplan.program.ops.record import Eqn, Primitive, largest, of, register
 
@@ -45,6 +46,14 @@ def matrix_shape(eqn: Eqn) -> MatrixShape:
         return shape(eqn)
     inner = (inner for body in compat.sub_jaxprs(eqn) for inner in body.eqns if matrix_dtype(inner))
     return next(map(matrix_shape, inner), PRODUCT)
+
+
+def library_calls_of(eqn: Eqn) -> tuple[LibraryCall, ...]:
+    """Calls of libraries' routines; those of a loop's body in all its trips, of all branches."""
+    trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+    inner = (inner for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
+    calls = tuple(call.times(trips) for eqn in inner for call in library_calls_of(eqn))
+    return of(eqn).library_calls(eqn) + calls
 
 
 def traffic_of(eqn: Eqn) -> int:

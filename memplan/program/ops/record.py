@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from memplan.hardware.efficiency import MatrixShape
+from memplan.hardware.library_calls import LibraryCall
 from memplan.planning.graph import Fusion, Span
 from memplan.program import compat
 from memplan.program.ops.axes import Axes
@@ -56,6 +57,8 @@ class Primitive:
     flops: int | Callable[[Eqn], float] = 1
     # the shape of its products, if its flops run at the rate of the matrix units
     matrix_shape: Callable[[Eqn], MatrixShape] | None = None
+    # the routines of libraries that it calls
+    library_calls: Callable[[Eqn], tuple[LibraryCall, ...]] = lambda eqn: ()
     recomputable: bool = True  # a second run gives the same result and has no other effect
     # its axes, along which slabs can be computed; None if it has none
     axes: Callable[[Eqn], Axes | None] = lambda eqn: None

@@ -6,6 +6,7 @@ from functools import partial
 import jax.numpy as jnp
 
 from memplan.program import compat
+from memplan.program.ops import library_calls
 from memplan.program.ops.axes import Axes, Reduction, parallel, shape_of, without
 from memplan.program.ops.record import Eqn, Primitive, greatest, least, register
 
@@ -57,5 +58,16 @@ register(
 register("cummax", _running(accumulate=jnp.maximum, padding_value=least))
 register("cummin", _running(accumulate=jnp.minimum, padding_value=greatest))
 register("cumlogsumexp", _running(accumulate=jnp.logaddexp, padding_value=least))
-register("sort", Primitive(axes=lambda eqn: parallel(eqn, [eqn.params["dimension"]])))
-register("top_k", Primitive(axes=lambda eqn: parallel(eqn, [eqn.params.get("axis", -1)])))
+register(
+    "sort",
+    Primitive(
+        axes=lambda eqn: parallel(eqn, [eqn.params["dimension"]]), library_calls=library_calls.sort
+    ),
+)
+register(
+    "top_k",
+    Primitive(
+        axes=lambda eqn: parallel(eqn, [eqn.params.get("axis", -1)]),
+        library_calls=library_calls.top_k,
+    ),
+)

@@ -4,26 +4,16 @@ from random import Random
 
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.problem import Problem
-from memplan.planning.schedule import Action, Kind, Schedule
+from memplan.planning.schedule import Schedule
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
-from memplan.planning.search.links import events
+from memplan.planning.search.links import slot_actions
 from memplan.planning.search.tape import record
 
 
 def schedule_of(ledger: Ledger) -> tuple[Schedule, list[int]]:
     """The actions, and the slot of each."""
-    copies = [
-        (slot, Action(kind, ledger.tape.values[offload.value].buffer))
-        for slot, kind, offload in events(ledger)
-    ]
-    entries: list[tuple[Action, int]] = []
-    for slot, prelude in enumerate(ledger.preludes):
-        slot_copies = [(action, slot) for copy_slot, action in copies if copy_slot == slot]
-        entries += [entry for entry in slot_copies if entry[0].kind is Kind.PREFETCHED]
-        work = ledger.tape.slots[slot].operation
-        for op in prelude if work is None else (*prelude, work):
-            entries.append((Action(Kind.RUN, ledger.tape.operations[op].kernel), slot))
-        entries += [entry for entry in slot_copies if entry[0].kind is not Kind.PREFETCHED]
+    slots = enumerate(slot_actions(ledger))
+    entries = [(action, slot) for slot, actions in slots for action in actions]
     return tuple(action for action, _ in entries), [slot for _, slot in entries]
 
 

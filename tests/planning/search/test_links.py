@@ -11,7 +11,14 @@ from experiments.planners.evict import tape_of_stages
 from experiments.planners.stages import stages_of_nodes
 from memplan.planning.schedule import Kind, seconds
 from memplan.planning.search.ledger import Ledger, Offload
-from memplan.planning.search.links import CopyScheduler, Links, Placement, events
+from memplan.planning.search.links import (
+    CopyScheduler,
+    Links,
+    Placement,
+    events,
+    plan_seconds,
+    slot_actions,
+)
 from memplan.planning.search.tape import record
 from tests.planning.search.plans import random_plan, schedule_of
 from tests.planning.small import looping
@@ -113,3 +120,49 @@ def test_a_link_that_is_busy_is_waited_for() -> None:
     links = Links(ledger, lambda nbytes: 2.0)
     assert (links.offloads, links.prefetches, links.seconds) == ([(1, 3)], [(7, 9)], 10)
     assert Links(ledger, lambda nbytes: 3.0).seconds == 12  # kernels stall one second for each copy
+
+
+def returning() -> Ledger:
+    """A value that comes back a second late for its reader, which also needs the one before it.
+
+    The slots' own work takes 10 seconds, a copy two.
+    """
+    inputs = [[], [], [1], [2], [3], [4], [0, 1]]
+    stages = stages_of_nodes([4, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1, 1, 4], inputs, 0)
+    ledger = Ledger(tape_of_stages(stages))
+    ledger.offload(Offload(0, 0, 2, 4))
+    return ledger
+
+
+def two_seconds(nbytes: int) -> float:
+    return 2.0
+
+
+def kinds_before(ledger: Ledger, slot: int) -> list[Kind]:
+    """The actions before a slot's own work, which is no kernel in a tape of stages."""
+    return [action.kind for action in slot_actions(ledger)[slot]]
+
+
+def test_a_recomputation_runs_before_the_wait_for_another_value() -> None:
+    ledger = returning()
+    scheduler = CopyScheduler(ledger, two_seconds, 2**40)
+    assert scheduler.links.seconds == 10 + 1
+    ledger.recompute(1, 6)  # takes one second
+    assert plan_seconds(ledger, scheduler) == 10 + 1
+    assert not scheduler.links.stalls_s
+    assert kinds_before(ledger, 6) == [Kind.RUN, Kind.PREFETCHED]
+
+
+def test_a_recomputation_waits_for_what_it_reads() -> None:
+    ledger = returning()
+    ledger.recompute(1, 6)
+    ledger.recompute(6, 6)  # reads what comes back, and runs after the other
+    assert ledger.lead_s(0, 6) == 1
+    assert kinds_before(ledger, 6) == [Kind.RUN, Kind.PREFETCHED, Kind.RUN]
+
+
+def test_a_copy_back_starts_later_by_what_runs_before_its_value_is_read() -> None:
+    ledger = spanned(8)
+    ledger.recompute(5, 9)
+    first, *_ = CopyScheduler(ledger, lambda nbytes: nbytes / 2, 100).placements(0, 9, (4, 5))
+    assert first.offload == Offload(0, 0, 2, 7) and first.stall_s == 0

@@ -1,5 +1,6 @@
 """Lowered modules under another name and with inputs on the host; XLA's texts."""
 
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -57,10 +58,12 @@ def test_callbacks_are_lowered_for_a_platform_that_is_not_here() -> None:
         return x
 
     get_backend = mlir.ModuleContext.get_backend
-    text = compat.lower_for(jax.jit(step).trace(jnp.ones(3)), "cuda").as_text()
+    gpu = compat.AbsentGpu("cuda", "NVIDIA A100", 108, (8, 0))
+    text = compat.lower_for(jax.jit(step).trace(jnp.ones(3)), gpu).as_text()
     assert "xla_ffi_python_gpu_callback" in text and mlir.ModuleContext.get_backend is get_backend
+    no_gpu = replace(gpu, platform="no platform")
     with pytest.raises(NotImplementedError):
-        compat.lower_for(jax.jit(jnp.linalg.eig).trace(jnp.ones((3, 3))), "no platform")
+        compat.lower_for(jax.jit(jnp.linalg.eig).trace(jnp.ones((3, 3))), no_gpu)
     assert mlir.ModuleContext.get_backend is get_backend
 
 
