@@ -16,6 +16,7 @@ from memplan.planning.graph import Graph, Op, Value, op_seconds
 from memplan.planning.loops import (
     PRICES,
     Loop,
+    Option,
     Residuals,
     can_segment,
     cheapest,
@@ -23,8 +24,10 @@ from memplan.planning.loops import (
     host_nbytes,
     minimum_cut,
     options,
+    recomputed_nbytes,
     recomputed_ops,
     stacked_nbytes,
+    total_nbytes,
 )
 
 DEVICE = catalog.named("v100")
@@ -133,8 +136,8 @@ def test_what_may_run_once_is_stacked(price: float) -> None:
 @given(loops(), st.sampled_from([0, 64 * MIB, 1 << 40]))
 def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_bytes: int) -> None:
     frontier = options(loop, DEVICE, host_bytes)
-    assert frontier == sorted(frontier, key=lambda option: (option.seconds, -option.nbytes))
-    sizes = [option.nbytes for option in frontier]
+    assert frontier == sorted(frontier, key=lambda option: (option.seconds, -option.total_nbytes))
+    sizes = [option.total_nbytes for option in frontier]
     assert sizes == sorted(set(sizes), reverse=True)
     assert all(host_nbytes(loop, option.residuals) <= host_bytes for option in frontier)
     segments = list(product(range(2, loop.trips + 1), range(1, loop.trips // 2 + 1), (False, True)))
@@ -147,9 +150,11 @@ def test_no_segments_are_smaller_and_faster_than_the_options(loop: Loop, host_by
         )
         fits = host_nbytes(loop, segmented) <= host_bytes and not on_host
         if can_segment(loop, segmented) and fits:
-            nbytes = stacked_nbytes(loop, segmented)
+            nbytes = stacked_nbytes(loop, segmented) + recomputed_nbytes(loop, segmented)
             seconds = extra_seconds(loop, segmented, DEVICE)
-            assert any(option.nbytes <= nbytes and option.seconds <= seconds for option in frontier)
+            assert any(
+                option.total_nbytes <= nbytes and option.seconds <= seconds for option in frontier
+            )
 
 
 def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
@@ -169,6 +174,25 @@ def test_segments_take_the_bytes_of_few_trips_for_one_more_run() -> None:
     # Behind seven segments, thirty trips stay.
     fewer = replace(segmented, segments=7)
     assert stacked_nbytes(loop, fewer) == 7 * MIB + 30 * 128 * MIB
+
+
+def test_what_is_computed_again_at_once_takes_bytes() -> None:
+    """Both products, unless the first is kept: then the second alone."""
+    loop = replace(chain(), available=frozenset({0}))
+    assert recomputed_nbytes(loop, Residuals((1, 2))) == 0
+    assert recomputed_nbytes(loop, Residuals((1,))) == 64 * MIB
+    assert recomputed_nbytes(loop, Residuals(())) == 128 * MIB
+
+
+def test_branches_of_a_conditional_share_their_bytes() -> None:
+    def inside(*branches: tuple[int, int]) -> Loop:
+        return replace(chain(), branches=tuple(((place,), branch) for place, branch in branches))
+
+    loops = [inside(), inside((3, 0)), inside((3, 1)), inside((3, 1)), inside((3, 1), (5, 0))]
+    sizes = (1, 20, 4, 5, 6)
+    chosen = [Option(Residuals(()), size, 0.0, recomputed_nbytes=2) for size in sizes]
+    assert total_nbytes(loops, chosen) == 1 + max(20, 4 + 5 + 6) + 2
+    assert total_nbytes([*loops, inside((4, 0))], [*chosen, chosen[0]]) == 1 + 20 + 1 + 2
 
 
 def test_what_may_run_once_is_in_no_segment() -> None:

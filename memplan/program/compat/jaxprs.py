@@ -547,7 +547,7 @@ def joined(
         invars=list(inputs),
         outvars=list(results),
         eqns=list(eqns),
-        effects=_core.no_effects.union(*(body.jaxpr.effects for body in bodies)),
+        effects=_core.join_effects(*(body.jaxpr.effects for body in bodies)),
         debug_info=bodies[0].jaxpr.debug_info.with_unknown_names(),
     )
     return jex.Jaxpr(jaxpr, list(constants.values()))

@@ -171,7 +171,7 @@ class _Readers:
         """The variable of a number that was only reshaped, or the literal itself."""
         while compat.is_var(atom) and atom in self._makers:
             eqn = self._flat.eqns[self._makers[atom][0]]
-            if eqn.primitive.name not in _RESHAPES or eqn.outvars[0].aval.size != 1:
+            if eqn.primitive.name not in _RESHAPES or compat.aval_of(eqn.outvars[0]).size != 1:
                 break
             (atom,) = eqn.invars
         return atom

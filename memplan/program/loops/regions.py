@@ -177,7 +177,7 @@ class RegionPair:
         return residual[0] if self.pair.kind == "shard_map" and is_number else residual
 
     def _spec(self, residual: Any) -> PartitionSpec:
-        """How a residual is divided: along its first dimension, over all axes on which it varies."""
+        """How a residual is divided: its first dimension, over all axes on which it varies."""
         eqn = self.pair.forward_eqn
         if self.pair.kind != "shard_map":
             return PartitionSpec()
