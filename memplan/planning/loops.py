@@ -11,7 +11,7 @@ few trips for one more run of the forward loop.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -309,19 +309,32 @@ def _nbytes_of(pairs: Iterable[tuple[Sequence[tuple[tuple[int, ...], int]], int]
 
 
 def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
-    """The Pareto frontier of device bytes and seconds, for choices that keep the limit of the host.
+    """The choices that no other beats, among those that keep the limit of the host.
 
-    Ordered from the fastest, which takes the most bytes, to the smallest.
+    Another beats one if it takes no more seconds and no more bytes of stacks, and if it does so
+    with what a backward trip computes again, which may count or not beside other pairs.
+
+    Ordered from the fastest, which takes the most bytes.
     """
-    candidates = list(_candidates(loop, device, host_bytes > 0))
-    candidates.sort(key=lambda option: (option.total_nbytes, option.seconds))
     limit = max(host_bytes, loop.pinned_host_nbytes)
+    candidates = [
+        option
+        for option in _candidates(loop, device, host_bytes > 0)
+        if host_nbytes(loop, option.residuals) <= limit
+    ]
+    sizes = (lambda option: option.nbytes), (lambda option: option.total_nbytes)
+    unbeaten = {id(option) for size in sizes for option in _frontier(candidates, size)}
+    kept = [option for option in candidates if id(option) in unbeaten]
+    return sorted(kept, key=lambda option: (option.seconds, option.nbytes))
+
+
+def _frontier(candidates: Iterable[Option], size: Callable[[Option], int]) -> list[Option]:
+    """The options that no other beats in seconds and size."""
     frontier = list[Option]()
-    for option in candidates:
-        fits = host_nbytes(loop, option.residuals) <= limit
-        if fits and (not frontier or option.seconds < frontier[-1].seconds):
+    for option in sorted(candidates, key=lambda option: (size(option), option.seconds)):
+        if not frontier or option.seconds < frontier[-1].seconds:
             frontier.append(option)
-    return frontier[::-1]
+    return frontier
 
 
 def _candidates(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:

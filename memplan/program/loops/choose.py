@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from memplan.errors import UnsupportedProgramError
@@ -133,33 +133,42 @@ def _loops_of(program: Program, across: bool = False) -> list[Loop]:
         return []
 
 
+_SIZES: tuple[Callable[[Option], int], ...] = (
+    lambda option: option.nbytes,
+    lambda option: option.total_nbytes,
+)
+
+
 def _fastest(
     loops: Sequence[Loop], frontiers: Sequence[Sequence[Option]], limit_nbytes: int
 ) -> tuple[list[Option], float]:
     """The fastest choice of one option per pair within the limit, else the smallest choice.
 
-    First all pairs pay the same price per byte. Then each pair in turn takes the bytes that remain.
+    First all pairs pay the same price per byte: of their stacks, or also of what a trip computes
+    again. Then each pair in turn takes the bytes that remain.
 
     Returns:
       The choice, and the price per byte in seconds.
     """
-    choice = [frontier[-1] for frontier in frontiers]
-    chosen_price = PRICES[-1]
-    if total_nbytes(loops, choice) > limit_nbytes:
-        return choice, chosen_price
-    for price in PRICES:
-
-        def cost(option: Option, price: float = price) -> float:
-            return option.seconds + price * option.total_nbytes
-
-        at_price = [min(frontier, key=cost) for frontier in frontiers]
-        if total_nbytes(loops, at_price) <= limit_nbytes:
-            choice, chosen_price = at_price, price
-            break
+    choices = [(_at_price(frontiers, size, price), price) for size in _SIZES for price in PRICES]
+    fitting = [choice for choice in choices if total_nbytes(loops, choice[0]) <= limit_nbytes]
+    if not fitting:
+        return min(choices, key=lambda choice: total_nbytes(loops, choice[0]))[0], PRICES[-1]
+    choice, price = min(fitting, key=lambda choice: sum(option.seconds for option in choice[0]))
     for number, frontier in enumerate(frontiers):
         for option in frontier:
             more = [*choice[:number], option, *choice[number + 1 :]]
             if total_nbytes(loops, more) <= limit_nbytes:
                 choice = more
                 break
-    return choice, chosen_price
+    return choice, price
+
+
+def _at_price(
+    frontiers: Sequence[Sequence[Option]], size: Callable[[Option], int], price: float
+) -> list[Option]:
+    """The cheapest option of each pair."""
+    return [
+        min(frontier, key=lambda option: option.seconds + price * size(option))
+        for frontier in frontiers
+    ]
