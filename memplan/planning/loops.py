@@ -1,9 +1,9 @@
-"""Chooses the residuals of a pair of loops.
+"""Chooses the residuals of a pair of loops, or of a branch of a conditional.
 
-A pair is a forward loop and the backward loop that reads its stacks. All trips of a loop are alike,
+A pair is a forward loop and the backward loops that read its stacks. All trips of a loop are alike,
 so one choice holds for all: a value of the body is stacked, on the device or on the host, or the
-backward body recomputes it from the others. For a given price per byte the cheapest choice is a
-minimum cut; a sweep over prices gives the candidates.
+backward bodies recompute it from the others. For a given price per byte the cheapest choice is a
+minimum cut; a sweep over prices gives the candidates. A branch is a loop of one trip.
 
 The first trips may be in segments, which stack nothing: the values that are carried into a segment
 are kept, and the backward loop runs the segment again from there. A few segments take the bytes of
@@ -33,7 +33,7 @@ _ENDLESS = 1 << 30  # ticks that no cut pays: more than all costs together
 
 @dataclass(frozen=True)
 class Loop:
-    """A forward loop and the backward loop that reads its stacks."""
+    """A forward loop and the backward loops that read its stacks; a branch is a loop of one trip."""
 
     body: Graph  # of the forward loop
     trips: int  # of either loop
@@ -52,6 +52,11 @@ class Loop:
     may_use_host: bool = True  # may its stacks be in host memory?
     # do its stacks stay until the end of a conditional that has the backward loop in its branches?
     is_in_branch: bool = False
+
+    @property
+    def is_branch(self) -> bool:
+        """Is it a branch of a conditional, which runs once?"""
+        return self.trips == 1 and not self.carried and bool(self.branches)
 
     @property
     def snapshot_nbytes(self) -> int:

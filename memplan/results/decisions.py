@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from memplan.compilation.outcome import Outcome
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.graph import Graph
-from memplan.planning.loops import stacked_trips
+from memplan.planning.loops import Loop, stacked_trips
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import trips_of
@@ -64,8 +64,18 @@ def _buffer_decisions(outcome: Outcome, origins: Origins) -> Iterator[Decision]:
         )
 
 
+def _where(loop: Loop, trips: int) -> str:
+    """In what a residual is made, of which this many trips are stacked at once."""
+    if loop.is_branch:
+        return f"in branch {loop.branches[-1][1]}"
+    name = f"of {trips} trips"
+    if trips < loop.trips:
+        name += f", of {loop.trips}"
+    return name if loop.copies == 1 else f"{name}, {loop.copies} times"
+
+
 def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
-    """A row for every residual of a pair of loops, and for every snapshot of its segments."""
+    """A row for every residual of a pair of loops or of a branch, and for every snapshot."""
     for loop, residuals in outcome.program.loops:
         if residuals is None:
             continue
@@ -78,14 +88,11 @@ def _residual_decisions(outcome: Outcome) -> Iterator[Decision]:
                 choice = "offload"
             elif value in residuals.kept:
                 choice = "keep"
-            name = f"{array.name} of {trips} trips"
-            if trips < loop.trips:
-                name += f", of {loop.trips}"
             yield Decision(
-                name=name,
-                shape=(trips, *array.shape),
+                name=f"{array.name} {_where(loop, trips)}",
+                shape=(loop.copies * trips, *array.shape),
                 dtype=array.dtype,
-                nbytes=trips * array.nbytes,
+                nbytes=loop.copies * trips * array.nbytes,
                 source=_source_of(body, value) or loop.source,
                 decision=choice,
                 seconds=0.0,

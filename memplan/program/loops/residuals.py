@@ -1,7 +1,10 @@
-"""Rewrite pairs of loops with other residuals; the backward body recomputes the others.
+"""Rewrite pairs with other residuals; the backward bodies recompute the others.
 
-The caller decides for every pair, outer loops before inner ones, so that a list of decisions in
-this order reproduces the program.
+A pair is of loops, of conditionals, or of `shard_map`s. Its bodies are joined to one flat jaxpr
+(`joint`), in which pairs that cross its boundary are pairs like any other: they are rewritten
+first, then the pair itself. So a residual may cross any boundaries, in any order.
+
+The caller decides for every pair, in an order that a list of decisions reproduces.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from memplan.program.loops.regions import RegionPair
 from memplan.program.loops.write import LoopPair
 from memplan.program.trace import Program, WithResiduals
 
-Decide = Callable[[Loop], Residuals | None]  # None leaves the loops unchanged
+Decide = Callable[[Loop], Residuals | None]
+"""None leaves a pair as the user wrote it."""
 
 
 def with_residuals(program: Program, decide: Decide, across: bool = False) -> Program:
