@@ -50,6 +50,7 @@ class Loop:
     # the conditionals around it, each with the branch that it is in: (its place, the branch)
     branches: tuple[tuple[tuple[int, ...], int], ...] = ()
     may_use_host: bool = True  # may its stacks be in host memory?
+    readers: int = 1  # how many backward loops read its stacks; each recomputes for itself
     # do its stacks stay until the end of a conditional that has the backward loop in its branches?
     is_in_branch: bool = False
 
@@ -124,12 +125,13 @@ def stacked_trips(loop: Loop, residuals: Residuals) -> int:
     """Trips whose values are stacked at once.
 
     They are those of one segment, or those behind all segments, whose backward trips run first.
-    Operands of a conditional stay until its end, so there they are both: an MLP of ten layers in a
-    `cond` on a V100 takes 5504 MiB with six layers in segments of three, and 3964 without one.
+    They are both where the stacks behind all segments stay: as operands of a conditional, or for
+    another backward loop. An MLP of ten layers in a `cond` on a V100 takes 5504 MiB with six layers
+    in segments of three, and 3964 without one.
     """
     behind = loop.trips - residuals.segmented_trips
     stacked = (residuals.segment_trips, behind)
-    return sum(stacked) if loop.is_in_branch else max(stacked)
+    return sum(stacked) if loop.is_in_branch or loop.readers > 1 else max(stacked)
 
 
 def stacked_nbytes(loop: Loop, residuals: Residuals | None) -> int:
@@ -186,6 +188,12 @@ def recomputed_nbytes(loop: Loop, residuals: Residuals) -> int:
     64 MiB and takes 1,376 if it computes all of them from the first, and keeps 832 and takes 1,496
     if it computes each from its own input.
     """
+    groups = recomputed_groups(loop, residuals)
+    return max((_kernels_nbytes(loop.body, group) for group in groups), default=0)
+
+
+def recomputed_groups(loop: Loop, residuals: Residuals) -> list[list[int]]:
+    """The ops that the backward body recomputes, in groups that read nothing of one another."""
     body = loop.body
     groups = dict[int, list[int]]()  # op -> the ops that are computed with it, itself among them
     for op in recomputed_ops(loop, residuals):
@@ -197,7 +205,7 @@ def recomputed_nbytes(loop: Loop, residuals: Residuals) -> int:
                 continue
             joined = [*groups[producer], *groups[op]]
             groups.update((member, joined) for member in joined)
-    return max((_kernels_nbytes(body, group) for group in groups.values()), default=0)
+    return [sorted(group) for op, group in groups.items() if op == min(group)]
 
 
 def _kernels_nbytes(body: Graph, ops: Iterable[int]) -> int:
@@ -233,7 +241,8 @@ def extra_seconds(loop: Loop, residuals: Residuals, device: Device) -> float:
 def _residual_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: float) -> float:
     """Seconds to recompute the values that are not stacked, and to wait for copies of stacks."""
     cut = _Cut(loop, 0.0, device, offload=False)
-    recomputed_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
+    again_s = sum(map(cut.recompute_seconds, recomputed_ops(loop, residuals)))
+    recomputed_s = loop.readers * again_s
     copied_s = sum(copy_seconds(loop.body.nbytes(value), device) for value in residuals.on_host)
     return recomputed_s + loop.runs * loop.trips * _stall_seconds(copied_s, trip_s)
 
@@ -247,7 +256,7 @@ def _segment_seconds(loop: Loop, residuals: Residuals, device: Device, trip_s: f
     copies = (copy_seconds(body.nbytes(value), device) for value, on_host in snapshots if on_host)
     copied_s = sum(copies)
     kept_s = _WRITTEN_AND_READ * kept_nbytes / device.achieved_bandwidth
-    segment_s = rerun_s + kept_s + _stall_seconds(copied_s, rerun_s)
+    segment_s = loop.readers * rerun_s + kept_s + _stall_seconds(copied_s, rerun_s)
     return loop.runs * residuals.segments * segment_s
 
 
@@ -347,14 +356,68 @@ def _candidates(loop: Loop, device: Device, offload: bool) -> Iterator[Option]:
     trip_s = _trip_seconds(loop, device)
     offload = offload and loop.may_use_host
     for on_host in dict.fromkeys((False, offload)):
-        choices = dict.fromkeys(cheapest(loop, price, device, on_host) for price in PRICES)
-        for choice in choices:
+        cuts = dict.fromkeys(cheapest(loop, price, device, on_host) for price in PRICES)
+        divided = (part for cut in cuts for part in _divided(loop, cut))
+        for choice in dict.fromkeys((*cuts, *divided)):
             residual_s = _residual_seconds(loop, choice, device, trip_s)
-            segmented = () if on_host else _segmented(loop, choice, offload)
+            segmented = () if on_host or choice not in cuts else _segmented(loop, choice, offload)
             recomputed = recomputed_nbytes(loop, choice)
             for residuals in (choice, *segmented):
                 seconds = residual_s + _segment_seconds(loop, residuals, device, trip_s)
                 yield Option(residuals, stacked_nbytes(loop, residuals), seconds, recomputed)
+
+
+def _divided(loop: Loop, choice: Residuals) -> Iterator[Residuals]:
+    """The choice with more values kept, so that less is computed again at once.
+
+    Ops that the backward body computes at once are divided into 2, 4, 8 parts and so on, where the
+    fewest bytes cross, and what crosses is kept. No price per byte finds this: if all layers of a
+    body are alike, keeping the inputs of some is on the line between keeping all and none.
+    """
+    body = loop.body
+    ops = recomputed_ops(loop, choice)
+    made = {value: number for number, op in enumerate(ops) for value in body.ops[op].outputs}
+    last_reads = {
+        value: number
+        for number, op in enumerate(ops)
+        for value in body.ops[op].inputs
+        if value in made
+    }
+    crossing = [
+        [value for value, last in last_reads.items() if made[value] <= number < last]
+        for number in range(len(ops))
+    ]
+    sizes = [_kernels_nbytes(body, [op]) for op in ops]
+    parts = 2
+    while parts <= sum(size > 0 for size in sizes):
+        kept = set(choice.kept)
+        for number in _narrowest(sizes, [_nbytes(body, values) for values in crossing], parts):
+            kept.update(crossing[number])
+        if not any(loop.pins[value].where is Where.RECOMPUTE for value in kept & {*loop.pins}):
+            yield replace(choice, kept=tuple(sorted(kept)))
+        parts *= 2
+
+
+def _nbytes(body: Graph, values: Iterable[int]) -> int:
+    return sum(map(body.nbytes, values))
+
+
+def _narrowest(sizes: Sequence[int], crossing_nbytes: Sequence[int], parts: int) -> list[int]:
+    """Positions that divide a sequence into about this many parts of like size.
+
+    Each is the one that the fewest bytes cross in its part, with the positions of no size behind.
+    """
+    part_nbytes = sum(sizes) / parts
+    positions = list[int]()
+    begin, nbytes = 0, 0.0
+    for number, size in enumerate(sizes):
+        nbytes += size
+        is_last = number + 1 == len(sizes) or sizes[number + 1] > 0
+        if nbytes >= part_nbytes and is_last:
+            best = min(range(begin, number + 1), key=lambda n: (crossing_nbytes[n], -n))
+            positions.append(best)
+            begin, nbytes = number + 1, sum(sizes[best + 1 : number + 1])
+    return positions
 
 
 def _segmented(loop: Loop, choice: Residuals, offload: bool) -> Iterator[Residuals]:
@@ -422,7 +485,8 @@ class _Cut:
                 costs.append((source, count + value, stack_s))
                 bonds += [(count + value, value), (count + value, 2 * count + producer)]
         for number, op in enumerate(body.ops):
-            costs.append((2 * count + number, sink, self.recompute_seconds(number)))
+            again_s = self.loop.readers * self.recompute_seconds(number)
+            costs.append((2 * count + number, sink, again_s))
             bonds += [(2 * count + number, value) for value in set(op.inputs) - available]
         in_source = minimum_cut(sink + 1, source, sink, costs, bonds)
         return sorted(v for v in undecided if in_source[v] and not in_source[count + v])

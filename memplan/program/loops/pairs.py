@@ -217,6 +217,7 @@ def loop_of(
         carried=tuple(carried),
         reverses=all(back and scan and back.reverse != scan.reverse for back in backwards),
         source=pair.source,
+        readers=len(pair.backwards),
         may_use_host=scan is not None,
     )
     return replace(loop, pins=_pinned(flat, loop, pins)) if pins else loop
