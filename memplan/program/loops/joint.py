@@ -13,10 +13,11 @@ from typing import Any
 
 import jax
 
-from memplan.planning.loops import Loop, Residuals, recomputed_ops
+from memplan.planning.loops import Loop, Residuals, recomputed_groups
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten, renamed
 from memplan.program.interpret import interpret_eqns
+from memplan.program.loops.again import Again, context_of, with_groups
 from memplan.program.loops.pairs import Pair
 
 Store = dict[int, Any]
@@ -165,7 +166,9 @@ class Joint:
         saved = list[Any]()  # the structure of what the forward body returns for the others
 
         def rule(store: Store) -> Callable[..., Sequence[Any]]:
-            def run(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+            def run(eqn: compat.JaxprEqn | Again, operands: list[Any]) -> Sequence[Any]:
+                if isinstance(eqn, Again):
+                    return eqn.run(operands)
                 replacement = replacements.get(id(eqn))
                 return replacement(operands, store) if replacement else compat.bind(eqn, operands)
 
@@ -192,12 +195,15 @@ class Joint:
                 values, store = jax.tree.unflatten(saved[0], operands[len(inputs) :])
                 bound = {**self._consts, **dict(zip(kept, values, strict=True))}
                 bound.update(zip(inputs, operands, strict=False))
-                if loop is not None and residuals is not None:
-                    again = [self.forward.eqns[op] for op in recomputed_ops(loop, residuals)]
-                    with jax.named_scope(compat.REMATTED):
-                        results = interpret_eqns(again, bound, recomputed)
-                    bound.update(zip(recomputed, results, strict=True))
-                return interpret_eqns(eqns, bound, self.results[number], rule(store))
+                results = self.results[number]
+                if loop is None or residuals is None:
+                    return interpret_eqns(eqns, bound, results, rule(store))
+                groups = [
+                    Again.of([self.forward.eqns[op] for op in group], recomputed)
+                    for group in recomputed_groups(loop, residuals)
+                ]
+                ordered = with_groups(eqns, groups, results, waits=loop.is_branch)
+                return interpret_eqns(ordered, bound, results, rule(store), context_of)
 
             return rewrite(jax.make_jaxpr(run_backward)(*_structs(inputs), *crossing))
 
