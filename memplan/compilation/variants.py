@@ -16,8 +16,8 @@ from memplan.program.trace import Program
 
 # A plan above 1.25 times its bound is slow, and compared with other programs.
 _SLOW_RATIO = 1.25
-# Where a choice of residuals fits, compile another only if it promises to save 2 % of the step. The
-# first choice fits with room where its estimate was too high: five steps of layers in nested
+# Where a choice of residuals fits, compile another only if it promises to save 2 % of the step.
+# The first choice fits with room where its estimate was too high: five steps of layers in nested
 # boundaries on an A100 took 9 to 48 % less after a second compilation. Promises are off by up to
 # 4 % of a step (eleven choices for a scan of ten layers on a V100).
 _LEAST_GAIN = 0.02
@@ -29,9 +29,9 @@ _EXCEEDS_ALL = 1 << 62
 # ms instead of 191. On an A100, a value went to the host and back in each trip: 241 ms instead of
 # 39.
 _STEP_PARTS = 100
-# After a choice that fits, try one whose estimate exceeds the limit by a twentieth at most: a plan of
-# kernels may save that, and estimates are off by as much. The layers of a scan that two losses read
-# took 7 % longer than by hand for 2 MiB of 254 that were estimated too much.
+# After a choice that fits, try one whose estimate exceeds the limit by a twentieth at most: a plan
+# of kernels may save that, and estimates are off by as much. The layers of a scan that two losses
+# read took 7 % longer than by hand for 2 MiB of 254 that were estimated too much.
 _DOUBT_PARTS = 20
 # Compile a program without host copies if copies stall more than this share of a step.
 _STALL_SHARE = 0.05

@@ -33,7 +33,7 @@ _ENDLESS = 1 << 30  # ticks that no cut pays: more than all costs together
 
 @dataclass(frozen=True)
 class Loop:
-    """A forward loop and the backward loops that read its stacks; a branch is a loop of one trip."""
+    """A forward loop and the backward loops that read its stacks, or a branch: one trip."""
 
     body: Graph  # of the forward loop
     trips: int  # of either loop
