@@ -43,7 +43,7 @@ def path(name: str) -> Any:
 
 def traced(name: str) -> Program:
     step = STEPS[name]
-    return trace(step.function, step.arguments, {}, step.options, "cuda")
+    return trace(step.function, step.arguments, {}, step.options)
 
 
 def in_slabs(name: str, nbytes: int) -> str:
