@@ -97,12 +97,7 @@ class Variants:
                 if excess == _EXCEEDS_ALL:
                     break
                 fewer = residuals.nbytes(program) - residuals.nbytes(choice)
-                corrected = fewer + _correction(outcome)
-                if needs_better(outcome):
-                    excess = corrected
-                else:
-                    doubt = outcome.limits.device_bytes // _DOUBT_PARTS
-                    excess = min(excess, corrected) - doubt
+                excess = _next_excess(excess, fewer, outcome)
             if not is_new or len(tried) >= self.tries:
                 if excess == _EXCEEDS_ALL or best is None or best.fits:
                     break
@@ -147,11 +142,19 @@ def better(best: Outcome, candidate: Outcome) -> Outcome:
     return min(best, candidate, key=lambda outcome: outcome.rank)
 
 
-def _correction(outcome: Outcome) -> int:
-    """By how many bytes the excess was too low; negative if loops may keep more residuals."""
+def _next_excess(excess: int, fewer: int, outcome: Outcome) -> int:
+    """How many bytes fewer the next choice of residuals keeps.
+
+    Args:
+      excess: how many fewer the last choice was asked to keep.
+      fewer: how many fewer it keeps, by the estimate.
+      outcome: of the last choice.
+    """
     limit = outcome.limits.device_bytes
     overshoot = outcome.device_bytes - limit
-    return max(overshoot, limit // _STEP_PARTS) if needs_better(outcome) else overshoot
+    if needs_better(outcome):
+        return fewer + max(overshoot, limit // _STEP_PARTS)
+    return min(excess, fewer + overshoot) - limit // _DOUBT_PARTS
 
 
 def _stalls(outcome: Outcome) -> bool:

@@ -71,11 +71,10 @@ def machine_of(
     """
     count = division.count
     devices = division.devices
-    is_absent = described or devices is None
-    names_links = topology is not None and not _is_shape(topology)
-    # the hosts of devices that are here are those of their processes
-    assumed = "hosts and links" if topology is None and is_absent else "links"
+    assumed = "links" if topology is None or _is_shape(topology) else ""
     if described or devices is None:
+        # the hosts of devices that are here are those of their processes
+        assumed = "hosts and links" if topology is None else assumed
         order = range(count) if devices is None else [device.id for device in devices]
         links = topology_for(topology, count, per_host(count), "today")
     else:
@@ -86,7 +85,7 @@ def machine_of(
         links = topology_for(topology, count, hosts.count(hosts[0]) if even else count, preset)
     ranks = {key: rank for rank, key in enumerate(sorted(order))}
     numbers = tuple(ranks[key] for key in order)
-    return Machine(links, numbers, "" if names_links else assumed)
+    return Machine(links, numbers, assumed)
 
 
 def _is_shape(topology: Topology | str) -> bool:

@@ -290,6 +290,13 @@ class Option:
         return self.nbytes + self.recomputed_nbytes
 
 
+SIZES: tuple[Callable[[Option], int], ...] = (
+    lambda option: option.nbytes,
+    lambda option: option.total_nbytes,
+)
+"""What options are compared by: beside other pairs, what a trip computes again may not count."""
+
+
 def option_of(loop: Loop, residuals: Residuals | None, device: Device) -> Option:
     """Residuals with their costs; None: those of the program's own loop."""
     if residuals is None:
@@ -336,8 +343,7 @@ def options(loop: Loop, device: Device, host_bytes: int) -> list[Option]:
         for option in _candidates(loop, device, host_bytes > 0)
         if host_nbytes(loop, option.residuals) <= limit
     ]
-    sizes = (lambda option: option.nbytes), (lambda option: option.total_nbytes)
-    unbeaten = {id(option) for size in sizes for option in _frontier(candidates, size)}
+    unbeaten = {id(option) for size in SIZES for option in _frontier(candidates, size)}
     kept = [option for option in candidates if id(option) in unbeaten]
     return sorted(kept, key=lambda option: (option.seconds, option.nbytes))
 
@@ -387,19 +393,16 @@ def _divided(loop: Loop, choice: Residuals) -> Iterator[Residuals]:
         [value for value, last in last_reads.items() if made[value] <= number < last]
         for number in range(len(ops))
     ]
+    crossing_nbytes = [sum(map(body.nbytes, values)) for values in crossing]
     sizes = [_kernels_nbytes(body, [op]) for op in ops]
     parts = 2
     while parts <= sum(size > 0 for size in sizes):
         kept = set(choice.kept)
-        for number in _narrowest(sizes, [_nbytes(body, values) for values in crossing], parts):
+        for number in _narrowest(sizes, crossing_nbytes, parts):
             kept.update(crossing[number])
         if not any(loop.pins[value].where is Where.RECOMPUTE for value in kept & {*loop.pins}):
             yield replace(choice, kept=tuple(sorted(kept)))
         parts *= 2
-
-
-def _nbytes(body: Graph, values: Iterable[int]) -> int:
-    return sum(map(body.nbytes, values))
 
 
 def _narrowest(sizes: Sequence[int], crossing_nbytes: Sequence[int], parts: int) -> list[int]:

@@ -38,7 +38,7 @@ def flatten(
             raise _outside_reference(f"the argument {name}")
     if any(compat.is_reference(var) for var, _ in compat.consts_of(closed)):
         raise _outside_reference("a constant of the step")
-    types = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
+    types = compat.structs_of(closed.jaxpr.invars)
 
     def inlined(*inputs: Any) -> list[Any]:
         return _inline(closed, inputs, inputs, caller)
@@ -203,7 +203,7 @@ class Flat:
 
     def retraced(self, function: Callable[..., Any]) -> compat.ClosedJaxpr:
         """The jaxpr of another function with the same inputs."""
-        return jax.make_jaxpr(function)(*(compat.as_struct(var.aval) for var in self.invars))
+        return jax.make_jaxpr(function)(*compat.structs_of(self.invars))
 
 
 @dataclass

@@ -110,7 +110,7 @@ def channels_last(closed: compat.ClosedJaxpr) -> compat.ClosedJaxpr:
 
 
 def _traced(closed: compat.ClosedJaxpr, inside: bool) -> compat.ClosedJaxpr:
-    avals = [compat.as_struct(var.aval) for var in closed.jaxpr.invars]
+    avals = compat.structs_of(closed.jaxpr.invars)
     return jax.make_jaxpr(
         lambda *operands: interpret(closed, operands, partial(_run, inside)),
     )(*avals)

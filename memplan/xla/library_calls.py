@@ -7,6 +7,7 @@ transforms are instructions of XLA's own.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable
 
@@ -76,13 +77,10 @@ def _fourier(op: Instruction, operands: list[Array]) -> LibraryCall:
     image, result = operands[0], op.result[0]
     is_complex = image.dtype.startswith("c") and result.dtype.startswith("c")
     real = result if image.dtype.startswith("c") else image
-    points = (image if is_complex else real).size
-    transforms = points
-    for length in op.fft_lengths:
-        transforms //= max(length, 1)
-    dtype = (image if is_complex else real).numpy_name
+    points = image if is_complex else real
+    transforms = points.size // max(math.prod(op.fft_lengths), 1)
     nbytes = image.nbytes + result.nbytes
-    return library_calls.fourier(op.fft_lengths, transforms, nbytes, dtype)
+    return library_calls.fourier(op.fft_lengths, transforms, nbytes, points.numpy_name)
 
 
 def _sort(op: Instruction, operands: list[Array]) -> LibraryCall:

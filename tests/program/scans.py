@@ -165,22 +165,40 @@ STEPS = {
 
 
 @functools.cache
-def traced(name: str) -> tuple[Program, tuple[Any, ...]]:
-    """One of them, and its arguments."""
-    step, args = STEPS[name]()
+def traced_step(make: Callable[[], Step]) -> tuple[Program, tuple[Any, ...]]:
+    """A step's program, and its arguments."""
+    step, args = make()
     return trace(step, args, {}, {}), args
 
 
 @functools.cache
+def plain_outputs(make: Callable[[], Step]) -> list[np.ndarray]:
+    """What it gives."""
+    return outputs(*traced_step(make))
+
+
+def traced(name: str) -> tuple[Program, tuple[Any, ...]]:
+    """One of them, and its arguments."""
+    return traced_step(STEPS[name])
+
+
 def plain(name: str) -> list[np.ndarray]:
     """What it gives."""
-    return outputs(*traced(name))
+    return plain_outputs(STEPS[name])
 
 
 def outputs(program: Program, args: tuple[Any, ...]) -> list[np.ndarray]:
     """What a program gives."""
     run = jax.jit(compat.jaxpr_as_fun(program.jaxpr), compiler_options=QUICK)
     return [np.asarray(out) for out in run(*map(jax.numpy.asarray, jax.tree.leaves(args)))]
+
+
+def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
+    """Are arrays equal up to a share of the largest number, and of one type?"""
+    for array, expected_array in zip(arrays, expected, strict=True):
+        assert array.dtype == expected_array.dtype
+        largest = max(1.0, np.abs(expected_array).max(initial=0))
+        np.testing.assert_allclose(array, expected_array, rtol=tolerance, atol=tolerance * largest)
 
 
 def random_step(seed: int) -> Step:

@@ -4,7 +4,6 @@ May import nothing of memplan.
 """
 
 from memplan.program.compat.compiler import (
-    PINNED,
     AbsentGpu,
     Division,
     call_parameters_of,
@@ -30,6 +29,7 @@ from memplan.program.compat.compiler import (
 )
 from memplan.program.compat.jaxprs import (
     EMPTY,
+    PINNED,
     REMATTED,
     ClosedJaxpr,
     DropVar,
@@ -75,6 +75,7 @@ from memplan.program.compat.jaxprs import (
     scope_of,
     source_context,
     source_of,
+    structs_of,
     sub_jaxprs,
     user_context,
     users_line,

@@ -35,12 +35,11 @@ from jax.sharding import (
     SingleDeviceSharding,
 )
 
-from memplan.program.compat.jaxprs import sub_jaxprs
+from memplan.program.compat.jaxprs import PINNED, sub_jaxprs
+from memplan.program.compat.tracing import patched
 
 # Primitives that name the devices of a mesh.
 _PLACING = ("sharding_constraint", "shard_map", "reshard", "mesh_cast", "xla_pmap")
-PINNED = "pinned_host"
-"""jax's memory kind for host memory that a GPU can read and write."""
 
 
 _patching = threading.RLock()  # held while a jax method is patched
@@ -69,11 +68,12 @@ def lower_for(stage: jax.stages.Traced, gpu: AbsentGpu) -> jax.stages.Lowered:
     mesh = _mesh.get_abstract_mesh().update(abstract_device=device)
     with _patching, jax.sharding.use_abstract_mesh(mesh), _pallas_for(gpu):
         get_backend = contexts.get_backend
-        contexts.get_backend = lambda context, *args: context.backend or get_backend(context, *args)
-        try:
+
+        def backend_of(context: Any, *args: Any) -> Any:
+            return context.backend or get_backend(context, *args)
+
+        with patched(contexts, "get_backend", backend_of):
             return stage.lower(lowering_platforms=(gpu.platform,))
-        finally:
-            contexts.get_backend = get_backend
 
 
 @contextlib.contextmanager
@@ -95,20 +95,10 @@ def _pallas_for(gpu: AbsentGpu) -> Iterator[None]:
                 arch_name=f"{major}.{minor}",
                 compute_capability=10 * major + minor,
             )
-            patches.enter_context(_patched(triton, "get_gpu_info", lambda: info))
+            patches.enter_context(patched(triton, "get_gpu_info", lambda: info))
         if mosaic is not None:
-            patches.enter_context(_patched(mosaic, "_infer_arch", lambda: (major, minor)))
+            patches.enter_context(patched(mosaic, "_infer_arch", lambda: (major, minor)))
         yield
-
-
-@contextlib.contextmanager
-def _patched(module: Any, name: str, replacement: Any) -> Iterator[None]:
-    original = getattr(module, name)
-    setattr(module, name, replacement)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
 
 
 def mark_on_host(lowered: Any, inputs: Collection[int], outputs: Collection[int] = ()) -> Any:

@@ -28,6 +28,8 @@ Var = jex.Var
 DropVar = jex.DropVar
 jaxpr_as_fun = jex.jaxpr_as_fun
 
+PINNED = "pinned_host"
+"""jax's memory kind for host memory that a GPU can read and write."""
 _INSTALLED = re.compile(r"[\\/](site|dist)-packages[\\/]")
 _OWN = str(Path(__file__).parents[2]) + os.sep
 
@@ -231,7 +233,7 @@ def _is_constraint(sharding: Any) -> bool:
     if sharding is None:
         return True
     is_named = isinstance(sharding, jax.sharding.NamedSharding)
-    return is_named and not sharding.mesh.explicit_axes and sharding.memory_kind != "pinned_host"
+    return is_named and not sharding.mesh.explicit_axes and sharding.memory_kind != PINNED
 
 
 def constrained(arrays: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
@@ -376,9 +378,8 @@ def computations_of(eqn: JaxprEqn) -> list[InnerJaxpr]:
             carried = range(params["body_nconsts"], len(body.jaxpr.invars))
             return [InnerJaxpr(body, operands[params["cond_nconsts"] :], 1, 0, carried)]
         case "scan":
-            scan = scan_of(eqn)
+            scan = as_scan(eqn)
             body = params["jaxpr"]
-            assert scan is not None
             carried = range(scan.consts, scan.consts + scan.carries)
             slices = [*scan.split(body.jaxpr.invars)[2], *body.jaxpr.outvars[scan.carries :]]
             sliced_nbytes = sum(nbytes_of(aval_of(atom)) for atom in slices)
@@ -470,6 +471,11 @@ def is_manual(aval: Any) -> bool:
     """Is it the type of a value inside a `shard_map`?"""
     sharding = getattr(aval, "sharding", None)
     return sharding is not None and bool(sharding.mesh.manual_axes)
+
+
+def structs_of(atoms: Iterable[Any]) -> list[Any]:
+    """The types of variables or literals to trace with (`as_struct`)."""
+    return [as_struct(atom.aval) for atom in atoms]
 
 
 def nbytes_of(aval: Any) -> int:

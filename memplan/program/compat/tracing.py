@@ -13,6 +13,8 @@ from jax._src.lax import lax as _lax
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from memplan.program.compat.jaxprs import varying_axes
+
 
 def hide_frames(folder: str) -> None:
     """Hide the frames of these files in tracebacks in which jax hides its own."""
@@ -117,11 +119,19 @@ def differentiated_as(change: Callable[[Callable[..., Any]], Callable[..., Any]]
     def changed(function: Any, *primals: Any, **options: Any) -> Any:
         return plain(change(function), *primals, **options)
 
-    _api.vjp = changed  # type: ignore[assignment]
+    with patched(_api, "vjp", changed):
+        yield
+
+
+@contextlib.contextmanager
+def patched(owner: Any, name: str, replacement: Any) -> Iterator[None]:
+    """Inside the block, a module or class of jax has another attribute of this name."""
+    original = getattr(owner, name)
+    setattr(owner, name, replacement)
     try:
         yield
     finally:
-        _api.vjp = plain
+        setattr(owner, name, original)
 
 
 def is_key(leaf: Any) -> bool:
@@ -160,7 +170,7 @@ def empty_like(aval: Any, trips: int | None = None) -> Any:
     """
     shape = aval.shape if trips is None else (trips, *aval.shape)
     array = empty(shape, aval.dtype, jax.memory.Space.Device)
-    axes = aval.mat.varying
+    axes = varying_axes(aval)
     return jax.lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
 
 

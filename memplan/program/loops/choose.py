@@ -10,6 +10,7 @@ from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.loops import (
     PRICES,
+    SIZES,
     Loop,
     Option,
     Residuals,
@@ -46,12 +47,12 @@ class ResidualChoices:
           None if no equation makes residuals for another, or if there cannot be fewer.
         """
         limit_nbytes = self.nbytes(program) - excess_bytes
-        within, beside = (
-            self._choice(across, limit_nbytes, host_bytes, may_segment) for across in (False, True)
-        )
-        # what crosses the loops around is not computed twice inside of them
-        takes_less = beside.nbytes < within.nbytes
-        choice = beside if beside.nbytes <= limit_nbytes or takes_less else within
+        choice = self._choice(False, limit_nbytes, host_bytes, may_segment)
+        if self._loops[True] != self._loops[False]:
+            # what crosses the loops around is not computed twice inside of them
+            beside = self._choice(True, limit_nbytes, host_bytes, may_segment)
+            if beside.nbytes <= limit_nbytes or beside.nbytes < choice.nbytes:
+                choice = beside
         if choice.nbytes >= self.nbytes(program):
             return None
         return self._written(choice, host_bytes > 0)
@@ -60,12 +61,25 @@ class ResidualChoices:
         self, across: bool, limit_nbytes: int, host_bytes: int, may_segment: bool
     ) -> _Choice:
         loops = self._loops[across]
-        frontiers = [
-            options(loop if may_segment else replace(loop, reverses=False), self.device, host_bytes)
-            for loop in loops
-        ]
+        frontiers = self._frontiers(across, host_bytes, may_segment)
         chosen, price = _fastest(loops, frontiers, limit_nbytes)
         return _Choice(across, chosen, price, total_nbytes(loops, chosen))
+
+    def _frontiers(self, across: bool, host_bytes: int, may_segment: bool) -> list[list[Option]]:
+        """The options of each pair, found once."""
+        key = across, host_bytes, may_segment
+        if key not in self._options:
+            self._options[key] = [
+                options(
+                    loop if may_segment else replace(loop, reverses=False), self.device, host_bytes
+                )
+                for loop in self._loops[across]
+            ]
+        return self._options[key]
+
+    @functools.cached_property
+    def _options(self) -> dict[tuple[bool, int, bool], list[list[Option]]]:
+        return {}
 
     def _written(self, choice: _Choice, moves: bool) -> Program:
         loops = self._loops[choice.across]
@@ -133,12 +147,6 @@ def _loops_of(program: Program, across: bool = False) -> list[Loop]:
         return []
 
 
-_SIZES: tuple[Callable[[Option], int], ...] = (
-    lambda option: option.nbytes,
-    lambda option: option.total_nbytes,
-)
-
-
 def _fastest(
     loops: Sequence[Loop], frontiers: Sequence[Sequence[Option]], limit_nbytes: int
 ) -> tuple[list[Option], float]:
@@ -150,7 +158,7 @@ def _fastest(
     Returns:
       The choice, and the price per byte in seconds.
     """
-    choices = [(_at_price(frontiers, size, price), price) for size in _SIZES for price in PRICES]
+    choices = [(_at_price(frontiers, size, price), price) for size in SIZES for price in PRICES]
     fitting = [choice for choice in choices if total_nbytes(loops, choice[0]) <= limit_nbytes]
     if not fitting:
         return min(choices, key=lambda choice: total_nbytes(loops, choice[0]))[0], PRICES[-1]

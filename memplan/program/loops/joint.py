@@ -28,6 +28,22 @@ Replacement = Callable[[list[Any], Store], Sequence[Any]]
 """(operands, store) -> results of an equation; None for a result that it no longer makes."""
 
 
+def rule_of(replacements: Mapping[int, Replacement], store: Store) -> Callable[..., Sequence[Any]]:
+    """The rule of an interpreter that runs other functions in place of some equations.
+
+    Args:
+      replacements: by id of the equation.
+    """
+
+    def run(eqn: compat.JaxprEqn | Again, operands: list[Any]) -> Sequence[Any]:
+        if isinstance(eqn, Again):
+            return eqn.run(operands)
+        replacement = replacements.get(id(eqn))
+        return replacement(operands, store) if replacement else compat.bind(eqn, operands)
+
+    return run
+
+
 @dataclass(frozen=True)
 class Halves:
     """The bodies of a pair, after a change of what they have in common.
@@ -77,7 +93,7 @@ class Halves:
                         bound[var] = values[position[key]]
                 return interpret_eqns(closed.jaxpr.eqns, bound, closed.jaxpr.outvars)
 
-            return jax.make_jaxpr(run)(*_structs([*own, *kept]))
+            return jax.make_jaxpr(run)(*compat.structs_of([*own, *kept]))
 
         results = [*self.forward.outvars[: self.own], *kept]
         forward = Flat(compat.dce(compat.with_results(self.forward.closed, results)))
@@ -165,27 +181,20 @@ class Joint:
         end = self.ends[0]
         saved = list[Any]()  # the structure of what the forward body returns for the others
 
-        def rule(store: Store) -> Callable[..., Sequence[Any]]:
-            def run(eqn: compat.JaxprEqn | Again, operands: list[Any]) -> Sequence[Any]:
-                if isinstance(eqn, Again):
-                    return eqn.run(operands)
-                replacement = replacements.get(id(eqn))
-                return replacement(operands, store) if replacement else compat.bind(eqn, operands)
-
-            return run
-
         def run_forward(*inputs: Any) -> list[Any]:
             store: Store = {}
             bound = {**self._consts, **dict(zip(self.inputs[0], inputs, strict=True))}
             outputs = [*self.results[0], *kept]
-            results = interpret_eqns(self.flat.eqns[:end], bound, outputs, rule(store))
+            results = interpret_eqns(
+                self.flat.eqns[:end], bound, outputs, rule_of(replacements, store)
+            )
             own = results[: len(self.results[0])]
             leaves, structure = jax.tree.flatten((results[len(own) :], store))
             saved[:] = [structure]
             return [*own, *leaves]
 
-        forward = Flat(flatten(jax.make_jaxpr(run_forward)(*_structs(self.inputs[0]))))
-        crossing = _structs(forward.outvars[len(self.results[0]) :])
+        forward = Flat(flatten(jax.make_jaxpr(run_forward)(*compat.structs_of(self.inputs[0]))))
+        crossing = compat.structs_of(forward.outvars[len(self.results[0]) :])
 
         def traced(number: int) -> compat.ClosedJaxpr:
             inputs = self.inputs[number]
@@ -197,15 +206,17 @@ class Joint:
                 bound.update(zip(inputs, operands, strict=False))
                 results = self.results[number]
                 if loop is None or residuals is None:
-                    return interpret_eqns(eqns, bound, results, rule(store))
+                    return interpret_eqns(eqns, bound, results, rule_of(replacements, store))
                 groups = [
                     Again.of([self.forward.eqns[op] for op in group], recomputed)
                     for group in recomputed_groups(loop, residuals)
                 ]
                 ordered = with_groups(eqns, groups, results, waits=loop.is_branch)
-                return interpret_eqns(ordered, bound, results, rule(store), context_of)
+                return interpret_eqns(
+                    ordered, bound, results, rule_of(replacements, store), context_of
+                )
 
-            return rewrite(jax.make_jaxpr(run_backward)(*_structs(inputs), *crossing))
+            return rewrite(jax.make_jaxpr(run_backward)(*compat.structs_of(inputs), *crossing))
 
         backwards = tuple(traced(number) for number in range(1, len(self.ends)))
         on_host += (False,) * (len(crossing) - len(on_host))
@@ -214,7 +225,3 @@ class Joint:
     @property
     def _consts(self) -> dict[Any, Any]:
         return dict(compat.consts_of(self.flat.closed))
-
-
-def _structs(atoms: Sequence[Any]) -> list[Any]:
-    return [compat.as_struct(atom.aval) for atom in atoms]

@@ -87,7 +87,7 @@ def pairs(flat: Flat) -> Iterator[Pair]:
                 paired.add(number)
     for forward, numbers in backwards.items():
         residuals = readers.read_by(forward, numbers)
-        if forward not in paired and residuals:
+        if residuals:
             yield Pair(flat, forward, tuple(numbers), residuals)
 
 
@@ -111,12 +111,11 @@ class _Readers:
     def residuals_for(self, number: int) -> Mapping[int, int]:
         """The equations that make residuals for an equation: number -> count."""
         counts = defaultdict[int, int](int)
-        eqn = self._flat.eqns[number]
-        for position, atom in enumerate(eqn.invars):
+        for atom in self._flat.eqns[number].invars:
             if compat.is_var(atom) and atom in self._makers:
                 maker, result = self._makers[atom]
                 if self._is_residual(maker, result) and self._may_read(maker, result, number):
-                    counts[maker] += position == eqn.invars.index(atom)
+                    counts[maker] += 1
         return counts
 
     def read_by(self, forward: int, numbers: Sequence[int]) -> dict[int, tuple[int | None, ...]]:
@@ -133,7 +132,7 @@ class _Readers:
         return residuals
 
     def is_pair(self, forward: int, backward: int) -> bool:
-        """Do two equations of one kind run their bodies equally often, where they do?"""
+        """Do two equations of one kind run the same bodies, as often, on the same devices?"""
         first, second = self._flat.eqns[forward], self._flat.eqns[backward]
         match first.primitive.name:
             case "scan":
@@ -218,7 +217,6 @@ def loop_of(
         reverses=all(back and scan and back.reverse != scan.reverse for back in backwards),
         source=pair.source,
         readers=len(pair.backwards),
-        may_use_host=scan is not None,
     )
     return replace(loop, pins=_pinned(flat, loop, pins)) if pins else loop
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections import Counter
 from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,7 @@ from memplan.program.loops.pairs import Pair
 class Saved:
     """The values that a forward equation saves for its backward equations."""
 
-    operands: list[Any]  # the forward equation's
+    operands: list[Any]  # of the forward equation, that backward bodies read
     residuals: list[Any]
 
 
@@ -101,38 +100,37 @@ class RegionPair:
         ]
 
     @functools.cached_property
-    def _sources(self) -> list[list[_Source]]:
-        """By branch: where the backward bodies get the forward body's values from."""
+    def _shared(self) -> tuple[list[list[_Source]], list[Any]]:
+        """By branch, the sources of the backward bodies; and atoms of the residuals' types."""
         by_branch = []
+        residuals = list[Any]()
         for half in self.halves:
-            taken = Counter[Any]()
+            unused = list(range(len(residuals)))
             sources = []
             for atom in half.crossing:
                 if compat.is_var(atom) and atom in half.forward.invars:
                     sources.append(_Source(False, half.forward.invars.index(atom)))
                     continue
-                kind = _type(atom)
-                numbers = [n for n, other in enumerate(self._residuals) if _type(other) == kind]
-                sources.append(_Source(True, numbers[taken[kind]]))
-                taken[kind] += 1
-            by_branch.append(sources)
-        return by_branch
-
-    @functools.cached_property
-    def _residuals(self) -> list[Any]:
-        """Variables, or literals, of the residuals' types: enough for every branch."""
-        residuals = list[Any]()
-        for half in self.halves:
-            unused = list(residuals)
-            for atom in half.crossing:
-                if compat.is_var(atom) and atom in half.forward.invars:
-                    continue
-                shared = next((other for other in unused if _type(other) == _type(atom)), None)
-                if shared is None:
+                same = (number for number in unused if _type(residuals[number]) == _type(atom))
+                number = next(same, None)
+                if number is None:
+                    number = len(residuals)
                     residuals.append(atom)
                 else:
-                    unused.remove(shared)
-        return residuals
+                    unused.remove(number)
+                sources.append(_Source(True, number))
+            by_branch.append(sources)
+        return by_branch, residuals
+
+    @property
+    def _sources(self) -> list[list[_Source]]:
+        """By branch: where the backward bodies get the forward body's values from."""
+        return self._shared[0]
+
+    @property
+    def _residuals(self) -> list[Any]:
+        """Variables, or literals, of the residuals' types: enough for every branch."""
+        return self._shared[1]
 
     @functools.cached_property
     def _passed(self) -> list[int]:
@@ -193,7 +191,7 @@ def _traced(
 ) -> compat.ClosedJaxpr:
     """The jaxpr of a body of an equation, whose inputs have the types of other variables."""
     with compat.inside(eqn):
-        return jax.make_jaxpr(body)(*(compat.as_struct(atom.aval) for atom in inputs))
+        return jax.make_jaxpr(body)(*compat.structs_of(inputs))
 
 
 def _without(values: Sequence[Any], positions: Container[int]) -> list[Any]:

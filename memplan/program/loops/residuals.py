@@ -21,7 +21,7 @@ from memplan.planning.transforms import LoopResiduals
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
-from memplan.program.loops.joint import Halves, Joint, Replacement, Store
+from memplan.program.loops.joint import Halves, Joint, Replacement, Store, rule_of
 from memplan.program.loops.pairs import Pair, loop_of, pairs
 from memplan.program.loops.regions import RegionPair
 from memplan.program.loops.write import LoopPair
@@ -178,13 +178,7 @@ class _Rewriter:
         return Flat(compat.dce(self.flat.retraced(self._results)))
 
     def _results(self, *inputs: Any) -> list[Any]:
-        store: Store = {}
-
-        def rule(eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-            replacement = self.replacements.get(id(eqn))
-            return replacement(operands, store) if replacement else compat.bind(eqn, operands)
-
-        return interpret(self.flat.closed, inputs, rule)
+        return interpret(self.flat.closed, inputs, rule_of(self.replacements, {}))
 
     def _rewrite_bodies(self, number: int, eqn: compat.JaxprEqn) -> None:
         """Rewrite the pairs in the bodies of an equation that is in no pair."""
@@ -323,5 +317,6 @@ class _RewrittenBody:
         return bool(self.replacements) or self.residuals is not None
 
     def halves(self) -> Halves:
+        """The body's halves after the change."""
         rewrite = self.inside.rewrite
         return self.joint.halves(self.replacements, rewrite, self.loop, self.residuals)

@@ -1,5 +1,6 @@
 """The cost of an equation, by the records of its primitive and of the primitives in its bodies."""
 
+from collections.abc import Iterator
 from typing import Any
 
 from memplan.hardware.efficiency import PRODUCT, MatrixShape
@@ -35,8 +36,7 @@ def matrix_dtype(eqn: Eqn) -> str:
     """Operand type of the first matrix product in the equation, or '' where there is none."""
     if of(eqn).matrix_shape is not None:
         return str(compat.aval_of(eqn.invars[0]).dtype)
-    dtypes = (matrix_dtype(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
-    return next(filter(None, dtypes), "")
+    return next(filter(None, map(matrix_dtype, _inner(eqn))), "")
 
 
 def matrix_shape(eqn: Eqn) -> MatrixShape:
@@ -44,34 +44,40 @@ def matrix_shape(eqn: Eqn) -> MatrixShape:
     shape = of(eqn).matrix_shape
     if shape is not None:
         return shape(eqn)
-    inner = (inner for body in compat.sub_jaxprs(eqn) for inner in body.eqns if matrix_dtype(inner))
-    return next(map(matrix_shape, inner), PRODUCT)
+    return next(map(matrix_shape, filter(matrix_dtype, _inner(eqn))), PRODUCT)
 
 
 def library_calls_of(eqn: Eqn) -> tuple[LibraryCall, ...]:
     """Calls of libraries' routines; those of a loop's body in all its trips, of all branches."""
-    trips = eqn.params["length"] if eqn.primitive.name == "scan" else 1
-    inner = (inner for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
-    calls = tuple(call.times(trips) for eqn in inner for call in library_calls_of(eqn))
-    return of(eqn).library_calls(eqn) + calls
+    trips = _trips(eqn)
+    calls = (call.times(trips) for inner in _inner(eqn) for call in library_calls_of(inner))
+    return (*of(eqn).library_calls(eqn), *calls)
 
 
 def traffic_of(eqn: Eqn) -> int:
     """Bytes that a loop's body moves in all trips, besides the equation's inputs and outputs."""
-    trips = eqn.params.get("length", 1) if eqn.primitive.name == "scan" else 1
-    return trips * sum(
+    return _trips(eqn) * sum(
         2 * sum(compat.nbytes_of(var.aval) for var in inner.outvars) + traffic_of(inner)
-        for body in compat.sub_jaxprs(eqn)
-        for inner in body.eqns
+        for inner in _inner(eqn)
         if of(inner).fusion != "view"
     )
+
+
+def _trips(eqn: Eqn) -> int:
+    """How often it runs its bodies; 1 if that is unknown."""
+    return eqn.params["length"] if eqn.primitive.name == "scan" else 1
+
+
+def _inner(eqn: Eqn) -> Iterator[Eqn]:
+    """The equations of its bodies."""
+    return (inner for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
 
 
 def is_recomputable(eqn: Eqn) -> bool:
     """May an equation run a second time with the same result and no other effect?"""
     if eqn.effects or not of(eqn).recomputable:
         return False
-    return all(is_recomputable(inner) for body in compat.sub_jaxprs(eqn) for inner in body.eqns)
+    return all(map(is_recomputable, _inner(eqn)))
 
 
 def _scan_flops(eqn: Eqn) -> float:

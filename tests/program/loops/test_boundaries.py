@@ -1,7 +1,6 @@
 """Residuals that cross boundaries: other residuals compute the same, and take fewer bytes."""
 
 import dataclasses
-import functools
 import random
 from typing import Any
 
@@ -13,23 +12,12 @@ from memplan.hardware import catalog
 from memplan.hardware.efficiency import PEAK
 from memplan.planning.loops import PRICES, Loop, Residuals, can_segment, cheapest, stacked_nbytes
 from memplan.program.loops.residuals import outer_loops, with_residuals
-from memplan.program.trace import Program, trace
+from memplan.program.trace import trace
 from memplan.program.transforms import apply_all
 from tests.program.boundaries import STEPS, random_step
-from tests.program.scans import outputs
+from tests.program.scans import assert_same, outputs, plain_outputs, traced_step
 
 DEVICE = dataclasses.replace(catalog.named("v100"), efficiency=PEAK)
-
-
-@functools.cache
-def traced(name: str) -> tuple[Program, tuple[Any, ...]]:
-    step, args = STEPS[name]()
-    return trace(step, args, {}, {}), args
-
-
-@functools.cache
-def plain(name: str) -> list[np.ndarray]:
-    return outputs(*traced(name))
 
 
 def least(loop: Loop) -> Residuals:
@@ -41,13 +29,6 @@ def in_segments(loop: Loop) -> Residuals:
     fields = {"segments": 2, "segment_trips": 1, "snapshots_on_host": flags}
     segmented = dataclasses.replace(least(loop), **fields)
     return segmented if can_segment(loop, segmented) else least(loop)
-
-
-def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
-    for array, expected_array in zip(arrays, expected, strict=True):
-        assert array.dtype == expected_array.dtype
-        largest = max(1.0, np.abs(expected_array).max(initial=0))
-        np.testing.assert_allclose(array, expected_array, rtol=tolerance, atol=tolerance * largest)
 
 
 @pytest.mark.parametrize(
@@ -64,13 +45,13 @@ def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance:
     ],
 )
 def test_other_residuals_compute_the_same(name: str, decide: Any) -> None:
-    program, args = traced(name)
-    assert_same(outputs(with_residuals(program, decide), args), plain(name), 1e-5)
+    program, args = traced_step(STEPS[name])
+    assert_same(outputs(with_residuals(program, decide), args), plain_outputs(STEPS[name]), 1e-5)
 
 
 @pytest.mark.parametrize("name", STEPS)
 def test_fewer_residuals_are_there_to_choose(name: str) -> None:
-    loops = outer_loops(traced(name)[0])
+    loops = outer_loops(traced_step(STEPS[name])[0])
     assert loops
     assert sum(stacked_nbytes(loop, least(loop)) for loop in loops) < sum(
         stacked_nbytes(loop, None) for loop in loops
@@ -79,7 +60,7 @@ def test_fewer_residuals_are_there_to_choose(name: str) -> None:
 
 @pytest.mark.parametrize("name", STEPS)
 def test_a_plan_writes_the_same_program_again(name: str) -> None:
-    program, _ = traced(name)
+    program, _ = traced_step(STEPS[name])
     once = with_residuals(program, least)
     again = apply_all(program, once.transforms)
     assert again.transforms == once.transforms

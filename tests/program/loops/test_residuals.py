@@ -22,7 +22,15 @@ from memplan.program.lowerable import Lowerable
 from memplan.program.trace import trace
 from memplan.program.transforms import apply_all
 from memplan.xla.target import Target
-from tests.program.scans import STEPS, layers, outputs, plain, random_step, traced
+from tests.program.scans import (
+    STEPS,
+    assert_same,
+    layers,
+    outputs,
+    plain,
+    random_step,
+    traced,
+)
 from tests.xla.thunks import dump_options, dumped_thunks, loops
 
 # Its kernels take no time of their own: bytes and FLOPs of toys decide as those of large steps do.
@@ -71,13 +79,6 @@ def copied_in_loops(folder: Path) -> int:
     moved = [thunk for thunk in inside if thunk.kind == "kAsyncStart"]
     assert all(thunk.has("kCopy") and not thunk.has("kCustomKernel") for thunk in moved)
     return len(moved)
-
-
-def assert_same(arrays: list[np.ndarray], expected: list[np.ndarray], tolerance: float) -> None:
-    for array, expected_array in zip(arrays, expected, strict=True):
-        assert array.dtype == expected_array.dtype
-        largest = max(1.0, np.abs(expected_array).max(initial=0))
-        np.testing.assert_allclose(array, expected_array, rtol=tolerance, atol=tolerance * largest)
 
 
 IN_SOME_STEPS = (every_value, in_segments, all_in_segments, in_one_segment)
