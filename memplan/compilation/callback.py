@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from math import inf
@@ -22,6 +22,7 @@ from memplan.planning.problem import Pin
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
 from memplan.verify.same_module import judge
+from memplan.xla.hook import Stopped
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module
 from memplan.xla.rewrites.early_copies import copy_early
@@ -84,6 +85,8 @@ class Callback:
     overlap_loop_copies: bool = False  # start copies in the module's own loops as early as possible
     program: str = ""  # digest of the step, where a plan is followed
     pins: tuple[Pin, ...] = ()  # of the step
+    # whether XLA compiles the planned module; else the compilation ends there
+    commits: Callable[[PlannedModule], bool] = lambda planned: True
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property
@@ -106,14 +109,20 @@ class Callback:
             moves_pinned = bool(self.pins) and first.problem.moves_pinned
             if self.follow is None and first.device_bytes <= budget and not moves_pinned:
                 self._planned = PlannedModule(first, first, predicted_bytes=first.device_bytes)
-                rewritten = None
             else:
-                rewritten = self._rewrite(orders, budget)
-            module = self.planned.plain.module
-            if module is scheduled:
-                return rewritten
-            judge(scheduled, module)
-            return rewritten or module
+                self._planned = self._plan(orders, budget)
+            if not self.commits(self._planned):
+                raise Stopped
+            return self._judged(scheduled, self._planned)
+
+    def _judged(self, scheduled: Module, planned: PlannedModule) -> Module | None:
+        """The module for XLA to compile, judged; None if it is the one that XLA scheduled."""
+        plain, result = planned.plain.module, planned.result.module
+        if result is not plain:
+            judge(plain, result)
+        if plain is not scheduled:
+            judge(scheduled, plain)
+        return None if result is scheduled else result
 
     def _kernel_orders(self, plain: ScheduledModule, budget: int) -> Sequence[ScheduledModule]:
         """The fastest order that fits unplanned, else the orders to plan (`_orders_to_plan`).
@@ -161,15 +170,13 @@ class Callback:
                 return min(scheduled, overlapped, key=_seconds_then_bytes)
         return scheduled
 
-    def _rewrite(self, orders: Sequence[ScheduledModule], budget: int) -> Module:
-        """Plan the module, judge the planned module, and return it."""
+    def _plan(self, orders: Sequence[ScheduledModule], budget: int) -> PlannedModule:
+        """The module planned, or by the saved plan."""
         started = time.perf_counter()
         saved = self._pack_saved(self.follow, orders[0], budget) if self.follow else None
         candidate = self._write(saved, budget) if saved else self._plan_orders(orders, budget)
-        planning_s = time.perf_counter() - started
         packed = candidate.packed
-        judge(packed.plain.module, candidate.module.module)
-        self._planned = PlannedModule(
+        return PlannedModule(
             packed.plain,
             packed.base,
             packed.plan,
@@ -178,9 +185,8 @@ class Callback:
             fits=candidate.device_bytes <= budget,
             predicted_bytes=candidate.device_bytes,
             predicted_host_bytes=packed.packing.host_nbytes,
-            planning_s=planning_s,
+            planning_s=time.perf_counter() - started,
         )
-        return candidate.module.module
 
     def _write(self, packed: _PackedPlan, budget: int) -> _Candidate:
         """Write the plan's module, then overlap its collectives if it still fits."""

@@ -1,5 +1,6 @@
 """Compiles one program for a target under limits, and plans it inside XLA."""
 
+import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -7,10 +8,10 @@ from typing import Any
 
 import jax
 
-from memplan.compilation.callback import Callback
+from memplan.compilation.callback import Callback, PlannedModule
 from memplan.compilation.kept import Kept
 from memplan.compilation.limits import Headroom, Limits
-from memplan.compilation.outcome import Outcome, Restored
+from memplan.compilation.outcome import Explored, Outcome, Restored
 from memplan.compilation.scheduled import Agree
 from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.planning.plan import Plan
@@ -20,7 +21,7 @@ from memplan.program.lowerable import lowerable
 from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
-from memplan.xla.hook import Rewrite
+from memplan.xla.hook import Rewrite, Stopped
 from memplan.xla.module import Module
 from memplan.xla.replay import Replay, replay
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
@@ -44,6 +45,9 @@ class Compiler:
     key: str = ""  # cache key of everything a plan depends on; "" if the step is not cached
     # numbers in the names of cached modules
     numbers: Iterator[int] = field(default_factory=itertools.count)
+    # plans by the module and all other inputs, so that a program that is explored and then compiled
+    # is planned once
+    _plans: dict[tuple[str, str], Plan] = field(default_factory=dict)
 
     def compile(
         self,
@@ -54,23 +58,51 @@ class Compiler:
     ) -> Outcome:
         """Compile the program; if it does not fit unplanned, plan it during the compilation.
 
+        See `explore`.
+        """
+        outcome = self.explore(program, profile, hides_latency, headroom, lambda explored: True)
+        assert isinstance(outcome, Outcome)
+        return outcome
+
+    def explore(
+        self,
+        program: Program,
+        profile: Profile | None,
+        hides_latency: bool,
+        headroom: Headroom,
+        commits: Callable[[Explored], bool],
+    ) -> Explored:
+        """Plan the program during its compilation, which ends there if `commits` returns False.
+
         Args:
           profile: see `profile`.
           hides_latency: XLA's scheduler starts copies long before their readers, and uses more
             memory.
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
+          commits: whether XLA compiles the planned program. It is called in a thread of XLA's.
+
+        Returns:
+          An `Outcome` if it was compiled.
 
         Raises:
           WrongProgramError: a transform changed the step's input or output types.
         """
         if program.rewritten is not None:
             check_types(program.traced.jaxpr, program.rewritten)
+
+        def explored(planned: PlannedModule) -> Explored:
+            return Explored(program, self.target, self.limits, planned, hides_latency)
+
         callback = self._callback(program, headroom)
+        callback.commits = lambda planned: commits(explored(planned))
         while True:
             name = f"{self.key}_{next(self.numbers)}" if self.key else ""
-            executable, gathers = self._compile(
-                program, callback, profile, hides_latency, name=name
-            )
+            try:
+                executable, gathers = self._compile(
+                    program, callback, profile, hides_latency, name=name
+                )
+            except Stopped:
+                return explored(callback.planned)
             # jax may have an executable of this name, whose plan is lost: try the next one
             if callback.was_called or not self.key:
                 return self._outcome(program, executable, callback, hides_latency, gathers, name)
@@ -97,11 +129,17 @@ class Compiler:
             program.machine,
             self.planner,
             self.follow,
-            self.agree,
+            self._agree_once,
             overlap_loop_copies=bool(program.in_slabs) and self.target.backend.has_own_memory,
             program=program.original.digest if self.follow else "",
             pins=program.pins,
         )
+
+    def _agree_once(self, fingerprint: str, key: str, make: Callable[[], Plan]) -> Plan:
+        """The plan that all processes of the step follow, made once (`Agree`)."""
+        if (fingerprint, key) not in self._plans:
+            self._plans[fingerprint, key] = self.agree(fingerprint, key, make)
+        return self._plans[fingerprint, key]
 
     def _outcome(
         self,
@@ -116,11 +154,10 @@ class Compiler:
             program,
             self.target,
             self.limits,
-            executable,
             callback.planned,
+            hides_latency,
+            executable=executable,
             unmodified=callback.planned.plain if program.rewritten is None else None,
-            compilations=1,
-            hides_latency=hides_latency,
             between_hosts=self.between_hosts,
             gathers=gathers,
             name=name,
@@ -133,7 +170,7 @@ class Compiler:
 
         Without a profile, XLA's scheduler guesses a collective's seconds from the size of its
         message. A profile needs instruction names as they are after fusion, and XLA has no
-        callback between fusion and scheduling, so the step is compiled separately for its profile.
+        callback between fusion and scheduling, so a compilation of its own gets as far as that.
         """
         if program.machine is None or not self.target.backend.overlaps_collectives:
             return None
@@ -142,8 +179,10 @@ class Compiler:
 
         def read(module: Module) -> None:
             replays.append(replay(module, self.target.device, program.machine))
+            raise Stopped
 
-        self._compile(program, read, None, hides_latency=False, runs=False)
+        with contextlib.suppress(Stopped):
+            self._compile(program, read, None, hides_latency=False, runs=False)
         return replays[0].seconds if replays[0].collectives else {}
 
     def _compile(

@@ -1,22 +1,23 @@
-"""The programs that are compiled if the step does not fit, or fits by a slow plan only.
+"""The programs that are explored if the step does not fit, or fits by a slow plan only.
 
-Each transform proposes programs, one at a time, and learns from how the last one compiled.
+Each transform proposes programs, one at a time, and learns from what the last one takes.
 """
 
 import math
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 
 from memplan.compilation.compiler import Notify
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Explored
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.transforms import Transform
 from memplan.program.candidates import Candidates
+from memplan.program.loops.choose import ResidualChoice
 from memplan.program.trace import Program
 
 # A plan above 1.25 times its bound is slow, and compared with other programs.
 _SLOW_RATIO = 1.25
-# Where a choice of residuals fits, compile another only if it promises to save 2 % of the step.
+# Where a choice of residuals fits, explore another only if it promises to save 2 % of the step.
 # The first choice fits with room where its estimate was too high: five steps of layers in nested
 # boundaries on an A100 took 9 to 48 % less after a second compilation. Promises are off by up to
 # 4 % of a step (eleven choices for a scan of ten layers on a V100).
@@ -33,15 +34,32 @@ _STEP_PARTS = 100
 # of kernels may save that, and estimates are off by as much. The layers of a scan that two losses
 # read took 7 % longer than by hand for 2 MiB of 254 that were estimated too much.
 _DOUBT_PARTS = 20
-# Compile a program without host copies if copies stall more than this share of a step.
+# Explore a program without host copies if copies stall more than this share of a step.
 _STALL_SHARE = 0.05
-# Compile at most three programs in slabs: the estimate orders them, the compiler decides. For a
+# Explore at most three programs in slabs: the estimate orders them, XLA's schedule decides. For a
 # ResNet of 14 layers in a loop the first missed 40 % by 12 %; without a second, copies that no
 # kernel hides made a trip 19 times as long.
 _MOST_SLAB_PROGRAMS = 3
 
-type Proposals[Result] = Generator[Program, Outcome, Result]
-"""Yields programs to compile, and receives the outcome of each."""
+
+@dataclass(frozen=True)
+class Proposal:
+    """A program to explore.
+
+    Attributes:
+      is_last: whether no other program of this kind is proposed after it.
+    """
+
+    program: Program
+    is_last: Callable[[Explored], bool] = lambda explored: not needs_better(explored)
+
+    def commits(self, explored: Explored) -> bool:
+        """Whether the program is compiled at once."""
+        return explored.fits and self.is_last(explored)
+
+
+type Proposals[Result] = Generator[Proposal, Explored, Result]
+"""Yields programs to explore, and receives what each takes."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +70,16 @@ class Variants:
     notify: Notify
     tries: int  # most programs with other residuals, with and without the host each
 
-    def indexed_stacks(self, best: Outcome) -> Proposals[None]:
+    def indexed_stacks(self, best: Explored) -> Proposals[None]:
         """The best program with stacks that loops read by index."""
         indexed = self.candidates.indexed_stacks(best.program)
         if indexed is not None:
             self.notify("compiling with its stacks read by index", None)
-            yield indexed
+            yield Proposal(indexed)
 
-    def fewer_residuals(self, best: Outcome, unmodified: ScheduledModule | None) -> Proposals[None]:
+    def fewer_residuals(
+        self, best: Explored, unmodified: ScheduledModule | None
+    ) -> Proposals[None]:
         """The best program with as few residuals fewer in its loops as needed.
 
         If its residuals' host copies stall the step, it is compared with one without host copies.
@@ -73,38 +93,53 @@ class Variants:
 
     def _fit_residuals(
         self, program: Program, excess: int, may_use_host: bool
-    ) -> Proposals[Outcome | None]:
+    ) -> Proposals[Explored | None]:
         """Returns the best outcome with fewer residuals; None if no choice keeps fewer.
 
-        The first choice keeps `excess` bytes fewer. Each compilation corrects that figure for the
-        next. After one that fits, the next must promise to be faster. If none fits, the choice with
-        the fewest residuals is the last.
+        The first choice keeps `excess` bytes fewer. Each outcome corrects that figure for the next.
+        After one that fits, the next must promise to be faster. If none fits, the choice with the
+        fewest residuals is the last.
         """
-        residuals = self.candidates.residuals
-        tried = set[tuple[Transform, ...]]()
-        best: Outcome | None = None
-        while choice := self.candidates.fewer_residuals(program, excess, may_use_host):
-            is_new = choice.transforms not in tried
-            if best is not None and is_new and not needs_better(best):
-                gain_s = residuals.seconds(best.program) - residuals.seconds(choice)
-                if gain_s < _LEAST_GAIN * best.step_s:
-                    break
+        candidates = self.candidates
+        nbytes = candidates.residuals.nbytes(program)
+        tried = dict[tuple[Transform, ...], ResidualChoice]()
+        best: Explored | None = None
+
+        def promises(choice: ResidualChoice, outcome: Explored) -> bool:
+            """Does a choice promise to be faster than an outcome that fits?"""
+            gain_s = tried[outcome.program.transforms].seconds - choice.seconds
+            return gain_s >= _LEAST_GAIN * outcome.step_s
+
+        def is_last(outcome: Explored) -> bool:
+            if needs_better(outcome) or _stalls(outcome):
+                return False
+            if len(tried) >= self.tries or excess == _EXCEEDS_ALL:
+                return True
+            fewer = nbytes - tried[outcome.program.transforms].nbytes
+            more = _next_excess(excess, fewer, outcome)
+            following = candidates.fewer_residuals(program, more, may_use_host)
+            return following is None or not promises(following, outcome)
+
+        while choice := candidates.fewer_residuals(program, excess, may_use_host):
+            candidate = candidates.with_residuals(choice)
+            is_new = candidate.transforms not in tried
+            if is_new and best and not needs_better(best) and not promises(choice, best):
+                break
             if is_new:
-                tried.add(choice.transforms)
+                tried[candidate.transforms] = choice
                 self.notify("compiling with fewer residuals in its loops", None)
-                outcome = yield choice
+                outcome = yield Proposal(candidate, is_last)
                 best = outcome if best is None else better(best, outcome)
                 if excess == _EXCEEDS_ALL:
                     break
-                fewer = residuals.nbytes(program) - residuals.nbytes(choice)
-                excess = _next_excess(excess, fewer, outcome)
+                excess = _next_excess(excess, nbytes - choice.nbytes, outcome)
             if not is_new or len(tried) >= self.tries:
                 if excess == _EXCEEDS_ALL or best is None or best.fits:
                     break
                 excess = _EXCEEDS_ALL
         return best
 
-    def in_slabs(self, best: Outcome) -> Proposals[None]:
+    def in_slabs(self, best: Explored) -> Proposals[None]:
         """Parts of the step in slabs.
 
         If a candidate misses the limit by x %, or fits by a slow plan only, the next is the fastest
@@ -124,7 +159,7 @@ class Variants:
             smallest = min(candidates, key=lambda slabs: slabs.expected_bytes)
             candidate = next(small_enough, smallest)
             candidates.remove(candidate)
-            outcome = yield candidate.write()
+            outcome = yield Proposal(candidate.write())
             if not needs_better(outcome):
                 return
             size = outcome.planned.plain if outcome.fits else outcome
@@ -132,17 +167,17 @@ class Variants:
             estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
 
 
-def needs_better(outcome: Outcome) -> bool:
-    """Whether other programs are worth compiling: the outcome does not fit, or is slow."""
+def needs_better(outcome: Explored) -> bool:
+    """Whether other programs are worth exploring: the outcome does not fit, or is slow."""
     return not outcome.fits or outcome.step_s > _SLOW_RATIO * outcome.planned.bound_s
 
 
-def better(best: Outcome, candidate: Outcome) -> Outcome:
+def better(best: Explored, candidate: Explored) -> Explored:
     """The better of two outcomes by `Outcome.rank`, the first if they are equal."""
     return min(best, candidate, key=lambda outcome: outcome.rank)
 
 
-def _next_excess(excess: int, fewer: int, outcome: Outcome) -> int:
+def _next_excess(excess: int, fewer: int, outcome: Explored) -> int:
     """How many bytes fewer the next choice of residuals keeps.
 
     Args:
@@ -157,7 +192,7 @@ def _next_excess(excess: int, fewer: int, outcome: Outcome) -> int:
     return min(excess, fewer + overshoot) - limit // _DOUBT_PARTS
 
 
-def _stalls(outcome: Outcome) -> bool:
+def _stalls(outcome: Explored) -> bool:
     """Do copies between host and device stall the step?"""
     replay = outcome.planned.result.replay
     return replay.copy_s - replay.hidden_copy_s >= _STALL_SHARE * outcome.step_s

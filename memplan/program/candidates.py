@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
 from memplan.planning.transforms import StateOnHost
-from memplan.program.loops.choose import ResidualChoices, pinned_residuals
+from memplan.program.loops.choose import ResidualChoice, ResidualChoices, pinned_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.slabs.choose import SlabCandidate, slab_programs
 from memplan.program.trace import Program
@@ -48,13 +48,16 @@ class Candidates:
         program: Program,
         excess_bytes: int,
         may_use_host: bool,
-    ) -> Program | None:
-        """The fastest program whose loops keep `excess_bytes` fewer (see `loops.choose`)."""
+    ) -> ResidualChoice | None:
+        """The fastest choice whose loops keep `excess_bytes` fewer (see `loops.choose`)."""
         host_bytes = self.host_bytes if may_use_host else 0
         # With state on the host, each trip of a loop in one piece streams its layer.
         may_segment = not self.state.inputs
-        candidate = self.residuals.fewer(program, host_bytes, excess_bytes, may_segment)
-        return None if candidate is None else self._with_state(candidate)
+        return self.residuals.fewer(program, host_bytes, excess_bytes, may_segment)
+
+    def with_residuals(self, choice: ResidualChoice) -> Program:
+        """The step with these residuals."""
+        return self._with_state(self.residuals.write(choice))
 
     @functools.cached_property
     def residuals(self) -> ResidualChoices:

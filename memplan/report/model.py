@@ -44,12 +44,13 @@ class LiveValue:
 
 @dataclass(frozen=True, slots=True)
 class CandidateRow:
-    """A compiled plan, chosen or not.
+    """A plan, chosen or not.
 
     Attributes:
       name: planner and variant.
-      compiled_peak_bytes: device bytes; None if compilation failed.
-      host_bytes: host bytes by the compiler; None if it does not report them.
+      compiled_peak_bytes: device bytes, predicted if the plan was only explored; None if
+        compilation failed.
+      host_bytes: the same on the host; None if the compiler does not report them.
       step_s: predicted or measured seconds of one step; None if unknown.
       verdict: chosen, or why not.
     """
@@ -119,10 +120,11 @@ class Report(Record):
         nothing was planned.
       gap_s: seconds by which the step is slower than the bound.
       attempts: number of compilations of the step.
+      explorations: number of programs that were planned, but not compiled.
       decisions: one row per kept, offloaded, recomputed or split value, the largest first.
       live_at_peak: buffers on the device at the compiled peak, largest first; all bytes but holes
         between temporaries.
-      candidates: every compiled plan.
+      candidates: every plan, compiled or explored.
       copy_s: predicted seconds of a step during which the busier direction of the host link is
         busy, by the compiled schedule; hidden_copy_s: the part that compute hides. None if there is
         no schedule.
@@ -224,6 +226,7 @@ class Report(Record):
     step: str = ""
     seconds_error: float | None = None
     dispatch_s: float | None = None
+    explorations: int = 0
     findings: tuple[Finding, ...] = ()
 
     @property
@@ -301,13 +304,14 @@ def _summary(report: Report) -> Table:
 def _plan_rows(report: Report) -> Iterator[tuple[str, str]]:
     runs_on = f", runs on {report.runs_on}" if report.runs_on != report.device else ""
     times = "once" if report.attempts == 1 else f"{report.attempts} times"
+    explored = f", {report.explorations} explored" if report.explorations else ""
     yield "status", report.status
     if report.step:
         yield "step", report.step
     yield "planned for", f"{report.device}{runs_on}"
     if report.mesh:
         yield from report.mesh.summary
-    yield "planner", f"{report.planner}{_slabs(report)}, compiled {times}"
+    yield "planner", f"{report.planner}{_slabs(report)}, compiled {times}{explored}"
 
 
 def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:

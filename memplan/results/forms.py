@@ -133,6 +133,7 @@ def _verdict(outcome: Outcome) -> Iterator[str]:
         "a step, predicted": format_seconds(outcome.step_s),
         "a step as XLA scheduled it": format_seconds(planned.plain.replay.step_s),
         "compilations": str(outcome.compilations),
+        "explored, not compiled": str(outcome.explorations),
     }
     yield from (f"{name:28}{value}" for name, value in rows.items())
     yield ""

@@ -56,6 +56,7 @@ def report_of(outcome: Outcome) -> Report:
         status=status_of(outcome),
         planner=outcome.plan.planner if outcome.plan is not None else "none",
         attempts=outcome.compilations,
+        explorations=outcome.explorations,
         decisions=decisions,
         live_at_peak=_live_at_peak(outcome, origins, by_buffer),
         candidates=tuple(_candidates(outcome)),

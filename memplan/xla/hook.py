@@ -3,7 +3,8 @@ it.
 
 The hook belongs to the platform and sees every compilation of the process; of other modules it
 reads only the name. It raises nothing into XLA: it keeps an error and leaves the module unchanged,
-and `Interception.check` raises.
+and `Interception.check` raises. A callback that raises `Stopped` ends the compilation before XLA
+generates code: on the CPU after a tenth of its seconds, for a GPU after a fifth to two thirds.
 """
 
 from __future__ import annotations
@@ -18,11 +19,18 @@ from memplan.program import compat
 from memplan.xla.module import Module
 from memplan.xla.serialize import serialize
 
-Rewrite = Callable[[Module], Module | None]  # a module -> its replacement, or None
+Rewrite = Callable[[Module], Module | None]
+"""A module -> its replacement, or None; it may raise `Stopped`."""
+# Bytes that are no module. XLA ends the compilation when it gets them: it fails to parse them.
+_NO_MODULE = b"no module"
 
 _lock = threading.Condition()
 _awaited: dict[str, Interception] = {}
 _platforms: set[str] = set()
+
+
+class Stopped(Exception):
+    """A callback ends the compilation: it has read all that its caller wants to know."""
 
 
 @dataclass
@@ -80,7 +88,7 @@ def _called_back(scheduled: bool, proto: bytes) -> bytes | None:
         return None if module is None else serialize(module)
     except Exception as error:
         interception.error = error
-        return None
+        return _NO_MODULE if isinstance(error, Stopped) else None
 
 
 def module_name(proto: bytes) -> str:

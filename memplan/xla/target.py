@@ -26,7 +26,7 @@ from memplan.program import compat
 from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
-from memplan.xla.hook import Interception, Rewrite, intercept
+from memplan.xla.hook import Interception, Rewrite, Stopped, intercept
 from memplan.xla.module import Module
 from memplan.xla.schema import UnreadableModuleError
 
@@ -167,6 +167,7 @@ class Target:
             rewritten: `rewrite` is not called.
 
         Raises:
+          Stopped: `rewrite` ended the compilation.
           MemplanError: XLA did not hand the module over, or whatever `rewrite` raises.
         """
         users = lowerable.options.get("compiler_options") or {}
@@ -210,7 +211,12 @@ class Target:
             if not cached:
                 context.enter_context(compat.without_compilation_cache())
             renamed = compat.rename_module(lowered, name)
-            compiled = self._compile_lowered(renamed, {**flags, **self._as_planned(flags)})
+            try:
+                compiled = self._compile_lowered(renamed, {**flags, **self._as_planned(flags)})
+            except jax.errors.JaxRuntimeError:
+                if isinstance(interception.error, Stopped):
+                    raise interception.error from None
+                raise
         self._check(interception, bool(cached))
         return compiled
 
@@ -228,7 +234,7 @@ class Target:
                 "memplan does not understand the schedule of the step from XLA of jaxlib "
                 f"{version}: {error} It supports jax 0.11.2 to 0.12."
             ) from error
-        except MemplanError:
+        except (MemplanError, Stopped):
             raise
         except Exception as error:  # memplan's fault, or that of the user's own planner.
             at = traceback.extract_tb(error.__traceback__)[-1]

@@ -34,7 +34,11 @@ def outcome(
     waits_s: float = 0.0,
     bound_s: float = 1.0,
 ) -> Outcome:
-    """An outcome with these bytes and seconds; its plain module has 500 bytes."""
+    """An outcome with these bytes and seconds; its plain module has 500 bytes.
+
+    Args:
+      predicted_to_fit: whether the plan was predicted to take 100 bytes at most.
+    """
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     plain = SimpleNamespace(device_bytes=500, resident_bytes=10)
     replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0, actions=1)
@@ -46,6 +50,8 @@ def outcome(
         "result": result,
         "bound_s": bound_s,
     }
-    planned = cast(Any, SimpleNamespace(**facts, predicted_bytes=nbytes))
+    predicted = min(nbytes, LIMITS.device_bytes) if predicted_to_fit else nbytes
+    predictions = {"predicted_bytes": predicted, "predicted_host_bytes": host_bytes}
+    planned = cast(Any, SimpleNamespace(**facts, **predictions))
     target = cast(Any, SimpleNamespace(device=SimpleNamespace(name="v100"), backend=GPU))
-    return Outcome(program, target, LIMITS, executable, planned, None, 1)
+    return Outcome(program, target, LIMITS, planned, False, executable=executable)

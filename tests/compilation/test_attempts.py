@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -10,7 +10,7 @@ import pytest
 
 from memplan.compilation.attempts import Attempts
 from memplan.compilation.limits import Headroom
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Explored, Outcome
 from memplan.planning.graph import Graph, Value
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.plan import Plan
@@ -19,44 +19,69 @@ from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import Applied, Program, WithResiduals, WithStateOnHost
 from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
+
+@pytest.fixture(autouse=True)
+def exact_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.compilation.outcome._PREDICTION_SLACK", 0)
+
+
 COPYING = PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset()), None)
 
 
 @dataclass
 class Fake:
-    """Says, one compilation after another, what it would take: device bytes, or an outcome."""
+    """Says, one program after another, what it would take: device bytes, or an outcome."""
 
     takes: list[int | Outcome]
     profiles: bool = False
     calls: list[tuple[Program, bool, Headroom]] = field(default_factory=list)
+    compiled: list[Program] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
 
     def profile(self, program: Program) -> dict[str, float] | None:
         return {} if self.profiles else None
 
-    def compile(
-        self, program: Program, profile: Any, hides_latency: bool, headroom: Headroom
-    ) -> Outcome:
-        self.calls.append((program, hides_latency, headroom))
-        answer = self.takes[len(self.calls) - 1]
-        return outcome(program, answer) if isinstance(answer, int) else answer
+    def explore(
+        self,
+        program: Program,
+        profile: Any,
+        hides_latency: bool,
+        headroom: Headroom,
+        commits: Callable[[Explored], bool],
+    ) -> Explored:
+        """What is compiled after it was explored takes what it did."""
+        call = program, hides_latency, headroom
+        if not any(program is known and rest == [*call[1:]] for known, *rest in self.calls):
+            self.calls.append(call)
+        number = next(
+            n
+            for n, (known, *rest) in enumerate(self.calls)
+            if known is program and rest == [*call[1:]]
+        )
+        answer = self.takes[number]
+        whole = outcome(program, answer) if isinstance(answer, int) else answer
+        whole = replace(whole, hides_latency=hides_latency)
+        explored = Explored(program, whole.target, whole.limits, whole.planned, hides_latency)
+        if not commits(explored):
+            return explored
+        self.compiled.append(program)
+        return whole
 
 
-@dataclass
+@dataclass(frozen=True)
+class FakeChoice:
+    """Other residuals: a program, and the estimate."""
+
+    program: Program
+    nbytes: int
+    seconds: float
+
+
 class FakeResiduals:
-    """The estimates: a choice stacks as many bytes fewer as it was asked to."""
-
-    gain_s: float = 0.0  # that each choice promises after the one before it
-    stacked: dict[int, tuple[int, float]] = field(default_factory=dict)  # by id of the program
+    """The step itself stacks nothing."""
 
     def nbytes(self, program: Program) -> int:
-        return self.stacked.get(id(program), (0, 0.0))[0]
-
-    def seconds(self, program: Program) -> float:
-        return self.stacked.get(id(program), (0, 0.0))[1]
-
-    def add(self, program: Program, nbytes: int) -> None:
-        self.stacked.setdefault(id(program), (nbytes, -self.gain_s * len(self.stacked)))
+        return 0
 
 
 @dataclass
@@ -71,18 +96,28 @@ class FakeCandidates:
     splits: bool = True
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
     residuals: FakeResiduals = field(default_factory=FakeResiduals)
+    gain_s: float = 0.0  # that each choice promises after the one before it
+    made: dict[tuple[int, bool], FakeChoice | None] = field(default_factory=dict)
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
         return self.by_index
 
-    def fewer_residuals(self, program: Program, excess: int, may_use_host: bool) -> Program | None:
+    def fewer_residuals(
+        self, program: Program, excess: int, may_use_host: bool
+    ) -> FakeChoice | None:
+        """A choice stacks as many bytes fewer as it was asked to; the same if asked again."""
         assert program in (self.program, self.by_index)
-        self.missing.append(excess)
-        choice = self.choices.pop(0) if self.choices else None
-        if choice is not None:
-            self.residuals.add(choice, -excess)
-        return choice
+        question = excess, may_use_host
+        if question not in self.made:
+            self.missing.append(excess)
+            choice = self.choices.pop(0) if self.choices else None
+            seconds = -self.gain_s * len(self.missing)
+            self.made[question] = choice and FakeChoice(choice, -excess, seconds)
+        return self.made[question]
+
+    def with_residuals(self, choice: FakeChoice) -> Program:
+        return choice.program
 
     def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
         return iter(self.slabs if slowdown >= self.expected_s else ())
@@ -105,21 +140,26 @@ def attempt(
         for part, size in zip(slabs, nbytes, strict=True)
     )
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
-    candidates.residuals.gain_s = gain_s
+    candidates.gain_s = gain_s
     result = Attempts(compiler, cast(Any, candidates), lambda *_: None, **options).run(program)
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
     compiler.missing = candidates.missing
     return result
 
 
+def count(result: Outcome) -> int:
+    """How many programs it took, with those of another schedule or headroom."""
+    return len(result.rejected) + 1
+
+
 def test_what_fits_is_compiled_once() -> None:
     result = attempt(Fake([100]))
-    assert (result.device_bytes, result.compilations) == (100, 1)
+    assert (result.device_bytes, count(result)) == (100, 1)
 
 
 def test_a_missed_prediction_reserves_what_it_missed_by() -> None:
     compiler = Fake([107, 103, 99])
-    assert attempt(compiler).compilations == 3
+    assert count(attempt(compiler)) == 3
     assert [headroom for *_, headroom in compiler.calls] == [Headroom(), Headroom(7), Headroom(10)]
 
 
@@ -136,7 +176,7 @@ def test_host_bytes_are_reserved_too() -> None:
 
 def test_what_was_predicted_not_to_fit_is_not_tried_again() -> None:
     result = attempt(Fake([outcome(PROGRAM, 120, predicted_to_fit=False)]))
-    assert not result.fits and result.compilations == 1
+    assert not result.fits and count(result) == 1
 
 
 def followed(hides_latency: bool | None) -> Plan:
@@ -163,7 +203,7 @@ def test_a_plan_that_does_not_say_its_schedule_is_tried_on_both() -> None:
 def test_a_program_that_copies_is_tried_with_overlap_first() -> None:
     miss = outcome(COPYING, 120, predicted_to_fit=False)
     compiler = Fake([miss, 90])
-    assert attempt(compiler, COPYING).compilations == 2
+    assert count(attempt(compiler, COPYING)) == 2
     assert [hides for _, hides, _ in compiler.calls] == [True, False]
 
 
@@ -186,7 +226,7 @@ def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:
         id(program) for program in (PROGRAM, *programs[:2])
     ]
     assert compiler.missing == [30, 50, 35]
-    assert result.program is programs[1] and result.compilations == 3
+    assert result.program is programs[1] and count(result) == 3
 
 
 @pytest.mark.parametrize(("seconds", "chosen"), [(0.5, 1), (1.2, 0)])
@@ -236,7 +276,7 @@ def test_loops_that_may_keep_more_are_compiled_where_they_promise_to_be_faster(
 ) -> None:
     takes = [*misses((PROGRAM, 130)), 60, 95][:compilations]
     programs = with_residuals(0), with_residuals(1)
-    assert attempt(Fake(takes), programs=programs, gain_s=gain_s).compilations == compilations
+    assert count(attempt(Fake(takes), programs=programs, gain_s=gain_s)) == compilations
 
 
 def test_where_a_plan_of_kernels_makes_up_for_what_is_missing_slowly_loops_keep_fewer() -> None:
@@ -278,7 +318,7 @@ def test_where_nothing_fits_the_smallest_is_told() -> None:
     result = attempt(
         Fake(misses((PROGRAM, 130), (programs[0], 110), (programs[1], 120))), programs=programs
     )
-    assert (result.device_bytes, result.compilations) == (110, 3) and result.program is programs[0]
+    assert (result.device_bytes, count(result)) == (110, 3) and result.program is programs[0]
 
 
 def misses(*sizes: tuple[Program, int]) -> list[int | Outcome]:
@@ -293,7 +333,7 @@ def test_slabs_come_after_loops_that_fewer_residuals_and_only_until_one_fits() -
     assert [id(program) for program, *_ in compiler.calls] == [
         id(program) for program in (PROGRAM, fewer, *slabs[:2])
     ]
-    assert result.fits and result.program is slabs[1] and result.compilations == 4
+    assert result.fits and result.program is slabs[1] and count(result) == 4
 
 
 def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
@@ -318,7 +358,7 @@ def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less
     slabs = tuple(in_slabs() for _ in range(4))
     compiler = Fake(misses((PROGRAM, 130), (slabs[0], 110), (slabs[2], 105), (slabs[3], 101)))
     result = attempt(compiler, slabs=slabs, expected_bytes=(95, 94, 85, 81))
-    assert not result.fits and result.compilations == 4
+    assert not result.fits and count(result) == 4
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
@@ -339,11 +379,40 @@ def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(
     ) == (90, 60, 10)
 
 
-def test_the_one_taken_keeps_the_unmodified_step_and_counts_every_compilation() -> None:
-    unmodified, split = cast(Any, object()), in_slabs()
-    first = replace(outcome(PROGRAM, 120, predicted_to_fit=False), unmodified=unmodified)
+def test_the_outcome_keeps_the_unmodified_step() -> None:
+    first, split = outcome(PROGRAM, 120, predicted_to_fit=False), in_slabs()
     result = attempt(Fake([first, 90]), slabs=(split,))
-    assert result.program is split and result.unmodified is unmodified and result.compilations == 2
+    assert result.program is split and result.unmodified is first.planned.plain
+
+
+def test_what_is_good_is_compiled_at_once_and_the_others_not_at_all() -> None:
+    slabs = tuple(in_slabs() for _ in range(2))
+    compiler = Fake([*misses((PROGRAM, 130), (slabs[0], 110)), 90])
+    result = attempt(compiler, slabs=slabs)
+    assert compiler.compiled == [slabs[1]]
+    assert (result.compilations, result.explorations) == (1, 2)
+
+
+def test_the_best_is_compiled_in_the_end() -> None:
+    slow, slabs = outcome(PROGRAM, 90, seconds=2.0), in_slabs()
+    compiler = Fake([slow, outcome(slabs, 95, seconds=3.0)])
+    result = attempt(compiler, slabs=(slabs,))
+    assert result.program is PROGRAM and compiler.compiled == [PROGRAM]
+    assert (result.compilations, result.explorations) == (1, 2)
+
+
+def test_if_nothing_fits_the_smallest_is_compiled() -> None:
+    slabs = in_slabs()
+    compiler = Fake(misses((PROGRAM, 130), (slabs, 110)))
+    assert attempt(compiler, slabs=(slabs,)).device_bytes == 110 and compiler.compiled == [slabs]
+
+
+def test_if_the_best_exceeds_its_prediction_the_next_is_compiled() -> None:
+    fewer = with_residuals(0)
+    slow, exceeds = outcome(PROGRAM, 90, seconds=3.0), outcome(fewer, 107, seconds=2.0)
+    compiler = Fake([slow, exceeds])
+    result = attempt(compiler, programs=(fewer,), tries=1)
+    assert result.program is PROGRAM and compiler.compiled == [fewer, PROGRAM]
 
 
 def test_what_fits_is_taken_even_if_it_takes_more() -> None:
@@ -374,7 +443,7 @@ def test_a_slow_plan_is_compared_with_slabs(seconds: float, chosen: str) -> None
     assert (
         result.program is (slabs if chosen == "slabs" else PROGRAM)
         and result.fits
-        and result.compilations == 2
+        and count(result) == 2
     )
 
 
@@ -385,7 +454,7 @@ def test_after_slabs_that_a_slow_plan_makes_fit_those_are_tried_that_are_expecte
     slow = outcome(slabs[0], 100, seconds=2.0)  # of 500 bytes
     compiler = Fake([outcome(PROGRAM, 90, seconds=3.0), slow, outcome(slabs[2], 95, seconds=1.2)])
     result = attempt(compiler, slabs=slabs, expected_bytes=(95, 90, 19))
-    assert result.program is slabs[2] and result.compilations == 3
+    assert result.program is slabs[2] and count(result) == 3
 
 
 def by_index() -> Program:
@@ -402,7 +471,7 @@ def test_where_nothing_fits_or_a_plan_is_slow_stacks_are_read_by_index(
     indexed = by_index()
     compiler = Fake([first, outcome(indexed, second[0], seconds=second[1], predicted_to_fit=False)])
     result = attempt(compiler, by_index=indexed)
-    assert result.compilations == 2 and result.program is (indexed if chosen else PROGRAM)
+    assert count(result) == 2 and result.program is (indexed if chosen else PROGRAM)
 
 
 def test_a_fast_plan_keeps_its_stacks() -> None:
@@ -434,5 +503,6 @@ def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:
     assert not attempt(Fake([120]), slabs=(in_slabs(),), follow=followed(None)).fits
 
 
-def test_a_profile_is_a_compilation() -> None:
-    assert attempt(Fake([90], profiles=True)).compilations == 2
+def test_a_profile_is_an_exploration() -> None:
+    result = attempt(Fake([90], profiles=True))
+    assert (result.compilations, result.explorations) == (1, 1)

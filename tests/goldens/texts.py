@@ -56,9 +56,10 @@ def in_slabs(name: str, nbytes: int) -> str:
 def with_fewer_residuals(name: str, nbytes: int) -> str:
     """The equations with loops that keep so many bytes fewer."""
     step = traced(name)
-    program = ResidualChoices(step, V100).fewer(step, V100.memory_bytes, nbytes)
-    assert program is not None
-    return _equations(program)
+    choices = ResidualChoices(step, V100)
+    choice = choices.fewer(step, V100.memory_bytes, nbytes)
+    assert choice is not None
+    return _equations(choices.write(choice))
 
 
 def summed(weight: jax.Array, batches: jax.Array) -> jax.Array:

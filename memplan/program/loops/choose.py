@@ -36,8 +36,8 @@ class ResidualChoices:
         host_bytes: int,
         excess_bytes: int,
         may_segment: bool = True,
-    ) -> Program | None:
-        """The fastest program that stacks `excess_bytes` fewer, else the one that stacks fewest.
+    ) -> ResidualChoice | None:
+        """The fastest choice that stacks `excess_bytes` fewer, else the one that stacks fewest.
 
         Args:
           program: the step, maybe with other residuals.
@@ -53,17 +53,16 @@ class ResidualChoices:
             beside = self._choice(True, limit_nbytes, host_bytes, may_segment)
             if beside.nbytes <= limit_nbytes or beside.nbytes < choice.nbytes:
                 choice = beside
-        if choice.nbytes >= self.nbytes(program):
-            return None
-        return self._written(choice, host_bytes > 0)
+        return None if choice.nbytes >= self.nbytes(program) else choice
 
     def _choice(
         self, across: bool, limit_nbytes: int, host_bytes: int, may_segment: bool
-    ) -> _Choice:
+    ) -> ResidualChoice:
         loops = self._loops[across]
         frontiers = self._frontiers(across, host_bytes, may_segment)
         chosen, price = _fastest(loops, frontiers, limit_nbytes)
-        return _Choice(across, chosen, price, total_nbytes(loops, chosen))
+        nbytes = total_nbytes(loops, chosen)
+        return ResidualChoice(across, tuple(chosen), price, nbytes, host_bytes > 0)
 
     def _frontiers(self, across: bool, host_bytes: int, may_segment: bool) -> list[list[Option]]:
         """The options of each pair, found once."""
@@ -81,13 +80,15 @@ class ResidualChoices:
     def _options(self) -> dict[tuple[bool, int, bool], list[list[Option]]]:
         return {}
 
-    def _written(self, choice: _Choice, moves: bool) -> Program:
+    def write(self, choice: ResidualChoice) -> Program:
+        """The step with these residuals."""
         loops = self._loops[choice.across]
 
         def decide(loop: Loop) -> Residuals:
             if loop in loops:
                 return choice.options[loops.index(loop)].residuals
-            return cheapest(loop, choice.price, self.device, moves)  # in another's backward part
+            # in another's backward part
+            return cheapest(loop, choice.price, self.device, choice.may_use_host)
 
         return with_residuals(self.step, decide, choice.across)
 
@@ -98,11 +99,6 @@ class ResidualChoices:
             [loop for loop, _ in pairs],
             [option_of(loop, residuals, self.device) for loop, residuals in pairs],
         )
-
-    def seconds(self, program: Program) -> float:
-        """Seconds that a program's residuals add to the step."""
-        pairs = self._residuals(program)
-        return sum(option_of(loop, residuals, self.device).seconds for loop, residuals in pairs)
 
     def _residuals(self, program: Program) -> list[tuple[Loop, Residuals | None]]:
         """The step's pairs with a program's residuals; None as the user wrote them."""
@@ -119,13 +115,19 @@ class ResidualChoices:
 
 
 @dataclass(frozen=True)
-class _Choice:
+class ResidualChoice:
     """One option per pair."""
 
     across: bool  # see `loops.residuals.rewrite`
-    options: Sequence[Option]
+    options: tuple[Option, ...]
     price: float  # seconds per byte, for pairs in the backward part of others
     nbytes: int
+    may_use_host: bool
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the residuals add to the step, by the estimate."""
+        return sum(option.seconds for option in self.options)
 
 
 def pinned_residuals(program: Program, device: Device) -> Program:

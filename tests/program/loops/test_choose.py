@@ -42,9 +42,10 @@ def stacked(program: Program) -> int:
 
 
 def fewer(program: Program, excess: int, host: int = 0) -> Program:
-    smaller = ResidualChoices(program, DEVICE).fewer(program, host, excess)
-    assert smaller is not None
-    return smaller
+    choices = ResidualChoices(program, DEVICE)
+    choice = choices.fewer(program, host, excess)
+    assert choice is not None
+    return choices.write(choice)
 
 
 def test_without_a_host_nothing_is_on_it(program: Program) -> None:
