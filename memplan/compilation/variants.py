@@ -98,12 +98,14 @@ class Variants:
 
         The first choice keeps `excess` bytes fewer. Each outcome corrects that figure for the next.
         After one that fits, the next must promise to be faster. If none fits, the choice with the
-        fewest residuals is the last.
+        fewest residuals is the last. If the best runs loops in segments, the fastest choice without
+        segments is compared: the windows of segments take longer than estimated.
         """
         candidates = self.candidates
         nbytes = candidates.residuals.nbytes(program)
         tried = dict[tuple[Transform, ...], ResidualChoice]()
         best: Explored | None = None
+        offset: float = math.inf  # least bytes that an outcome takes over its estimate
 
         def promises(choice: ResidualChoice, outcome: Explored) -> bool:
             """Does a choice promise to be faster than an outcome that fits?"""
@@ -111,7 +113,7 @@ class Variants:
             return gain_s >= _LEAST_GAIN * outcome.step_s
 
         def is_last(outcome: Explored) -> bool:
-            if needs_better(outcome) or _stalls(outcome):
+            if needs_better(outcome) or _stalls(outcome) or choice.has_segments:
                 return False
             if len(tried) >= self.tries or excess == _EXCEEDS_ALL:
                 return True
@@ -130,6 +132,7 @@ class Variants:
                 self.notify("compiling with fewer residuals in its loops", None)
                 outcome = yield Proposal(candidate, is_last)
                 best = outcome if best is None else better(best, outcome)
+                offset = min(offset, outcome.planned.plain.device_bytes - choice.nbytes)
                 if excess == _EXCEEDS_ALL:
                     break
                 excess = _next_excess(excess, nbytes - choice.nbytes, outcome)
@@ -137,6 +140,15 @@ class Variants:
                 if excess == _EXCEEDS_ALL or best is None or best.fits:
                     break
                 excess = _EXCEEDS_ALL
+        if best is not None and best.fits and tried[best.program.transforms].has_segments:
+            limit = best.limits.device_bytes
+            excess = nbytes + int(offset) - limit - limit // _DOUBT_PARTS
+            choice = candidates.fewer_residuals(program, excess, may_use_host, may_segment=False)
+            if choice is not None:
+                candidate = candidates.with_residuals(choice)
+                if candidate.transforms not in tried:
+                    self.notify("compiling with its loops in one piece", None)
+                    best = better(best, (yield Proposal(candidate)))
         return best
 
     def in_slabs(self, best: Explored) -> Proposals[None]:

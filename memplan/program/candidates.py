@@ -48,11 +48,12 @@ class Candidates:
         program: Program,
         excess_bytes: int,
         may_use_host: bool,
+        may_segment: bool = True,
     ) -> ResidualChoice | None:
         """The fastest choice whose loops keep `excess_bytes` fewer (see `loops.choose`)."""
         host_bytes = self.host_bytes if may_use_host else 0
         # With state on the host, each trip of a loop in one piece streams its layer.
-        may_segment = not self.state.inputs
+        may_segment = may_segment and not self.state.inputs
         return self.residuals.fewer(program, host_bytes, excess_bytes, may_segment)
 
     def with_residuals(self, choice: ResidualChoice) -> Program:

@@ -75,6 +75,7 @@ class FakeChoice:
     program: Program
     nbytes: int
     seconds: float
+    has_segments: bool = False
 
 
 class FakeResiduals:
@@ -97,23 +98,26 @@ class FakeCandidates:
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
     residuals: FakeResiduals = field(default_factory=FakeResiduals)
     gain_s: float = 0.0  # that each choice promises after the one before it
-    made: dict[tuple[int, bool], FakeChoice | None] = field(default_factory=dict)
+    made: dict[tuple[int, bool, bool], FakeChoice | None] = field(default_factory=dict)
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
         return self.by_index
 
     def fewer_residuals(
-        self, program: Program, excess: int, may_use_host: bool
+        self, program: Program, excess: int, may_use_host: bool, may_segment: bool = True
     ) -> FakeChoice | None:
         """A choice stacks as many bytes fewer as it was asked to; the same if asked again."""
         assert program in (self.program, self.by_index)
-        question = excess, may_use_host
+        question = excess, may_use_host, may_segment
         if question not in self.made:
             self.missing.append(excess)
             choice = self.choices.pop(0) if self.choices else None
             seconds = -self.gain_s * len(self.missing)
-            self.made[question] = choice and FakeChoice(choice, -excess, seconds)
+            has_segments = choice is not None and any(
+                residuals is not None and residuals.segments for _, residuals in choice.loops
+            )
+            self.made[question] = choice and FakeChoice(choice, -excess, seconds, has_segments)
         return self.made[question]
 
     def with_residuals(self, choice: FakeChoice) -> Program:
@@ -216,6 +220,19 @@ def with_residuals(*kept: int) -> Program:
     body = Graph((Value("carry", 8),), ())
     loop = Loop(body, 4, 1, frozenset(), frozenset())
     return PROGRAM.transformed(WithResiduals(LoopResiduals((Residuals(kept),)), (loop,)), None)
+
+
+@pytest.mark.parametrize(("seconds", "chosen"), [(0.9, 1), (1.2, 0)])
+def test_segments_are_compared_with_loops_in_one_piece(seconds: float, chosen: int) -> None:
+    body = Graph((Value("carry", 8),), ())
+    loop = Loop(body, 4, 1, frozenset(), frozenset())
+    segments = LoopResiduals((Residuals((), segments=2, segment_trips=1),))
+    programs = PROGRAM.transformed(WithResiduals(segments, (loop,)), None), with_residuals(0)
+    compiler = Fake([*misses((PROGRAM, 130)), 90, outcome(programs[1], 98, seconds=seconds)])
+    result = attempt(compiler, programs=(programs[0], None, programs[1]))
+    assert result.program is programs[chosen] and count(result) == 3
+    # its plain module takes 500 bytes, 530 more than estimated; a twentieth of the limit is doubt
+    assert compiler.missing == [30, 15, 530 - 100 - 5]
 
 
 def test_loops_keep_fewer_residuals_by_what_was_missed_until_one_fits() -> None:

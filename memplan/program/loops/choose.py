@@ -125,6 +125,10 @@ class ResidualChoice:
     may_use_host: bool
 
     @property
+    def has_segments(self) -> bool:
+        return any(option.residuals.segments for option in self.options)
+
+    @property
     def seconds(self) -> float:
         """Seconds that the residuals add to the step, by the estimate."""
         return sum(option.seconds for option in self.options)

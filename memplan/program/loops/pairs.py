@@ -91,6 +91,31 @@ def pairs(flat: Flat) -> Iterator[Pair]:
             yield Pair(flat, forward, tuple(numbers), residuals)
 
 
+def last_chained(flat: Flat, end: int) -> Pair | None:
+    """The last pair whose forward equation is a backward equation of another pair; None if none is.
+
+    The gradient of a gradient has such: its backward loops make residuals for one another.
+
+    Args:
+      end: the number of the first equation that is not its forward equation.
+    """
+    readers = _Readers(flat)
+    backwards = {number for pair in pairs(flat) for number in pair.backwards if number < end}
+    if not backwards:
+        return None
+    residuals_for = [readers.residuals_for(number) for number in range(len(flat.eqns))]
+    for forward in sorted(backwards, reverse=True):
+        numbers = [
+            number
+            for number, counts in enumerate(residuals_for)
+            if forward in counts and readers.is_pair(forward, number)
+        ]
+        residuals = readers.read_by(forward, numbers) if numbers else {}
+        if residuals:
+            return Pair(flat, forward, tuple(numbers), residuals)
+    return None
+
+
 def loop_pairs(flat: Flat) -> Iterator[Pair]:
     """Yield the pairs of loops."""
     return (pair for pair in pairs(flat) if pair.kind == "scan")

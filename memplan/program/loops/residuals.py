@@ -22,7 +22,7 @@ from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
 from memplan.program.loops.joint import Halves, Joint, Replacement, Store, rule_of
-from memplan.program.loops.pairs import Pair, loop_of, pairs
+from memplan.program.loops.pairs import Pair, last_chained, loop_of, pairs
 from memplan.program.loops.regions import RegionPair
 from memplan.program.loops.write import LoopPair
 from memplan.program.trace import Program, WithResiduals
@@ -118,6 +118,7 @@ class _Way:
       runs: how often it runs in a step.
       copies: how many values of it exist at once, if its backward part is in other bodies.
       may_use_host: residuals may be in host memory.
+      may_segment: loops may run in segments.
       in_branch: its backward part is in the branches of another conditional.
       place: the equations and bodies around it.
       branches: see `Loop.branches`.
@@ -129,12 +130,21 @@ class _Way:
     runs: int = 1
     copies: int = 1
     may_use_host: bool = True
+    may_segment: bool = True
     in_branch: bool = False
     place: tuple[int, ...] = ()
     branches: tuple[tuple[tuple[int, ...], int], ...] = ()
 
     def rewritten(self, flat: Flat) -> Flat:
-        """A flat jaxpr after all its pairs."""
+        """A flat jaxpr after all its pairs, the chained ones first.
+
+        Of these the last is the first, so that each makes its residuals as the user wrote it.
+        """
+        end = len(flat.eqns)
+        while (pair := last_chained(flat, end)) is not None:
+            rewriter = _Rewriter(flat, replace(self, may_segment=False), len(flat.eqns))
+            rewriter.rewrite_pair(pair)
+            flat, end = rewriter.result(), pair.forward
         rewriter = _Rewriter(flat, self, len(flat.eqns))
         rewriter.run()
         return rewriter.result()
@@ -169,7 +179,7 @@ class _Rewriter:
                 if number < self.end:
                     self._rewrite_bodies(number, eqn)
             elif number == pair.backwards[0] and pair.forward < self.end:
-                self._rewrite_pair(pair)
+                self.rewrite_pair(pair)
 
     def result(self) -> Flat:
         """The rewritten jaxpr."""
@@ -216,7 +226,7 @@ class _Rewriter:
             branches=(*way.branches, branch) if kind == "cond" else way.branches,
         )
 
-    def _rewrite_pair(self, pair: Pair) -> None:
+    def rewrite_pair(self, pair: Pair) -> None:
         """Rewrite pairs that are in a pair of equations, then the pair itself."""
         bodies = [
             self._rewritten_body(pair, index)
@@ -260,6 +270,8 @@ class _Rewriter:
                 may_use_host=pair.kind == "scan" and self.way.may_use_host and not leaves,
                 is_in_branch=in_branch,
             )
+            if not self.way.may_segment:
+                loop = replace(loop, reverses=False)
             decides = loop.needed or pair.kind == "scan"
             return replace(body, loop=loop, residuals=self.way.decide(loop) if decides else None)
 
