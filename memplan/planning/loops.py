@@ -401,8 +401,19 @@ def _divided(loop: Loop, choice: Residuals) -> Iterator[Residuals]:
         for number in _narrowest(sizes, crossing_nbytes, parts):
             kept.update(crossing[number])
         if not any(loop.pins[value].where is Where.RECOMPUTE for value in kept & {*loop.pins}):
-            yield replace(choice, kept=tuple(sorted(kept)))
+            divided = replace(choice, kept=tuple(sorted(kept)))
+            yield _without_idle(loop, divided, sorted(kept.difference(choice.kept)))
         parts *= 2
+
+
+def _without_idle(loop: Loop, choice: Residuals, values: Sequence[int]) -> Residuals:
+    """The choice without those of the values that save no bytes of what is computed again."""
+    nbytes = recomputed_nbytes(loop, choice)
+    for value in sorted(values, key=loop.body.nbytes, reverse=True):
+        fewer = replace(choice, kept=tuple(kept for kept in choice.kept if kept != value))
+        if recomputed_nbytes(loop, fewer) <= nbytes:
+            choice = fewer
+    return choice
 
 
 def _narrowest(sizes: Sequence[int], crossing_nbytes: Sequence[int], parts: int) -> list[int]:
