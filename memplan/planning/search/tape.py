@@ -324,17 +324,16 @@ class _Recorder:
     def _last_recompute_slot(self, number: int) -> int:
         """The last slot before an operand of a kernel is overwritten.
 
-        A block that overwrites one does so in its first slot.
+        A block that overwrites one does so in its first slot. What overwrites one before the kernel
+        runs for the first time is in another branch of a conditional.
         """
         problem = self._problem
         last = len(self._order)
         around = set(problem.blocks_around(number))
         for read in problem.kernels[number].reads:
-            maker = problem.buffers[read].maker
-            made_slot = -1 if maker is None else self._slot[maker]
             for alias in problem.alias_sets[problem.buffers[read].alias_set]:
                 writer = problem.buffers[alias].maker
-                if alias != read and writer is not None and self._slot[writer] > made_slot:
+                if alias != read and writer is not None and self._slot[writer] > self._slot[number]:
                     entered = [b for b in problem.blocks_around(writer) if b not in around]
                     first_slots = (self._first_slot[block] for block in entered)
                     last = min(last, self._slot[writer], *first_slots)
