@@ -61,6 +61,24 @@ def updating() -> Problem:
     return Problem((weight, *buffers(results)), kernels, (3, 4), frozenset({0}))
 
 
+def branching() -> Problem:
+    """Two branches that compute from one weight and update it in place, each before its end."""
+    weight = Buffer("weight", 8, Role.ARGUMENT, None, 0)
+    results = "first 0 1, second 1 2, update 2 0, other 4 4, next 5 5, replaced 6 0"
+    ends = {"recomputable": False}
+    kernels = (
+        Kernel("first", (0,), (1,), block=3),
+        Kernel("second", (1,), (2,), block=3),
+        Kernel("update", (0, 2), (3,), block=3),
+        Kernel("0:end", (3,), (), **ends),
+        Kernel("other", (0,), (4,), block=7),
+        Kernel("next", (4,), (5,), block=7),
+        Kernel("replaced", (0, 4, 5), (6,), block=7),
+        Kernel("1:end", (6,), (), **ends),
+    )
+    return Problem((weight, *buffers(results)), kernels, (), frozenset({0}))
+
+
 def looping() -> Problem:
     """A value, a loop with two kernels, and a reader of the value and of the loop's result."""
     results = "before 0 0, state 1 1, inner 2 2, next 3 1, result 5 1, after 6 5 output"

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from memplan.planning.search.ledger import Ledger, reconcile
 from memplan.planning.search.tape import record
-from tests.planning.small import calling, fetching, looping, updating
+from tests.planning.small import branching, calling, fetching, looping, updating
 from tests.planning.steps import in_a_loop, training
 
 
@@ -22,6 +22,12 @@ def test_what_reads_an_argument_is_recomputed_before_its_update_alone() -> None:
     tape = record(updating())
     assert tape.may_recompute(0, 2) and not tape.may_recompute(0, 3)
     assert tape.may_recompute(1, 3)
+
+
+def test_an_update_in_one_branch_is_none_of_another() -> None:
+    tape = record(branching())
+    assert tape.may_recompute(0, 2) and not tape.may_recompute(0, 3)
+    assert tape.may_recompute(4, 6) and not tape.may_recompute(4, 7)
 
 
 def test_in_another_order_the_slots_are_others() -> None:
