@@ -540,9 +540,9 @@ def _by_hand(device: str, numbers: range, topology: str | None = None) -> Iterat
 
 
 BY_HAND = by_name((
-    *_by_hand("", range(48)), *_by_hand("a100", range(24)), *_by_hand("a100", range(12), "2x4"),
-    *_by_hand("a100", range(12, 20), "1x4"), *_by_hand("v100", range(24, 36)),
-    *_by_hand("h100", range(36, 48)),
+    *_by_hand("", range(150)), *_by_hand("a100", range(36)), *_by_hand("a100", range(16), "2x4"),
+    *_by_hand("a100", range(12, 24), "1x4"), *_by_hand("v100", range(24, 44)),
+    *_by_hand("h100", range(36, 56)),
 ))  # fmt: skip
 
 RELEASES = by_name(

@@ -108,9 +108,10 @@ class Variants:
         offset: float = math.inf  # least bytes that an outcome takes over its estimate
 
         def promises(choice: ResidualChoice, outcome: Explored) -> bool:
-            """Does a choice promise to be faster than an outcome that fits?"""
-            gain_s = tried[outcome.program.transforms].seconds - choice.seconds
-            return gain_s >= _LEAST_GAIN * outcome.step_s
+            """Does a choice promise to be faster, without a plan, than an outcome that fits?"""
+            more_s = choice.seconds - tried[outcome.program.transforms].seconds
+            promised_s = outcome.planned.plain.replay.step_s + more_s
+            return promised_s <= (1 - _LEAST_GAIN) * outcome.step_s
 
         def is_last(outcome: Explored) -> bool:
             if needs_better(outcome) or _stalls(outcome) or choice.has_segments:
@@ -192,6 +193,8 @@ def better(best: Explored, candidate: Explored) -> Explored:
 def _next_excess(excess: int, fewer: int, outcome: Explored) -> int:
     """How many bytes fewer the next choice of residuals keeps.
 
+    If a plan of kernels makes the last choice fit and takes time, the next should fit without one.
+
     Args:
       excess: how many fewer the last choice was asked to keep.
       fewer: how many fewer it keeps, by the estimate.
@@ -199,8 +202,11 @@ def _next_excess(excess: int, fewer: int, outcome: Explored) -> int:
     """
     limit = outcome.limits.device_bytes
     overshoot = outcome.device_bytes - limit
+    unplanned = outcome.planned.plain
     if needs_better(outcome):
         return fewer + max(overshoot, limit // _STEP_PARTS)
+    if outcome.step_s - unplanned.replay.step_s > _LEAST_GAIN * outcome.step_s:
+        return fewer + max(unplanned.device_bytes - limit, limit // _STEP_PARTS)
     return min(excess, fewer + overshoot) - limit // _DOUBT_PARTS
 
 

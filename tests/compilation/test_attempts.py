@@ -304,6 +304,17 @@ def test_where_a_plan_of_kernels_makes_up_for_what_is_missing_slowly_loops_keep_
     assert compiler.missing == [30, 31, 24]
 
 
+@pytest.mark.parametrize(("seconds", "chosen"), [(1.0, 1), (1.3, 0)])
+def test_where_a_plan_of_kernels_takes_time_loops_keep_so_few_that_none_is_needed(
+    seconds: float, chosen: int
+) -> None:
+    programs = with_residuals(0), with_residuals(1)
+    planned = outcome(programs[0], 90, seconds=1.2, unplanned_s=1.0)
+    compiler = Fake([*misses((PROGRAM, 130)), planned, outcome(programs[1], 60, seconds=seconds)])
+    assert attempt(compiler, programs=programs).program is programs[chosen]
+    assert compiler.missing[:2] == [30, 30 + 500 - 100]
+
+
 def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None:
     """After so many tries, or where the same are chosen again."""
     for again in (False, True):
