@@ -142,7 +142,7 @@ def plan_of_another() -> Any:
         (
             {"budget": "1 B", "split": False},
             InfeasibleBudgetError,
-            r"The floor is .*: arguments, outputs",
+            r"No order of its kernels takes less than .*: arguments, outputs",
         ),
         ({"budget": "0%"}, InfeasibleBudgetError, "a smaller batch"),
         ({"pin": {"unknown": "host"}}, MemplanError, "no value of the step is named 'unknown'"),

@@ -114,12 +114,12 @@ class Variants:
             return promised_s <= (1 - _LEAST_GAIN) * outcome.step_s
 
         def is_last(outcome: Explored) -> bool:
-            if needs_better(outcome) or _stalls(outcome) or choice.has_segments:
+            chosen = tried[outcome.program.transforms]
+            if needs_better(outcome) or _stalls(outcome) or chosen.has_segments:
                 return False
             if len(tried) >= self.tries or excess == _EXCEEDS_ALL:
                 return True
-            fewer = nbytes - tried[outcome.program.transforms].nbytes
-            more = _next_excess(excess, fewer, outcome)
+            more = _next_excess(excess, nbytes - chosen.nbytes, outcome)
             following = candidates.fewer_residuals(program, more, may_use_host)
             return following is None or not promises(following, outcome)
 

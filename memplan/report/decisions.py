@@ -58,6 +58,27 @@ class Decision:
     choices: Choices | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class LeftAsWritten:
+    """Values that a part of the step keeps for its gradient, and that memplan does not plan.
+
+    Attributes:
+      place: the loop, conditional or `shard_map` that makes them, with its `file:line`.
+      nbytes: of the values, of all trips.
+      reason: why they are not planned.
+    """
+
+    place: str
+    nbytes: int
+    reason: str
+
+
+def left_table(values: Sequence[LeftAsWritten]) -> Table:
+    """Values that are not planned, largest first; empty without any."""
+    rows = tuple((format_bytes(row.nbytes), row.place, row.reason) for row in values)
+    return Table("Kept as you wrote them", (">bytes", "by", "because"), rows)
+
+
 def decisions_table(decisions: Sequence[Decision], limit: int) -> Table:
     """The largest values first, with the costs of each choice: bytes, seconds, stalls."""
     largest_decisions = sorted(decisions, key=lambda decision: -decision.nbytes)[:limit]

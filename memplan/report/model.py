@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from memplan.io import write_atomic
-from memplan.report.decisions import Decision, decisions_table
+from memplan.report.decisions import Decision, LeftAsWritten, decisions_table, left_table
 from memplan.report.diagnosis import Finding, findings_table
 from memplan.report.mesh import Mesh, collectives_table
 from memplan.report.result import Record, Versions
@@ -144,6 +144,7 @@ class Report(Record):
       loop_copies, loop_kernels: transfers between device and host in a trip of the step's loops, by
         memcpy and by kernels of XLA; kernels delay compute.
       unsplit: the largest operations between slab loops that cannot run in slabs.
+      as_written: values that parts of the step keep for their gradients, and that are not planned.
       cuda_graphs, single_launches: CUDA graphs that a step launches, and kernels, library calls and
         copies outside of them; copies to and from the host, like cuDNN's convolutions, end a graph.
         None on a CPU, and if the compiled text does not say, as with collectives, conditionals or
@@ -211,6 +212,7 @@ class Report(Record):
     loop_copies: int = 0
     loop_kernels: int = 0
     unsplit: tuple[Unsplit, ...] = ()
+    as_written: tuple[LeftAsWritten, ...] = ()
     huge_arrays: int | None = None
     pool_peak_bytes: int | None = None
     pinned_bytes: int | None = None
@@ -242,8 +244,9 @@ class Report(Record):
         """The tables that the page shows, too."""
         collectives = collectives_table(self.mesh.collectives if self.mesh else ())
         slabs = loops_table(self.slab_loops), unsplit_table(self.unsplit, rows)
+        as_written = left_table(self.as_written)
         findings = findings_table(self.findings, self.budget_bytes)
-        return *findings, _summary(self), _candidates(self), collectives, *slabs
+        return *findings, _summary(self), _candidates(self), collectives, as_written, *slabs
 
     def to_html(self) -> str:
         """A self-contained page: memory over the step, decisions, tables, the JSON."""

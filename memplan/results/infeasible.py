@@ -9,10 +9,12 @@ from memplan.errors import InfeasibleBudgetError, MemplanError, OutOfMemoryError
 from memplan.planning.floor import floor
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
+from memplan.program.loops.unplanned import Unplanned, unplanned
 from memplan.program.ops import shape_of
 from memplan.program.slabs.write import axis_at
 from memplan.program.state.host_state import donation_pairs
 from memplan.program.trace import InSlabs, Program
+from memplan.report.decisions import LeftAsWritten
 from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
 from memplan.units import show_bytes
@@ -22,7 +24,9 @@ from memplan.xla.sources import Sources
 # Plan for at most so many budgets to find one that works. Of 300 random programs, three did not fit
 # the first budget, and one needed three.
 _MAX_BUDGETS = 3
-_MAX_NAMED = 3  # operations named in an error
+_MAX_NAMED = 3  # operations, axes or places named in an error
+# Name values that are not planned from 1 % of the budget on, as `results.findings` does.
+_LEAST_SHARE = 0.01
 _REQUEST = re.compile(r"allocate ([\d.]+) ?([KMGT]i)?(?:B|bytes)")
 _PINNED_POOL = "xla_gpu_host_bfc"
 _UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
@@ -44,11 +48,12 @@ def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> Infeasib
     if outcome.executable.memory.constant_bytes:
         resident = "arguments, constants, outputs"
     advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget))
+    parts = _as_written(outcome) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {outcome.target.device.name}. The smallest plan "
-        f"that was found and compiled takes {show_bytes(smallest)}{host}. The floor is "
-        f"{show_bytes(floor_bytes)}: {resident} and the largest kernel, "
-        f"{operation}.{_in_slabs(outcome) if splits else ''} Try:\n  {advice}",
+        f"that was found and compiled takes {show_bytes(smallest)}{host}. No order of its kernels "
+        f"takes less than {show_bytes(floor_bytes)}: {resident} and the largest kernel, "
+        f"{operation}.{parts} Try:\n  {advice}",
         floor_bytes=floor_bytes,
         smallest_bytes=smallest,
         operation=operation,
@@ -91,6 +96,33 @@ def floor_of(outcome: Outcome) -> tuple[int, str]:
     return floor_bytes, f"{name} ({source})" if source else name
 
 
+def as_written(outcome: Outcome) -> tuple[LeftAsWritten, ...]:
+    """The large values that parts of a planned step keep as the user wrote them."""
+    if outcome.plan is None:
+        return ()
+    return tuple(LeftAsWritten(_place(row), row.nbytes, row.reason) for row in _left(outcome))
+
+
+def _left(outcome: Outcome) -> list[Unplanned]:
+    """What memplan leaves as the user wrote it, if it is large."""
+    rows = unplanned(outcome.program.original)
+    least_nbytes = _LEAST_SHARE * outcome.limits.device_bytes
+    return [row for row in rows if row.nbytes >= least_nbytes][:_MAX_NAMED]
+
+
+def _as_written(outcome: Outcome) -> str:
+    """The values between parts of the step that stay as they are, and why."""
+    return "".join(
+        f" {show_bytes(row.nbytes)} that the {_place(row)} keeps for later are not planned: "
+        f"{row.reason}."
+        for row in _left(outcome)
+    )
+
+
+def _place(row: Unplanned) -> str:
+    return f"{row.kind} ({row.source})" if row.source else row.kind
+
+
 def _in_slabs(outcome: Outcome) -> str:
     """The bytes of the best attempt in slabs, and the unsplit operations; '' if there was none."""
     attempt = outcome.closest_slab_attempt
@@ -100,7 +132,10 @@ def _in_slabs(outcome: Outcome) -> str:
         if not axis or not unsplittable:
             return ""
         return f" It cannot be split along {axis_of(axis)}: {unsplittable} cannot run in slabs."
-    text = f" In slabs along {', '.join(map(axis_of, attempt.in_slabs))} it takes "
+    axes = list(dict.fromkeys(map(axis_of, attempt.in_slabs)))
+    others = len(axes) - _MAX_NAMED
+    named = [*axes[:_MAX_NAMED], *([f"{others} more"] if others > 0 else [])]
+    text = f" In slabs along {', '.join(named)} it takes "
     text += show_bytes(attempt.device_bytes)
     if attempt.host_bytes:
         text += f" and {show_bytes(attempt.host_bytes)} on the host"
@@ -139,6 +174,12 @@ def _advice(outcome: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]
     ]
     if host_bytes:
         yield f"a host_budget of {min(host_bytes)} bytes"
+    for row in _left(outcome):
+        if row.may_checkpoint:
+            yield (
+                f"jax.checkpoint around the body of the {_place(row)}: it computes up to "
+                f"{show_bytes(row.nbytes)} again"
+            )
     if needs_slabs:
         yield 'split="auto": kernels that do not fit then run in slabs'
     constant_bytes = outcome.executable.memory.constant_bytes

@@ -23,7 +23,7 @@ from memplan.report.model import CandidateRow, LiveValue, Pinned, Report
 from memplan.report.timeline import Line, Timeline
 from memplan.results.decisions import decisions_of
 from memplan.results.findings import counted
-from memplan.results.infeasible import floor_of, unsplit
+from memplan.results.infeasible import as_written, floor_of, unsplit
 from memplan.results.memory import Origins, line, peak_lifetimes, timeline
 from memplan.results.slab_loops import slab_loops
 from memplan.xla import local
@@ -64,6 +64,7 @@ def report_of(outcome: Outcome) -> Report:
         timeline=memory,
         lines=_lines(outcome, memory),
         unsplit=unsplit(outcome.program.in_slabs, _MAX_UNSPLIT),
+        as_written=as_written(outcome),
         mesh=_mesh(outcome),
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),

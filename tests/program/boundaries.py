@@ -178,6 +178,9 @@ STEPS: dict[str, Callable[[], Step]] = {
     "step in a while": lambda: whole_step_in_loop(scanned),
     "step in a branch": lambda: whole_step_in_branch(scanned),
     "gradient of a gradient": lambda: penalized(in_branch(scanned)),
+    "gradient of a gradient of a scan": lambda: penalized(scanned),
+    "gradient of a gradient of a shard_map": lambda: penalized(in_shard_map(scanned)),
+    "gradient of a gradient in a scan": lambda: penalized(in_scan(in_a_row)),
 }
 
 _WRAPPERS: tuple[Callable[[Net], Net], ...] = (

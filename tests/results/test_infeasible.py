@@ -44,7 +44,7 @@ def test_the_error_names_the_floor_its_kernel_and_what_to_try() -> None:
     assert error.operation == "gemm.1 (model.py:3)"
     assert "no plan fits 100 B on v100" in str(error) and "a budget of 120 bytes" in str(error)
     assert "takes 120 B, with 70 B on the host" in str(error)
-    assert "The floor is 60 B: arguments" in str(error)
+    assert "No order of its kernels takes less than 60 B: arguments" in str(error)
     assert "donate_argnums" not in str(error)  # arguments are a tenth of the budget
 
 
