@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.bench import boundaries, second_order
+from experiments.bench import boundaries, second_order, situations
 from experiments.bench.long_scans import LONG_SCANS, nested
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.mesh_steps import MESH_STEPS
@@ -544,6 +544,14 @@ BY_HAND = by_name((
     *_by_hand("a100", range(12, 24), "1x4"), *_by_hand("v100", range(24, 44)),
     *_by_hand("h100", range(36, 56)),
 ))  # fmt: skip
+
+SITUATIONS = by_name(
+    Case(
+        name, partial(make, False), "h100" if topology else "a100",
+        facts={"checkpoint": partial(make, True), "topology": topology, "place": topology or "one"},
+    )
+    for name, (make, topology) in situations.SITUATIONS.items()
+)  # fmt: skip
 
 RELEASES = by_name(
     Case(name, partial(_called, call), "a100", facts={"call": call})

@@ -137,6 +137,7 @@ QUESTIONS = {
         Question("loops", cases.LOOPS, planned.measure, views.loops),
         Question("inside", cases.INSIDE, inside.measure, views.inside),
         Question("by_hand", cases.BY_HAND, by_hand.measure, views.by_hand, _DRAWN),
+        Question("situations", cases.SITUATIONS, by_hand.measure, views.by_hand_alone),
         Question("long_scans", cases.LONG, nested.measure, views.long_scans),
         Question("state", cases.STATE, planned.measure, views.state),
         Question("meshes", cases.MESHES, meshed.measure, views.meshes),
