@@ -7,13 +7,14 @@ from dataclasses import replace
 import pytest
 
 from memplan.compilation.callback import PlannedModule
+from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Explored, Outcome
 from memplan.planning.plan import Plan
 from memplan.planning.schedule import Kind
 from memplan.planning.transforms import StateOnHost
 from memplan.program.trace import Program, WithStateOnHost
 from tests.compilation.modules import WITH_RECOMPUTE, scheduled
-from tests.compilation.outcomes import LIMITS, PROGRAM, in_slabs, outcome
+from tests.compilation.outcomes import PROGRAM, in_slabs, outcome
 
 ON_HOST = PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset()), None)
 
@@ -24,12 +25,15 @@ def test_it_fits_where_the_compiler_keeps_both_limits() -> None:
     assert outcome(PROGRAM, 100, predicted_to_fit=False).fits
 
 
-@pytest.mark.parametrize(("excess", "fits"), [(0, True), (4 << 10, True), ((4 << 10) + 1, False)])
+@pytest.mark.parametrize(("limit", "slack"), [(100, 0), (20 << 20, 4 << 10), (1 << 20, 1 << 8)])
 def test_what_is_explored_should_fit_up_to_the_error_of_a_prediction(
-    excess: int, fits: bool
+    limit: int, slack: int
 ) -> None:
-    whole = outcome(PROGRAM, LIMITS.device_bytes + excess, predicted_to_fit=False)
-    assert Explored(PROGRAM, whole.target, LIMITS, whole.planned, False).fits == fits
+    limits = Limits(limit, 0)
+    for excess in (0, slack, slack + 1):
+        whole = outcome(PROGRAM, limit + excess, predicted_to_fit=False)
+        explored = Explored(PROGRAM, whole.target, limits, whole.planned, False)
+        assert explored.fits == (excess <= slack)
 
 
 def planned(program: Program, plan: Plan | None = None) -> Outcome:
