@@ -1,4 +1,4 @@
-"""Parses sizes in bytes, and formats bytes, seconds and FLOPs."""
+"""Parses sizes in bytes, and formats bytes, seconds, FLOPs and places."""
 
 import re
 from collections.abc import Sequence
@@ -19,6 +19,11 @@ UNKNOWN = "not known"
 
 Size = int | str | None
 """A size that `parse_bytes` accepts."""
+
+
+def located(name: str, source: str) -> str:
+    """A name with its `file:line`: `dot (net.py:7)`, or the name alone if the source is ''."""
+    return f"{name} ({source})" if source else name
 
 
 def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:

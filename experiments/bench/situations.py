@@ -29,8 +29,8 @@ def _over(spec: PartitionSpec, *sides: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(sides, jnp.float32, sharding=NamedSharding(_MESH, spec))
 
 
-def _maybe(by_hand: bool, function: Callable[..., Any], scanned: bool = True) -> Callable[..., Any]:
-    return jax.checkpoint(function, prevent_cse=not scanned) if by_hand else function
+def _maybe(by_hand: bool, function: Callable[..., Any]) -> Callable[..., Any]:
+    return jax.checkpoint(function, prevent_cse=False) if by_hand else function
 
 
 def _trained(loss: Callable[..., Array]) -> Callable[..., Any]:

@@ -311,6 +311,7 @@ def by_hand(rows: Rows) -> str:
 
     Of all rows, the seconds over those by hand, and the CPU seconds of planning over compiling.
     """
+    over, planning = more("step_s", "hand_step_s"), _ratio("planned_cpu_s", "plain_cpu_s")
     measured = having("law")(rows)
     saving = [row for row in measured if _saves(row)]
     others = [row for row in measured if not _saves(row)]
@@ -320,9 +321,8 @@ def by_hand(rows: Rows) -> str:
     return "\n\n".join((
         table(_BY_HAND, [row for row in measured if row["law"] != "holds"]),
         listed([
-            _quantiles("milliseconds over by hand", more("step_s", "hand_step_s"), saving),
-            _quantiles("CPU seconds, planned over compiled", _ratio("planned_cpu_s", "plain_cpu_s"),
-                    measured, "{:.1f}"),
+            f"milliseconds over by hand: {_spread(map(over, saving), '{:+.1%}')}",
+            f"CPU seconds, planned over compiled: {_spread(map(planning, measured))}",
             f"within {MORE - 1:.0%} of the bytes and seconds by hand: {_holding(saving)}; where "
             f"that saves less than {1 - SAVES_NOTHING:.0%}: {_holding(others)}",
             *(f"{law}: {', '.join(row['case'] for row in measured if row['law'] == law)}"
@@ -345,19 +345,6 @@ def by_hand_alone(rows: Rows) -> str:
 
 def _device_of(row: Row) -> str:
     return row["device"] + ("" if row["topology"] is None else f", {row['topology']}")
-
-
-def _quantiles(
-    name: str, figure: Callable[[Row], float | None], rows: Rows, form: str = "{:+.1%}"
-) -> str:
-    """The median, the nine tenths and the largest of a figure."""
-    known = sorted(value for row in rows if (value := figure(row)) is not None)
-    if not known:
-        return f"{name}: unknown"
-    of = (
-        form.format(known[min(len(known) - 1, int(share * len(known)))]) for share in (0.5, 0.9, 1)
-    )
-    return "{}: {} in the median, {} in nine of ten rows, {} at most".format(name, *of)
 
 
 def _boundaries(row: Row) -> list[str]:

@@ -11,10 +11,9 @@ The best program is compiled: at once, if nothing else is to be explored after i
 exceed its prediction; it is then compiled again with a budget that is lower by the excess.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from memplan.compilation.compiler import Compiler, Notify, Profile
+from memplan.compilation.compiler import Commits, Compiler, Notify, Profile, always
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Explored, Outcome, ProgramSummary, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
@@ -25,14 +24,6 @@ from memplan.program.trace import Program
 
 # Compile one program by one schedule at most this often. Each time corrects the last prediction.
 MOST_TRIES = 3
-
-
-Commits = Callable[[Explored], bool]
-"""Whether an explored program is compiled at once."""
-
-
-def _always(explored: Explored) -> bool:
-    return True
 
 
 @dataclass
@@ -125,7 +116,7 @@ class Attempts:
         it was made for, and is compiled.
         """
         program = proposal.program
-        commits = _always if self.follow else proposal.commits
+        commits = always if self.follow else proposal.commits
         planned_for = self.follow.hides_latency if self.follow else None
         if planned_for is not None:
             return self._within_limits(program, planned_for, commits)
@@ -144,7 +135,7 @@ class Attempts:
         fitting = sorted(self.history.fitting, key=lambda explored: explored.rank)
         for explored in fitting or [best]:
             self.history.summaries.remove(explored.summary)
-            outcome = self._within_limits(explored.program, explored.hides_latency, _always)
+            outcome = self._within_limits(explored.program, explored.hides_latency, always)
             assert isinstance(outcome, Outcome)
             outcomes.append(outcome)
             if outcome.fits:
@@ -167,7 +158,7 @@ class Attempts:
             self.notify("compiling again, within what the first plan missed by", None)
             sizes = outcome.device_bytes, outcome.host_bytes
             headroom = headroom.plus_overshoot(outcome.limits, *sizes)
-            outcome = self._compile(program, hides_latency, headroom, _always)
+            outcome = self._compile(program, hides_latency, headroom, always)
         return outcome
 
     def _compile(

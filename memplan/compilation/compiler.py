@@ -29,6 +29,13 @@ from memplan.xla.target import HIDES_LATENCY, Executable, Target
 Notify = Callable[[str, float | None], None]
 Profile = Mapping[str, float]
 """Seconds by the names of instructions."""
+Commits = Callable[[Explored], bool]
+"""Whether a planned program is compiled. It is called in a thread of XLA's."""
+
+
+def always(explored: Explored) -> bool:
+    """Compile every program (`Commits`)."""
+    return True
 
 
 @dataclass(frozen=True)
@@ -60,7 +67,7 @@ class Compiler:
 
         See `explore`.
         """
-        outcome = self.explore(program, profile, hides_latency, headroom, lambda explored: True)
+        outcome = self.explore(program, profile, hides_latency, headroom, always)
         assert isinstance(outcome, Outcome)
         return outcome
 
@@ -70,7 +77,7 @@ class Compiler:
         profile: Profile | None,
         hides_latency: bool,
         headroom: Headroom,
-        commits: Callable[[Explored], bool],
+        commits: Commits,
     ) -> Explored:
         """Plan the program during its compilation, which ends there if `commits` returns False.
 
@@ -79,7 +86,7 @@ class Compiler:
           hides_latency: XLA's scheduler starts copies long before their readers, and uses more
             memory.
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
-          commits: whether XLA compiles the planned program. It is called in a thread of XLA's.
+          commits: whether XLA compiles the planned program.
 
         Returns:
           An `Outcome` if it was compiled.

@@ -141,16 +141,16 @@ class Variants:
                 if excess == _EXCEEDS_ALL or best is None or best.fits:
                     break
                 excess = _EXCEEDS_ALL
-        if best is not None and best.fits and tried[best.program.transforms].has_segments:
-            limit = best.limits.device_bytes
-            excess = nbytes + int(offset) - limit - limit // _DOUBT_PARTS
-            choice = candidates.fewer_residuals(program, excess, may_use_host, may_segment=False)
-            if choice is not None:
-                candidate = candidates.with_residuals(choice)
-                if candidate.transforms not in tried:
-                    self.notify("compiling with its loops in one piece", None)
-                    best = better(best, (yield Proposal(candidate)))
-        return best
+        if best is None or not best.fits or not tried[best.program.transforms].has_segments:
+            return best
+        limit = best.limits.device_bytes
+        excess = nbytes + int(offset) - limit - limit // _DOUBT_PARTS
+        choice = candidates.fewer_residuals(program, excess, may_use_host, may_segment=False)
+        candidate = None if choice is None else candidates.with_residuals(choice)
+        if candidate is None or candidate.transforms in tried:
+            return best
+        self.notify("compiling with its loops in one piece", None)
+        return better(best, (yield Proposal(candidate)))
 
     def in_slabs(self, best: Explored) -> Proposals[None]:
         """Parts of the step in slabs.

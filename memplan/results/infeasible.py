@@ -17,7 +17,7 @@ from memplan.program.trace import InSlabs, Program
 from memplan.report.decisions import LeftAsWritten
 from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
-from memplan.units import show_bytes
+from memplan.units import located, show_bytes
 from memplan.xla import local
 from memplan.xla.sources import Sources
 
@@ -47,8 +47,9 @@ def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> Infeasib
     resident = "arguments, outputs"
     if outcome.executable.memory.constant_bytes:
         resident = "arguments, constants, outputs"
-    advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget))
-    parts = _as_written(outcome) + (_in_slabs(outcome) if splits else "")
+    left = _left(outcome)
+    advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
+    parts = _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {outcome.target.device.name}. The smallest plan "
         f"that was found and compiled takes {show_bytes(smallest)}{host}. No order of its kernels "
@@ -93,14 +94,17 @@ def floor_of(outcome: Outcome) -> tuple[int, str]:
         return floor_bytes, "none"
     name = smallest.problem.kernels[kernel].name
     source = Sources(smallest.module).line(name)
-    return floor_bytes, f"{name} ({source})" if source else name
+    return floor_bytes, located(name, source)
 
 
 def as_written(outcome: Outcome) -> tuple[LeftAsWritten, ...]:
     """The large values that parts of a planned step keep as the user wrote them."""
     if outcome.plan is None:
         return ()
-    return tuple(LeftAsWritten(_place(row), row.nbytes, row.reason) for row in _left(outcome))
+    return tuple(
+        LeftAsWritten(located(row.kind, row.source), row.nbytes, row.reason)
+        for row in _left(outcome)
+    )
 
 
 def _left(outcome: Outcome) -> list[Unplanned]:
@@ -110,17 +114,13 @@ def _left(outcome: Outcome) -> list[Unplanned]:
     return [row for row in rows if row.nbytes >= least_nbytes][:_MAX_NAMED]
 
 
-def _as_written(outcome: Outcome) -> str:
+def _as_written(left: Iterable[Unplanned]) -> str:
     """The values between parts of the step that stay as they are, and why."""
     return "".join(
-        f" {show_bytes(row.nbytes)} that the {_place(row)} keeps for later are not planned: "
-        f"{row.reason}."
-        for row in _left(outcome)
+        f" {show_bytes(row.nbytes)} that the {located(row.kind, row.source)} keeps for later are "
+        f"not planned: {row.reason}."
+        for row in left
     )
-
-
-def _place(row: Unplanned) -> str:
-    return f"{row.kind} ({row.source})" if row.source else row.kind
 
 
 def _in_slabs(outcome: Outcome) -> str:
@@ -156,11 +156,13 @@ def _too_large(outcome: Outcome, records: Sequence[InSlabs]) -> str:
     names = []
     for op in unsplit(records, _MAX_NAMED):
         if op.nbytes > limit or (op.name, op.source) in effects:
-            names.append(f"{op.name} ({op.source})" if op.source else op.name)
+            names.append(located(op.name, op.source))
     return ", ".join(names)
 
 
-def _advice(outcome: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]:
+def _advice(
+    outcome: Outcome, smallest: int, needs_slabs: bool, left: Iterable[Unplanned]
+) -> Iterator[str]:
     limits = outcome.limits
     attempt = outcome.closest_slab_attempt
     if outcome.device_bytes > limits.device_bytes:
@@ -174,11 +176,11 @@ def _advice(outcome: Outcome, smallest: int, needs_slabs: bool) -> Iterator[str]
     ]
     if host_bytes:
         yield f"a host_budget of {min(host_bytes)} bytes"
-    for row in _left(outcome):
+    for row in left:
         if row.may_checkpoint:
             yield (
-                f"jax.checkpoint around the body of the {_place(row)}: it computes up to "
-                f"{show_bytes(row.nbytes)} again"
+                f"jax.checkpoint around the body of the {located(row.kind, row.source)}: it "
+                f"computes up to {show_bytes(row.nbytes)} again"
             )
     if needs_slabs:
         yield 'split="auto": kernels that do not fit then run in slabs'

@@ -12,6 +12,7 @@ from memplan.program.flat import Flat
 from memplan.program.loops.joint import Joint
 from memplan.program.loops.pairs import Pair, last_chained, loop_of, pairs
 from memplan.program.trace import Program
+from memplan.units import located
 
 _REGIONS = ("scan", "cond", "shard_map")
 _TRANSPOSED = "transpose("  # jax's scope of what a pullback computes
@@ -127,9 +128,7 @@ def _fixed(pair: Pair, index: int, trips: int) -> Iterator[Unplanned]:
         op = body.ops[number]
         nbytes = sum(body.nbytes(value) for value in op.outputs if value in read)
         if not op.recomputable and nbytes:
-            reason = (
-                f"{op.name}{f' ({op.source})' if op.source else ''} makes them, which runs once"
-            )
+            reason = f"{located(op.name, op.source)} makes them, which runs once"
             nbytes *= trips * loop.trips
             yield Unplanned(pair.kind, pair.source, nbytes, reason, not eqns[number].effects)
 
@@ -142,8 +141,7 @@ def _has_gradient(eqn: compat.JaxprEqn) -> bool:
 
 def _name(flat: Flat, number: int) -> str:
     eqn = flat.eqns[number]
-    source = _source(eqn)
-    return f"{eqn.primitive.name} ({source})" if source else eqn.primitive.name
+    return located(eqn.primitive.name, _source(eqn))
 
 
 def _source(eqn: compat.JaxprEqn) -> str:

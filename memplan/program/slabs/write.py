@@ -52,6 +52,7 @@ from memplan.program.slabs.axis import SlabAxis, slab_axis
 from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.early_sums import early_sums
 from memplan.program.trace import InSlabs, Program
+from memplan.units import located
 
 
 def axis_at(flat: Flat, value: int, dim: int, banded: Flat | None = None) -> SlabAxis:
@@ -94,8 +95,7 @@ def _owner(flat: Flat, inside: ComputationPath) -> str:
     if not inside:
         return ""
     eqn = computation_at(flat, inside[:-1]).eqns[inside[-1][0]]
-    source = compat.relative(compat.source_of(eqn))
-    return f"{eqn.primitive.name} ({source})" if source else eqn.primitive.name
+    return located(eqn.primitive.name, compat.relative(compat.source_of(eqn)))
 
 
 def follow_slabs(program: Program, slabs: Slabs) -> Program:
