@@ -3,9 +3,10 @@
 Each transform proposes programs, one at a time, and learns from what the last one takes.
 """
 
+import functools
 import math
 from collections.abc import Callable, Generator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from memplan.compilation.compiler import Notify
 from memplan.compilation.outcome import Explored
@@ -87,70 +88,12 @@ class Variants:
         baseline = (unmodified or best.planned.plain) if best.fits else best
         excess = baseline.device_bytes - best.limits.device_bytes
         for may_use_host in (True, False):
-            fitted = yield from self._fit_residuals(best.program, excess, may_use_host)
+            search = _ResidualSearch(
+                self.candidates, self.notify, self.tries, best, excess, may_use_host
+            )
+            fitted = yield from search.run()
             if fitted is None or not _stalls(fitted):
                 return
-
-    def _fit_residuals(
-        self, program: Program, excess: int, may_use_host: bool
-    ) -> Proposals[Explored | None]:
-        """Returns the best outcome with fewer residuals; None if no choice keeps fewer.
-
-        The first choice keeps `excess` bytes fewer. Each outcome corrects that figure for the next.
-        After one that fits, the next must promise to be faster. If none fits, the choice with the
-        fewest residuals is the last. If the best runs loops in segments, the fastest choice without
-        segments is compared: the windows of segments take longer than estimated.
-        """
-        candidates = self.candidates
-        nbytes = candidates.residuals.nbytes(program)
-        tried = dict[tuple[Transform, ...], ResidualChoice]()
-        best: Explored | None = None
-        offset: float = math.inf  # least bytes that an outcome takes over its estimate
-
-        def promises(choice: ResidualChoice, outcome: Explored) -> bool:
-            """Does a choice promise to be faster, without a plan, than an outcome that fits?"""
-            more_s = choice.seconds - tried[outcome.program.transforms].seconds
-            promised_s = outcome.planned.plain.replay.step_s + more_s
-            return promised_s <= (1 - _LEAST_GAIN) * outcome.step_s
-
-        def is_last(outcome: Explored) -> bool:
-            chosen = tried[outcome.program.transforms]
-            if needs_better(outcome) or _stalls(outcome) or chosen.has_segments:
-                return False
-            if len(tried) >= self.tries or excess == _EXCEEDS_ALL:
-                return True
-            more = _next_excess(excess, nbytes - chosen.nbytes, outcome)
-            following = candidates.fewer_residuals(program, more, may_use_host)
-            return following is None or not promises(following, outcome)
-
-        while choice := candidates.fewer_residuals(program, excess, may_use_host):
-            candidate = candidates.with_residuals(choice)
-            is_new = candidate.transforms not in tried
-            if is_new and best and not needs_better(best) and not promises(choice, best):
-                break
-            if is_new:
-                tried[candidate.transforms] = choice
-                self.notify("compiling with fewer residuals in its loops", None)
-                outcome = yield Proposal(candidate, is_last)
-                best = outcome if best is None else better(best, outcome)
-                offset = min(offset, outcome.planned.plain.device_bytes - choice.nbytes)
-                if excess == _EXCEEDS_ALL:
-                    break
-                excess = _next_excess(excess, nbytes - choice.nbytes, outcome)
-            if not is_new or len(tried) >= self.tries:
-                if excess == _EXCEEDS_ALL or best is None or best.fits:
-                    break
-                excess = _EXCEEDS_ALL
-        if best is None or not best.fits or not tried[best.program.transforms].has_segments:
-            return best
-        limit = best.limits.device_bytes
-        excess = nbytes + int(offset) - limit - limit // _DOUBT_PARTS
-        choice = candidates.fewer_residuals(program, excess, may_use_host, may_segment=False)
-        candidate = None if choice is None else candidates.with_residuals(choice)
-        if candidate is None or candidate.transforms in tried:
-            return best
-        self.notify("compiling with its loops in one piece", None)
-        return better(best, (yield Proposal(candidate)))
 
     def in_slabs(self, best: Explored) -> Proposals[None]:
         """Parts of the step in slabs.
@@ -180,6 +123,132 @@ class Variants:
             estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
 
 
+@dataclass
+class _ResidualSearch:
+    """Explores programs that keep fewer residuals in their loops than a program does.
+
+    The first choice keeps `excess` bytes fewer. Each outcome corrects that figure for the next.
+    After one that fits, the next must promise to be faster. If none fits, the choice with the
+    fewest residuals is the last. If the best runs loops in segments, the fastest choice without
+    segments is compared: the windows of segments take longer than estimated. So is the choice with
+    the fewest residuals, if it may be faster.
+    """
+
+    candidates: Candidates
+    notify: Notify
+    tries: int
+    baseline: Explored  # the program
+    excess: int
+    may_use_host: bool
+    tried: dict[tuple[Transform, ...], ResidualChoice] = field(default_factory=dict)
+
+    def run(self) -> Proposals[Explored | None]:
+        """Returns the best outcome with fewer residuals; None if no choice keeps fewer."""
+        best: Explored | None = None
+        offset: float = math.inf  # least bytes that an outcome takes over its estimate
+        while choice := self._fewer(self.excess):
+            candidate = self.candidates.with_residuals(choice)
+            is_new = candidate.transforms not in self.tried
+            if is_new and best and not needs_better(best) and not self._promises(choice, best):
+                break
+            if is_new:
+                self.tried[candidate.transforms] = choice
+                self.notify("compiling with fewer residuals in its loops", None)
+                outcome = yield Proposal(candidate, self._is_last)
+                best = outcome if best is None else better(best, outcome)
+                offset = min(offset, outcome.planned.plain.device_bytes - choice.nbytes)
+                if self.excess == _EXCEEDS_ALL:
+                    break
+                self.excess = self._next_excess(outcome)
+            if not is_new or len(self.tried) >= self.tries:
+                if self.excess == _EXCEEDS_ALL or best is None or best.fits:
+                    break
+                self.excess = _EXCEEDS_ALL
+        if best is None or not best.fits:
+            return best
+        if self._choice(best).has_segments:
+            self.notify("compiling with its loops in one piece", None)
+            limit = best.limits.device_bytes
+            excess = self._nbytes + int(offset) - limit - limit // _DOUBT_PARTS
+            best = yield from self._compared(best, self._fewer(excess, may_segment=False))
+        if self._fewest_promises(best):
+            self.notify("compiling with the fewest residuals in its loops", None)
+            best = yield from self._compared(best, self._fewest)
+        return best
+
+    def _compared(self, best: Explored, choice: ResidualChoice | None) -> Proposals[Explored]:
+        """The better of an outcome and a choice."""
+        candidate = None if choice is None else self.candidates.with_residuals(choice)
+        if choice is None or candidate is None or candidate.transforms in self.tried:
+            return best
+        self.tried[candidate.transforms] = choice
+        outcome = yield Proposal(candidate, lambda outcome: better(best, outcome) is outcome)
+        return better(best, outcome)
+
+    def _fewer(self, excess: int, may_segment: bool = True) -> ResidualChoice | None:
+        return self.candidates.fewer_residuals(
+            self.baseline.program, excess, self.may_use_host, may_segment
+        )
+
+    @functools.cached_property
+    def _fewest(self) -> ResidualChoice | None:
+        """The choice with the fewest residuals, without segments and the host."""
+        return self.candidates.fewer_residuals(
+            self.baseline.program, _EXCEEDS_ALL, may_use_host=False, may_segment=False
+        )
+
+    def _fewest_promises(self, outcome: Explored) -> bool:
+        """Do the fewest residuals promise to be faster, if stacks cost as much as they may?"""
+        fewest, choice = self._fewest, self._choice(outcome)
+        if fewest is None or fewest.nbytes >= choice.nbytes:
+            return False
+        return self._saves(fewest.most_seconds - choice.most_seconds, outcome)
+
+    def _choice(self, outcome: Explored) -> ResidualChoice:
+        return self.tried[outcome.program.transforms]
+
+    def _is_last(self, outcome: Explored) -> bool:
+        """Is no other choice explored after this outcome?"""
+        if needs_better(outcome) or _stalls(outcome) or self._choice(outcome).has_segments:
+            return False
+        if self._fewest_promises(outcome):
+            return False
+        if len(self.tried) >= self.tries or self.excess == _EXCEEDS_ALL:
+            return True
+        following = self._fewer(self._next_excess(outcome))
+        return following is None or not self._promises(following, outcome)
+
+    def _promises(self, choice: ResidualChoice, outcome: Explored) -> bool:
+        """Does a choice promise to be faster, without a plan, than an outcome that fits?"""
+        return self._saves(choice.seconds - self._choice(outcome).seconds, outcome)
+
+    @staticmethod
+    def _saves(more_s: float, outcome: Explored) -> bool:
+        """Does a choice that takes `more_s` longer, without a plan, save time?"""
+        promised_s = outcome.planned.plain.replay.step_s + more_s
+        return promised_s <= (1 - _LEAST_GAIN) * outcome.step_s
+
+    @functools.cached_property
+    def _nbytes(self) -> int:
+        """Bytes of the program's residuals."""
+        return self.candidates.residuals.nbytes(self.baseline.program)
+
+    def _next_excess(self, outcome: Explored) -> int:
+        """How many bytes fewer the next choice keeps.
+
+        If a plan of kernels makes this outcome fit and takes time, the next should fit without one.
+        """
+        fewer = self._nbytes - self._choice(outcome).nbytes
+        limit = outcome.limits.device_bytes
+        overshoot = outcome.device_bytes - limit
+        unplanned = outcome.planned.plain
+        if needs_better(outcome):
+            return fewer + max(overshoot, limit // _STEP_PARTS)
+        if outcome.step_s - unplanned.replay.step_s > _LEAST_GAIN * outcome.step_s:
+            return fewer + max(unplanned.device_bytes - limit, limit // _STEP_PARTS)
+        return min(self.excess, fewer + overshoot) - limit // _DOUBT_PARTS
+
+
 def needs_better(outcome: Explored) -> bool:
     """Whether other programs are worth exploring: the outcome does not fit, or is slow."""
     return not outcome.fits or outcome.step_s > _SLOW_RATIO * outcome.planned.bound_s
@@ -188,26 +257,6 @@ def needs_better(outcome: Explored) -> bool:
 def better(best: Explored, candidate: Explored) -> Explored:
     """The better of two outcomes by `Outcome.rank`, the first if they are equal."""
     return min(best, candidate, key=lambda outcome: outcome.rank)
-
-
-def _next_excess(excess: int, fewer: int, outcome: Explored) -> int:
-    """How many bytes fewer the next choice of residuals keeps.
-
-    If a plan of kernels makes the last choice fit and takes time, the next should fit without one.
-
-    Args:
-      excess: how many fewer the last choice was asked to keep.
-      fewer: how many fewer it keeps, by the estimate.
-      outcome: of the last choice.
-    """
-    limit = outcome.limits.device_bytes
-    overshoot = outcome.device_bytes - limit
-    unplanned = outcome.planned.plain
-    if needs_better(outcome):
-        return fewer + max(overshoot, limit // _STEP_PARTS)
-    if outcome.step_s - unplanned.replay.step_s > _LEAST_GAIN * outcome.step_s:
-        return fewer + max(unplanned.device_bytes - limit, limit // _STEP_PARTS)
-    return min(excess, fewer + overshoot) - limit // _DOUBT_PARTS
 
 
 def _stalls(outcome: Explored) -> bool:

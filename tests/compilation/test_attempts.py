@@ -25,6 +25,7 @@ def exact_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("memplan.compilation.outcome._PREDICTION_SLACK", 0)
 
 
+MORE_THAN_ANY = 1 << 60  # bytes; who keeps so many fewer keeps the fewest
 COPYING = PROGRAM.transformed(WithStateOnHost(StateOnHost((0,)), frozenset()), None)
 
 
@@ -76,6 +77,11 @@ class FakeChoice:
     nbytes: int
     seconds: float
     has_segments: bool = False
+    stacked_s: float = 0.0
+
+    @property
+    def most_seconds(self) -> float:
+        return self.seconds + self.stacked_s
 
 
 class FakeResiduals:
@@ -98,6 +104,7 @@ class FakeCandidates:
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
     residuals: FakeResiduals = field(default_factory=FakeResiduals)
     gain_s: float = 0.0  # that each choice promises after the one before it
+    fewest: FakeChoice | None = None
     made: dict[tuple[int, bool, bool], FakeChoice | None] = field(default_factory=dict)
 
     def indexed_stacks(self, program: Program) -> Program | None:
@@ -109,6 +116,8 @@ class FakeCandidates:
     ) -> FakeChoice | None:
         """A choice stacks as many bytes fewer as it was asked to; the same if asked again."""
         assert program in (self.program, self.by_index)
+        if excess > MORE_THAN_ANY and not may_segment:
+            return self.fewest
         question = excess, may_use_host, may_segment
         if question not in self.made:
             self.missing.append(excess)
@@ -136,6 +145,7 @@ def attempt(
     expected_s: float = 1.0,
     by_index: Program | None = None,
     gain_s: float = 0.0,
+    fewest: FakeChoice | None = None,
     **options: Any,
 ) -> Outcome:
     nbytes = expected_bytes or (100,) * len(slabs)
@@ -145,6 +155,7 @@ def attempt(
     )
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
     candidates.gain_s = gain_s
+    candidates.fewest = fewest
     result = Attempts(compiler, cast(Any, candidates), lambda *_: None, **options).run(program)
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
     compiler.missing = candidates.missing
@@ -313,6 +324,21 @@ def test_where_a_plan_of_kernels_takes_time_loops_keep_so_few_that_none_is_neede
     compiler = Fake([*misses((PROGRAM, 130)), planned, outcome(programs[1], 60, seconds=seconds)])
     assert attempt(compiler, programs=programs).program is programs[chosen]
     assert compiler.missing[:2] == [30, 30 + 500 - 100]
+
+
+@pytest.mark.parametrize(
+    ("saved_s", "seconds", "chosen"), [(0.5, 0.9, 1), (0.5, 1.1, 0), (0.01, None, 0)]
+)
+def test_the_fewest_residuals_are_compared_where_their_stacks_may_take_as_long(
+    saved_s: float, seconds: float | None, chosen: int
+) -> None:
+    programs = with_residuals(0), with_residuals(1)
+    compared = [] if seconds is None else [outcome(programs[1], 40, seconds=seconds)]
+    compiler = Fake([*misses((PROGRAM, 130)), 90, *compared])
+    fewest = FakeChoice(programs[1], -100, seconds=0.1, stacked_s=-0.1 - saved_s)
+    result = attempt(compiler, programs=programs[:1], fewest=fewest)
+    assert result.program is programs[chosen] and count(result) == 2 + len(compared)
+    assert compiler.compiled == [programs[chosen]]
 
 
 def test_where_correcting_is_in_vain_the_fewest_residuals_are_the_last() -> None:
