@@ -167,7 +167,10 @@ class Liveness:
                 current[number] = len(self.versions)
                 self.versions.append(Version(number, -1, -1, buffer.nbytes))
         copies = _Copies()
-        blocks = {kernel.block for kernel in problem.kernels}
+        # only a loop has the beginning of a computation inside, which reads nothing
+        loops = {
+            kernel.block for kernel in problem.kernels if not kernel.reads and kernel.is_boundary
+        }
         # alias set -> the buffer that was written last
         latest = {problem.buffers[number].alias_set: number for number in reversed(current)}
         for time, action in enumerate(self._schedule):
@@ -175,7 +178,7 @@ class Liveness:
             if action.kind is Kind.RUN:
                 kernel = problem.kernels[number]
                 reads = [current[read] for read in kernel.reads]
-                ended_buffers = self._ended(number, latest, number in blocks)
+                ended_buffers = self._ended(number, latest, number in loops)
                 ended = [current[buffer] for buffer in ended_buffers]
                 latest |= {problem.buffers[written].alias_set: written for written in kernel.writes}
                 writes = [self._begin_version(written, time) for written in kernel.writes]

@@ -21,6 +21,8 @@ from memplan.xla.shapes import Array, Shape
 
 Value = str | tuple["Value", ...]  # the instruction that gives it, or those that give its parts
 
+# A body begins with instructions of these opcodes.
+_OPERANDS = ("parameter", "constant")
 # Clones of these opcodes call nothing.
 _NAMING = NAMING | {"tuple", "opt-barrier", "add-dependency", "after-all"}
 _STREAM = {Kind.OFFLOAD: OUT_STREAM, Kind.PREFETCH: IN_STREAM}
@@ -48,7 +50,9 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> Module:
     """The module that does what the schedule says, in the entry and in the bodies of loops.
 
     Every read is served by the latest run or copy before it. An asynchronous pair runs again as a
-    whole.
+    whole. Bodies begin with their parameters: a kernel that comes first in a branch would need
+    memory beside the results of the branch before it, which live until the next instruction
+    (`HloLiveRange`).
 
     Args:
       problem: the module's, by `problem_of`.
@@ -64,10 +68,20 @@ def write(module: Module, problem: Problem, schedule: Schedule) -> Module:
     planned_steps = _steps_by_body(bodies, problem, schedule)
     edit = Edit(module)
     for name in module:
-        if planned_steps[name] != plain_steps[name]:
+        steps = planned_steps.get(name, [])
+        if steps != plain_steps.get(name, []) or (steps and _begins_late(module, module[name])):
             writer = _BodyWriter(edit, module[name])
-            edit.replace(writer.body(planned_steps[name]), writer.clones)
+            edit.replace(writer.body(steps), writer.clones)
     return edit.module
+
+
+def _begins_late(module: Module, body: Computation) -> bool:
+    """Does a kernel come before a parameter of a body?"""
+    if body is module.entry:
+        return False
+    opcodes = [op.opcode for op in body.ops.values()]
+    first = next((n for n, opcode in enumerate(opcodes) if opcode not in _OPERANDS), len(opcodes))
+    return "parameter" in opcodes[first:]
 
 
 def _steps_by_body(
@@ -136,7 +150,7 @@ class _BodyWriter:
 
     def body(self, steps: Sequence[_BodyStep]) -> Computation:
         for op in self._body.ops.values():
-            if op.opcode in ("parameter", "constant"):
+            if op.opcode in _OPERANDS:
                 self._latest[op.name] = self._emit(op, op.name, [])
         self._planned.update(step.name for step in steps if step.kind is Kind.RUN)
         for step in steps:

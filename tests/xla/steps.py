@@ -169,6 +169,49 @@ def updating(seed: int) -> tuple[Step, tuple[Any, ...]]:
     )
 
 
+def passing(seed: int) -> tuple[Step, tuple[Any, ...]]:
+    """Conditionals in a row, some of whose branches pass on what they are given; with gradients.
+
+    What another branch computes is written where the operand was, while values that outlive the
+    conditional need memory of their own.
+    """
+    random = Random(seed)
+    kinds = [random.choice(["layer", "twice", "map", "swap"]) for _ in range(random.randint(2, 5))]
+    passes = [random.random() < 0.7 for _ in kinds]
+    pullbacks = random.randint(1, 2)
+
+    def branch(kind: str, x: jax.Array, y: jax.Array, w: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if kind == "layer":
+            return jnp.tanh(x @ w), y
+        if kind == "twice":
+            return jnp.tanh(jnp.sin(x @ w) @ w), x + y
+        if kind == "map":
+            rows = x.reshape(-1, 4, x.shape[1]).swapaxes(0, 1)
+            mapped = jax.lax.map(lambda row: jnp.tanh(row @ w) + row, rows)
+            return mapped.swapaxes(0, 1).reshape(x.shape), y
+        return y, jnp.cos(x)
+
+    def step(w: jax.Array, x: jax.Array, flag: jax.Array) -> Any:
+        def losses(w: jax.Array) -> tuple[jax.Array, jax.Array]:
+            a, b = x, jnp.sin(x)
+            for number, (kind, is_passed) in enumerate(zip(kinds, passes, strict=True)):
+                other = (lambda a, b, w: (a, b)) if is_passed else (lambda a, b, w: (b, a @ w))
+                taken = lambda a, b, w, kind=kind: branch(kind, a, b, w)  # noqa: E731
+                a, b = jax.lax.cond(flag[number] > 0, taken, other, a, b, w)
+            return (a**2).mean() + b.sum(), jnp.abs(a).mean()
+
+        values, pullback = jax.vjp(losses, w)
+        units = [(1.0, 0.0), (0.0, 1.0)][:pullbacks]
+        gradients = [pullback(tuple(map(jnp.float32, unit)))[0] for unit in units]
+        return w - 0.1 * sum(gradients), values
+
+    return step, (
+        jnp.cos(jnp.arange(64.0 * 64)).reshape(64, 64) / 8,
+        jnp.sin(jnp.arange(512.0 * 64)).reshape(512, 64),
+        jnp.ones(len(kinds)),
+    )
+
+
 STEPS: Mapping[str, Callable[[int, int], tuple[Step, tuple[Any, ...]]]] = {
     "dense": dense,
     "scanned": scanned,
