@@ -94,9 +94,8 @@ class Report(Record):
         for buffers; over several devices with the collectives of the planned step, which `jax.jit`
         may combine otherwise.
       jit_peak_bytes, jit_step_s: device bytes and predicted seconds of the step by plain `jax.jit`:
-        of the unmodified step, unless it takes more than `xla_limit_bytes`, so that XLA:GPU
-        rematerializes as far as it can. None if the unmodified step is not known, XLA refuses it,
-        or it runs on several devices.
+        of the unmodified step. None if that is not known, takes more than `xla_limit_bytes`, so
+        that XLA:GPU rematerializes (`memplan.compare` compiles that), or runs on several devices.
       predicted_peak_bytes: device bytes of the plan, by the same rules, before it was compiled.
       compiled_peak_bytes: device bytes by the compiler: temporaries + arguments + outputs - aliased
         + constants.
@@ -333,7 +332,8 @@ def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "  constants", format_bytes(report.constant_bytes)
     yield "  its largest kernel", format_bytes(report.floor_bytes)
     yield "  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"
-    yield from _by_jit(report, f"{format_bytes(report.jit_peak_bytes)}, XLA rematerializes")
+    if _xla_rematerializes(report):
+        yield "  by jax.jit", "less, as XLA rematerializes: `memplan compare` tells"
     host_budget = format_bytes(report.host_budget_bytes)
     yield "host peak", f"{format_bytes(report.host_peak_bytes)} of {host_budget}"
     if report.pinned_bytes:
@@ -353,7 +353,6 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "  unmodified step", format_seconds(report.baseline_step_s)
     if report.dispatch_s is not None:
         yield "  besides, on the host", f"{format_seconds(report.dispatch_s)} to pass it its arrays"
-    yield from _by_jit(report, format_seconds(report.jit_step_s))
     yield "  copies", _copies(report)
     yield "  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"
     planning = format_seconds(report.planning_s)
@@ -389,11 +388,10 @@ def _beyond_cudnn(report: Report) -> str:
     return f"; {arrays} 2^31 elements or more, which cuDNN does not take"
 
 
-def _by_jit(report: Report, figure: str) -> tuple[tuple[str, str], ...]:
-    """A row if `jax.jit` compiles another program than the unmodified step."""
-    if report.jit_peak_bytes in (None, report.baseline_peak_bytes):
-        return ()
-    return (("  by jax.jit", figure),)
+def _xla_rematerializes(report: Report) -> bool:
+    """Does `jax.jit` compile another program than the unmodified step?"""
+    limit, nbytes = report.xla_limit_bytes, report.baseline_peak_bytes
+    return limit is not None and nbytes is not None and nbytes > limit
 
 
 def _copies(report: Report) -> str:

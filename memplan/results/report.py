@@ -9,7 +9,6 @@ from typing import Any
 import jax
 
 from memplan import io
-from memplan.compilation.compiler import compile_program
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.machine import Machine
@@ -34,12 +33,10 @@ from memplan.xla.host_copies import transfers
 from memplan.xla.local import Taken, least_limit
 from memplan.xla.module import Module
 from memplan.xla.sources import constants, layer_of
-from memplan.xla.target import Target, rematerializes_above, without_messages
+from memplan.xla.target import Target, rematerializes_above
 from memplan.xla.write import original
 
 _MAX_UNSPLIT = 30  # operations that do not run in slabs
-# These files of XLA print that a step is too large.
-_REMATERIALIZES = (b"hlo_rematerialization.cc", b"gpu_hlo_schedule.cc")
 _HUGE = 2**31  # elements: cuDNN counts in int32
 
 
@@ -311,32 +308,18 @@ def _xla_limit(target: Target, module: ScheduledModule) -> int:
 
 
 def _by_jit(outcome: Outcome) -> dict[str, Any]:
-    """Figures of plain `jax.jit`: compiled separately if XLA would rematerialize.
+    """Figures of plain `jax.jit`, which are those of the unmodified step.
 
-    None over several devices, where `jax.jit` has other collectives: all processes would have to
-    compile the step once more, and not all of them read a report.
+    None where XLA would rematerialize it: only a whole compilation tells what that saves, as
+    `memplan.compare` makes it. None over several devices, where `jax.jit` has other collectives.
     """
-    target = outcome.target
-    unmodified = outcome.unmodified
+    target, unmodified = outcome.target, outcome.unmodified
     if unmodified is None or outcome.program.machine is not None:
         return {}
-    figures = {"jit_peak_bytes": unmodified.device_bytes, "jit_step_s": unmodified.replay.step_s}
-    if not target.backend.rematerializes or unmodified.device_bytes <= _xla_limit(
-        target, unmodified
-    ):
-        return figures
-    try:
-        with without_messages(*_REMATERIALIZES):
-            compilation = compile_program(outcome.program.original, target)
-    except jax.errors.JaxRuntimeError:  # out of memory, or no kernel
+    nbytes = unmodified.device_bytes
+    if target.backend.rematerializes and nbytes > _xla_limit(target, unmodified):
         return {}
-    scheduled = replace(unmodified, module=compilation.module)
-    if not _rematerialized(scheduled.module, unmodified.module):
-        return figures
-    return {
-        "jit_peak_bytes": compilation.memory.device_bytes,
-        "jit_step_s": scheduled.replay.step_s,
-    }
+    return {"jit_peak_bytes": nbytes, "jit_step_s": unmodified.replay.step_s}
 
 
 def _rematerialized(compiled: Module, handed: Module) -> int:

@@ -6,10 +6,9 @@ import itertools
 import math
 import os
 import re
-import sys
 import tempfile
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -368,29 +367,6 @@ def rematerializes_above(device: Device, resident_bytes: int) -> int:
       resident_bytes: of the step's arguments and outputs.
     """
     return resident_bytes + int(_SLOP * max(0.0, XLA_LIMIT * device.memory_bytes - resident_bytes))
-
-
-@contextlib.contextmanager
-def without_messages(*words: bytes) -> Iterator[None]:
-    """Drop the lines on stderr that contain one of the words, and delay all others to the end.
-
-    This applies to all threads. XLA's own rematerialization says on stderr where it fails, and no
-    option turns that off.
-    """
-    sys.stderr.flush()
-    with tempfile.TemporaryFile() as capture:
-        stderr = os.dup(2)
-        os.dup2(capture.fileno(), 2)
-        try:
-            yield
-        finally:
-            sys.stderr.flush()
-            os.dup2(stderr, 2)
-            os.close(stderr)
-            capture.seek(0)
-            for line in capture:
-                if not any(word in line for word in words):
-                    os.write(2, line)
 
 
 def _without(flags: Mapping[str, Any], name: str) -> dict[str, str]:

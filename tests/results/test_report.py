@@ -36,21 +36,19 @@ def gelu(weights: list[jax.Array], x: jax.Array) -> Any:
 
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("layers", [2, 12])
-def test_plain_jit_is_compiled_if_xla_rematerializes(
-    layers: int, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_figures_of_jit_are_those_of_the_step_unless_xla_rematerializes(layers: int) -> None:
     """Independently: the plain step under XLA's defaults."""
     args = [array(1024, 1024)] * layers, array(2**18, 1024)
     report = memplan.jit(gelu, device="v100", donate_argnums=0).plan(*args).report
-    assert "hlo_remat" not in capfd.readouterr().err
     assert report.baseline_peak_bytes is not None and report.xla_limit_bytes is not None
     plain = Target(catalog.named("v100"), described=True).compile(
         Lowerable(gelu, args, {}, {"donate_argnums": 0})
     )
-    assert report.jit_peak_bytes == pytest.approx(plain.memory.device_bytes, abs=1024)
     rematerializes = ".remat" in plain.text
     assert rematerializes == (layers == 12) == (report.baseline_peak_bytes > report.xla_limit_bytes)
-    assert (report.jit_peak_bytes < report.baseline_peak_bytes) == rematerializes
+    assert (report.jit_peak_bytes is None) == rematerializes
+    if report.jit_peak_bytes is not None:
+        assert report.jit_peak_bytes == pytest.approx(plain.memory.device_bytes, abs=1024)
     assert ("by jax.jit" in str(report)) == rematerializes
 
 
