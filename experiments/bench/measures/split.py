@@ -10,6 +10,7 @@ from memplan.compilation.outcome import Outcome
 from memplan.hardware.device import Device
 from memplan.planning.registry import planner_named
 from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Pricer, SlabLimits
 from memplan.planning.slabs.slabs import Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
@@ -55,7 +56,7 @@ def in_slabs(
     smallest = least_rows(axis.graph, ops)
     rows = max(shape_of(values[value])[dim] // (count * smallest), 1) * smallest
     bare = Slabs(value, dim, rows, ops, frozenset(), frozenset())
-    choice = Choice(Pricer(Walls(axis.graph, ops), device), bare, _AMPLE)
+    choice = Choice(SlabCuts(Pricer(Walls(axis.graph, ops), device)), bare, _AMPLE)
     slabs, _ = choice.refined(choice.best()[0])
     return axis, slabs
 

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from memplan.planning.slabs.cut import SlabCut
+from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import Slabs
 
@@ -38,9 +38,13 @@ _STEP = 0.5  # exponent with which a loop's weight follows the ratio of its kern
 class Choice:
     """Choices for one axis, one set of ops and one number of rows (`bare`)."""
 
-    pricer: Pricer
+    cuts: SlabCuts
     bare: Slabs
     limits: SlabLimits
+
+    @property
+    def pricer(self) -> Pricer:
+        return self.cuts.pricer
 
     def best(self) -> PricedSlabs:
         """The fastest choice that fits, or the smallest."""
@@ -184,7 +188,7 @@ class Choice:
 
     def _at_worth(self, worth: float) -> PricedSlabs:
         weights = dict.fromkeys(self.pricer.walls.levels.values(), worth)
-        stored = SlabCut(self.pricer, weights, {}, (), math.inf).run()
+        stored = self.cuts.readers(weights, {}, (), math.inf)
         return self._priced(self._placed(self.bare, frozenset(stored)))
 
     def _rounds(self) -> Iterator[PricedSlabs]:
@@ -192,7 +196,7 @@ class Choice:
         shares: Mapping[int, int] = {}
         on_device: Collection[int] = ()
         for _ in range(_ROUNDS):
-            shares = SlabCut(self.pricer, weights, shares, on_device).run()
+            shares = self.cuts.readers(weights, shares, on_device)
             slabs = self._placed(self.bare, frozenset(shares))
             yield self._priced(slabs)
             on_device = slabs.stored - slabs.on_host

@@ -8,9 +8,43 @@ import heapq
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from memplan.planning.loops import minimum_cut
 from memplan.planning.slabs.price import Pricer
+
+# A loop recomputes a value in at most four times the time of its copy.
+_MAX_RECOMPUTE = 4.0
+
+
+@dataclass(frozen=True)
+class SlabCuts:
+    """Choices of the values that all loops read.
+
+    They are made once, as they depend neither on the rows of a slab nor on the limits.
+    """
+
+    pricer: Pricer
+    _made: dict[tuple[Any, ...], Mapping[int, int]] = field(default_factory=dict, init=False)
+
+    def readers(
+        self,
+        weights: Mapping[int, float],
+        shares: Mapping[int, int],
+        on_device: Collection[int],
+        max_recompute: float = _MAX_RECOMPUTE,
+    ) -> Mapping[int, int]:
+        """Value -> number of loops that read it (see `SlabCut`)."""
+        question = (
+            tuple(sorted(weights.items())),
+            tuple(sorted(shares.items())),
+            frozenset(on_device),
+            max_recompute,
+        )
+        if question not in self._made:
+            cut = SlabCut(self.pricer, weights, shares, on_device, max_recompute)
+            self._made[question] = cut.run()
+        return self._made[question]
 
 
 @dataclass
@@ -23,7 +57,7 @@ class SlabCut:
     shares: Mapping[int, int]
     on_device: Collection[int]  # values stored on the device: they need no copies
     # bound on the time to recompute a value, in units of its copy time
-    max_recompute: float = 4.0
+    max_recompute: float = _MAX_RECOMPUTE
     readers: dict[int, int] = field(default_factory=dict)  # value -> number of loops that read it
 
     def run(self) -> dict[int, int]:

@@ -6,7 +6,10 @@ a *wall*, an op's *level* the number of walls before it, and there is one loop p
 an earlier level is read from the array that its loop wrote (`stored`), or recomputed.
 """
 
+from __future__ import annotations
+
 import heapq
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -178,6 +181,7 @@ class Walls:
         # by (level, rows of a slab), and by (value where the axis begins, rows of a slab, value)
         self._loop_cache: dict[tuple[int, int], list[_CachedLoop]] = {}
         self._rows_cache: dict[tuple[int, int, int], int] = {}
+        self._bases: dict[int, _Base] = {}  # by rows of a slab
 
     def _levels_after_inputs(self, number: int) -> Iterator[int]:
         """By input that an op makes: the lowest level at which an op may read it."""
@@ -227,31 +231,44 @@ class Walls:
         return self._rows_cache[key]
 
     def loops(self, slabs: Slabs) -> list[LoopOverSlabs]:
-        stored = self.forced | slabs.stored
-        recomputed = dict[int, set[int]]()  # by level
-        for value, level in slabs.recomputed_in:
-            recomputed.setdefault(level, set()).add(value)
-        loops = []
-        for level in range(len(self.by_level)):
-            written = stored - recomputed[level] if level in recomputed else stored
-            loop = self._loop(level, slabs, written)
-            if loop is not None:
-                loops.append(loop)
-        return loops
+        entries = self._entries(slabs)
+        return [entry.loop for entry in entries if entry.loop is not None]
 
-    def _loop(self, level: int, slabs: Slabs, written: frozenset[int]) -> LoopOverSlabs | None:
+    def _entries(self, slabs: Slabs) -> Sequence[_CachedLoop]:
+        """By level: its loop.
+
+        Only levels are visited for which it matters what differs from earlier slabs.
+        """
+        stored = self.forced | slabs.stored
+        base = self._bases.get(slabs.rows)
+        if base is not None:
+            levels = base.levels_of(stored, slabs.recomputed_in)
+            if len(levels) <= _MOST_CHANGED:
+                entries = list(base.entries)
+                for level in levels:
+                    entries[level] = self._entry(level, slabs, stored)
+                return entries
+        entries = [self._entry(level, slabs, stored) for level in range(len(self.by_level))]
+        self._bases[slabs.rows] = _Base.of(stored, slabs.recomputed_in, entries)
+        return entries
+
+    def _entry(self, level: int, slabs: Slabs, stored: frozenset[int]) -> _CachedLoop:
+        written = stored
+        if slabs.recomputed_in:
+            written = stored - {value for value, at in slabs.recomputed_in if at == level}
         cache = self._loop_cache.setdefault((level, slabs.rows), [])
         for number, entry in enumerate(cache):
             if entry.written <= written and entry.unwritten.isdisjoint(written):
                 if number:
                     cache.insert(0, cache.pop(number))
-                return entry.loop
+                return entry
         queried: dict[int, bool] = {}
         loop = self._make(level, slabs, written, queried)
         required = frozenset(value for value, is_written in queried.items() if is_written)
-        cache.insert(0, _CachedLoop(required, frozenset(queried.keys() - required), loop))
+        entry = _CachedLoop(required, frozenset(queried.keys() - required), loop)
+        cache.insert(0, entry)
         del cache[_CACHED:]
-        return loop
+        return entry
 
     def _make(
         self, level: int, slabs: Slabs, written: frozenset[int], queried: dict[int, bool]
@@ -336,6 +353,41 @@ class _CachedLoop:
 
 
 _CACHED = 16  # loops per level: the search tries choices that differ by one value, or repeat
+# Start again from the latest slabs if so many levels may differ from the earlier ones. A ResNet-50
+# has a hundred levels, of which a changed value concerns two or three.
+_MOST_CHANGED = 12
+
+
+@dataclass(frozen=True)
+class _Base:
+    """Slabs, with the loops of all levels."""
+
+    stored: frozenset[int]
+    recomputed_in: frozenset[tuple[int, int]]
+    entries: Sequence[_CachedLoop]
+    # by value: the levels for which it matters whether it is written
+    levels: Mapping[int, Sequence[int]]
+
+    @staticmethod
+    def of(
+        stored: frozenset[int],
+        recomputed_in: frozenset[tuple[int, int]],
+        entries: Sequence[_CachedLoop],
+    ) -> _Base:
+        levels = defaultdict[int, list[int]](list)
+        for level, entry in enumerate(entries):
+            for value in entry.written | entry.unwritten:
+                levels[value].append(level)
+        return _Base(stored, recomputed_in, entries, levels)
+
+    def levels_of(
+        self, stored: frozenset[int], recomputed_in: frozenset[tuple[int, int]]
+    ) -> set[int]:
+        """The levels whose loops may differ with these values stored and recomputed."""
+        levels = {level for _, level in self.recomputed_in ^ recomputed_in}
+        for value in self.stored ^ stored:
+            levels.update(self.levels.get(value, ()))
+        return levels
 
 
 def _union(spans: Sequence[Span]) -> Span:

@@ -13,6 +13,7 @@ from typing import Any
 from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
 from memplan.program import compat
@@ -240,10 +241,11 @@ def _ranked_slabs(
 
     They are chosen for the limits and, if some fit, also for tighter ones. The best are refined.
     """
-    searches = [sorted(_SlabSearch(candidate, device, limits).run(), key=_order)]
+    cuts = dict[frozenset[int], SlabCuts]()
+    searches = [sorted(_SlabSearch(candidate, device, limits, cuts).run(), key=_order)]
     if any(limits.fits(priced.price) for priced in searches[0]):
         tighter = limits.less(_TIGHTER_SHARE)
-        searches.append(sorted(_SlabSearch(candidate, device, tighter).run(), key=_order))
+        searches.append(sorted(_SlabSearch(candidate, device, tighter, cuts).run(), key=_order))
     refined = sorted(
         (priced.refined().within(limits) for ranked in searches for priced in ranked[:_REFINED]),
         key=_order,
@@ -322,6 +324,7 @@ class _SlabSearch:
     candidate: _CandidateAxis
     device: Device
     limits: SlabLimits
+    cuts: dict[frozenset[int], SlabCuts]  # by ops, for searches along the same axis
 
     def run(self) -> Iterator[PricedSlabs]:
         """Yield slabs of every set of large ops such that all other ops fit."""
@@ -335,10 +338,12 @@ class _SlabSearch:
         """Try the fewest slabs that fit, then more: smaller slabs take less device memory."""
         graph = self.candidate.axis.graph
         size = self.candidate.size
-        pricer = Pricer(Walls(graph, ops), self.device)
+        if ops not in self.cuts:
+            self.cuts[ops] = SlabCuts(Pricer(Walls(graph, ops), self.device))
+        cuts = self.cuts[ops]
         min_rows = least_rows(graph, ops)
         min_rows *= math.ceil(size / (min_rows * _MOST_TRIPS))
-        smallest = self._priced(pricer, ops, min_rows)
+        smallest = self._priced(cuts, ops, min_rows)
         if smallest is None:
             return
         if not self.limits.fits(smallest.price):
@@ -346,14 +351,14 @@ class _SlabSearch:
             return
         fitting = 0
         for rows in _fractions(size, min_rows):
-            priced = smallest if rows == min_rows else self._priced(pricer, ops, rows)
+            priced = smallest if rows == min_rows else self._priced(cuts, ops, rows)
             if priced is not None and self.limits.fits(priced.price):
                 yield priced
                 fitting += 1
             if fitting == _FITTING_ROWS:
                 return
 
-    def _priced(self, pricer: Pricer, ops: frozenset[int], rows: int) -> PricedSlabs | None:
+    def _priced(self, cuts: SlabCuts, ops: frozenset[int], rows: int) -> PricedSlabs | None:
         """Slabs of this many rows; None if one slab has all rows, or has too many elements."""
         candidate = self.candidate
         graph = candidate.axis.graph
@@ -362,7 +367,7 @@ class _SlabSearch:
             return None
         if _largest_slab_elements(graph, nothing_stored) >= _MOST_ELEMENTS:
             return None
-        choice = Choice(pricer, nothing_stored, self.limits)
+        choice = Choice(cuts, nothing_stored, self.limits)
         return PricedSlabs(candidate.axis, choice, *choice.best())
 
 

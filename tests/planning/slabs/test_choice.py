@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
 from memplan.planning.slabs.slabs import Slabs, Walls
 from tests.planning.slab_graphs import (
@@ -26,7 +27,7 @@ ROOMY = SlabLimits(10**6, 10**6, 0)
 
 def choice(program: NamedGraph, limits: SlabLimits, rows: int = 2) -> Choice:
     slabs = program.slabs(rows)
-    return Choice(Pricer(Walls(program.graph, slabs.ops), SOLVABLE), slabs, limits)
+    return Choice(SlabCuts(Pricer(Walls(program.graph, slabs.ops), SOLVABLE)), slabs, limits)
 
 
 def written_by(program: NamedGraph, slabs: Slabs) -> set[int]:

@@ -13,6 +13,7 @@ from jax import lax
 
 from memplan.hardware import catalog
 from memplan.planning.slabs.choice import Choice
+from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Pricer, SlabLimits
 from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls, least_rows, trips_of
 from memplan.program import compat
@@ -380,7 +381,8 @@ class Cut(NamedTuple):
             recomputed = frozenset(pair for pair in read if draw.integers(0, 3) == 0)
             return replace(slabs, recomputed_in=recomputed)
         limits = SlabLimits(1 << 40, 1 << 40, 0)
-        slabs, _ = Choice(Pricer(Walls(axis.graph, bare.ops), _DEVICE), bare, limits).best()
+        cuts = SlabCuts(Pricer(Walls(axis.graph, bare.ops), _DEVICE))
+        slabs, _ = Choice(cuts, bare, limits).best()
         return replace(slabs, on_host=frozenset())
 
 
