@@ -63,7 +63,8 @@ def interpret_eqns[E: Equation](
         with context(eqn):
             results = rule(eqn, operands)
         for var, result in zip(eqn.outvars, results, strict=True):
-            env.setdefault(var, result)
+            if var not in bound:
+                env[var] = result
         for var in dead[number]:
             env.pop(var, None)
     return [compat.read(env, atom) for atom in outputs]

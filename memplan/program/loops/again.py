@@ -19,12 +19,15 @@ class Again:
 
     XLA may otherwise run all groups first, and all their results are alive at once: of eight
     convolutional layers in a `switch`, each from its own input, 7.6 MiB on a CPU and not 4.9.
+    Equations behind the group read these values as they are after the wait. XLA may otherwise
+    compute them again from all layers so far, whose gradients are then alive at once: of ten layers
+    with residual sums, 6.1 MiB and not 4.7.
     """
 
     eqns: Sequence[compat.JaxprEqn]
     invars: tuple[Any, ...]  # what it reads, then what it waits for
-    outvars: tuple[Any, ...]
-    waits: bool = False
+    outvars: tuple[Any, ...]  # its results, then what it waited for
+    awaited: tuple[Any, ...] = ()
 
     @classmethod
     def of(cls, eqns: Sequence[compat.JaxprEqn], wanted: Sequence[Any]) -> Again:
@@ -36,11 +39,12 @@ class Again:
 
     def after(self, variables: Sequence[Any]) -> Again:
         """The same, which waits for these variables."""
-        return replace(self, invars=(*self.invars, *variables), waits=bool(variables))
+        invars, outvars = (*self.invars, *variables), (*self.outvars, *variables)
+        return replace(self, invars=invars, outvars=outvars, awaited=tuple(variables))
 
     def run(self, operands: Sequence[Any]) -> list[Any]:
-        """Its results."""
-        if self.waits:
+        """Its results, and what it waited for."""
+        if self.awaited:
             operands = jax.lax.optimization_barrier(list(operands))
         with jax.named_scope(compat.REMATTED):
             bound = dict(zip(self.invars, operands, strict=True))
@@ -54,21 +58,25 @@ def with_groups(
 
     Args:
       results: of the body.
-      waits: a group waits for what its first reader reads, if there are several groups.
+      waits: a group waits for what its first reader reads, if there are several groups. If that
+        reads nothing else, the group waits for the latest variable that follows from another group.
     """
     group_of = {var: group for group in groups for var in group.outvars}
     ordered = list[compat.JaxprEqn | Again]()
     before = set[Any]()  # variables that equations before have made
+    following = dict[Any, None]()  # those of them that follow from a group
     placed = set[int]()  # ids of groups
     for eqn in eqns:
         reads = list(dict.fromkeys(atom for atom in eqn.invars if compat.is_var(atom)))
         for group in dict.fromkeys(group_of[var] for var in reads if var in group_of):
             if id(group) not in placed:
                 placed.add(id(group))
-                awaited = [var for var in reads if var in before and waits and len(groups) > 1]
-                ordered.append(group.after(awaited))
+                awaited = [var for var in reads if var in before] or [*following][-1:]
+                ordered.append(group.after(awaited if waits and len(groups) > 1 else ()))
         ordered.append(eqn)
         before.update(eqn.outvars)
+        if any(var in group_of or var in following for var in reads):
+            following.update(dict.fromkeys(eqn.outvars))
     returned = (group_of[atom] for atom in results if compat.is_var(atom) and atom in group_of)
     ordered += (group for group in dict.fromkeys(returned) if id(group) not in placed)
     return ordered
