@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from memplan.errors import UnsupportedProgramError
 from memplan.planning.loops import Residuals, recomputed_ops
@@ -14,7 +15,7 @@ from memplan.program.loops.pairs import Pair, last_chained, loop_of, pairs
 from memplan.program.trace import Program
 from memplan.units import located
 
-_REGIONS = ("scan", "cond", "shard_map")
+_REGIONS = frozenset(("scan", "cond", "shard_map"))
 _TRANSPOSED = "transpose("  # jax's scope of what a pullback computes
 
 
@@ -42,6 +43,8 @@ def unplanned(program: Program) -> list[Unplanned]:
 
     Values of one equation that stay for one reason are one row.
     """
+    if not _has_regions(program.traced.jaxpr.jaxpr):
+        return []
     try:
         rows = list(_of(program.flat, 1))
     except UnsupportedProgramError:
@@ -55,6 +58,13 @@ def unplanned(program: Program) -> list[Unplanned]:
         for key, nbytes in sums.items()
     )
     return sorted(merged, key=lambda row: -row.nbytes)
+
+
+def _has_regions(jaxpr: Any) -> bool:
+    """Does a jaxpr, or one inside, have an equation of such a kind?"""
+    inner = [sub for eqn in jaxpr.eqns for sub in compat.sub_jaxprs(eqn)]
+    kinds = (eqn.primitive.name for eqn in jaxpr.eqns)
+    return not _REGIONS.isdisjoint(kinds) or any(map(_has_regions, dict.fromkeys(inner)))
 
 
 def _of(flat: Flat, trips: int, end: int | None = None) -> Iterator[Unplanned]:
