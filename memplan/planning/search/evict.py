@@ -215,11 +215,8 @@ def prune(ledger: Ledger, limit: int) -> None:
     recomputations = ledger.recomputations()
     dearest_first = [(-(operations[op].seconds or 0.0), op, slot) for op, slot in recomputations]
     for _, op, slot in sorted(dearest_first):
-        if ledger.is_needed(op, slot, limit):
-            continue
-        ledger.undo_recompute(op, slot)
-        if ledger.peak_nbytes > limit:
-            ledger.recompute(op, slot)
+        if not ledger.is_needed(op, slot, limit):
+            ledger.undo_within(op, slot, limit)
     for key in sorted(ledger.offloads):
         if key in ledger.offloads:
             undone = undo_offload(ledger, ledger.offloads[key])

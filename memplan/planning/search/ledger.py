@@ -228,6 +228,35 @@ class Ledger:
             self.preludes[slot].remove(op)
         self._load = None
 
+    def undo_within(self, op: int, slot: int, limit: int) -> bool:
+        """Undo a recomputation unless a slot then exceeds the limit; return whether it was undone.
+
+        The slots that need no count are looked at first. If it is not undone, nothing is counted
+        again.
+        """
+        load = self.load
+        self.undo_recompute(op, slot)
+        undone = self.throughout_nbytes + self._peak_above + self.slack
+        dirty = sorted(self._dirty)
+        counted = np.ones(len(undone), bool)
+        counted[dirty] = False
+        peaks = dict[int, int]()  # by slot: before it was counted again
+        fits = undone.max(where=counted, initial=0) <= limit
+        for number in dirty if fits else ():
+            peaks[number] = self._peak_above[number]
+            self._recount(number)
+            undone[number] += self._peak_above[number] - peaks[number]
+            if undone[number] > limit:
+                fits = False
+                break
+        if not fits:
+            self.recompute(op, slot)
+            for number, peak in peaks.items():
+                self._peak_above[number] = peak
+        self._load = undone if fits else load
+        self._dirty.clear()
+        return bool(fits)
+
     def is_needed(self, op: int, slot: int, limit: int) -> bool:
         """Does undoing this recomputation surely exceed the limit?
 
