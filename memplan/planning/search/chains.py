@@ -14,6 +14,9 @@ import numpy as np
 from memplan.planning.search.ledger import Ledger
 
 
+type _KeepPrice = tuple[int, int, int]
+
+
 @dataclass(frozen=True)
 class Excess:
     """Bytes above a limit times slots, as a share of the limit."""
@@ -136,19 +139,9 @@ class Chains:
 
     def _dearest_maker(self, builder: _ChainBuilder) -> int | None:
         """Of the makers that may be recomputed, the one whose source is dearest to keep."""
-        ledger = self.ledger
-        tape = ledger.tape
-        dearest = None
-        for source, last in builder.missing.items():
-            maker = tape.values[source].maker
-            if maker in builder.operations or not tape.may_recompute(maker, builder.slot):
-                continue
-            nbytes = tape.nbytes[source]
-            gap = ledger.load[last + 1 : builder.slot]
-            crowded = int(np.count_nonzero(gap > self.excess.limit - nbytes))
-            entry = (nbytes * max(1, crowded), -source, maker)
-            if dearest is None or entry > dearest:
-                dearest = entry
+        makers = (builder.keep_price(source, self.excess.limit) for source in builder.missing)
+        prices = (price for price in makers if price and price[2] not in builder.operations)
+        dearest = max(prices, default=None)
         return None if dearest is None else dearest[2]
 
 
@@ -173,6 +166,7 @@ class _ChainBuilder:
         self.change = np.zeros(slot + 1, np.int64)
         self.freed_nbytes = self.kept_nbytes = 0
         self._first_freed = slot  # the first slot in which a recomputed value is free
+        self._keep_prices: dict[int, _KeepPrice | None] = {}  # by source
 
     @property
     def first(self) -> int:
@@ -205,6 +199,23 @@ class _ChainBuilder:
         if free_since < slot:
             self.change[free_since] -= nbytes
             self._first_freed = min(self._first_freed, free_since)
+
+    def keep_price(self, source: int, limit: int) -> _KeepPrice | None:
+        """Bytes times crowded slots to keep a missing source, its negative, and its maker.
+
+        None if the maker may not be recomputed. It does not change while the chain grows.
+        """
+        if source not in self._keep_prices:
+            ledger = self._ledger
+            maker = ledger.tape.values[source].maker
+            price = None
+            if ledger.tape.may_recompute(maker, self.slot):
+                nbytes = ledger.tape.nbytes[source]
+                gap = ledger.load[self.missing[source] + 1 : self.slot]
+                crowded = int(np.count_nonzero(gap > limit - nbytes))
+                price = nbytes * max(1, crowded), -source, maker
+            self._keep_prices[source] = price
+        return self._keep_prices[source]
 
     def _add_source(self, source: int) -> None:
         _, last = self._ledger.version(source, self.slot)
