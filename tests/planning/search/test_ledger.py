@@ -94,6 +94,25 @@ def test_what_is_needed_cannot_be_undone(
             assert without.peak_nbytes > limit or not ledger.is_needed(op, slot, limit)
 
 
+@given(st.integers(3, 10), st.integers(0, 99), DRAWS, st.booleans())
+def test_a_recomputation_is_undone_where_the_rest_keeps_the_limit(
+    layers: int, seed: int, draw: Random, offloads: bool
+) -> None:
+    """One after another; the bytes are those of a new ledger, whether it is undone or not."""
+    ledger = random_plan(training(layers, seed), draw, offloads)
+    for op, slot in ledger.recomputations():
+        without = Ledger(ledger.tape)
+        remaining = set(ledger.recomputations()) - {(op, slot)}
+        without.restore(remaining, ledger.offloads.values())
+        limit = draw.choice((without.peak_nbytes, without.peak_nbytes - 1, ledger.peak_nbytes))
+        assert ledger.undo_within(op, slot, limit) == (without.peak_nbytes <= limit)
+        fresh = Ledger(ledger.tape)
+        fresh.restore(ledger.recomputations(), ledger.offloads.values())
+        assert ((op, slot) in ledger.recomputations()) == (without.peak_nbytes > limit)
+        assert (fresh.load == ledger.load).all()
+        assert fresh.needs == ledger.needs
+
+
 def test_a_recomputation_that_all_bytes_depend_on_is_needed() -> None:
     """A large value is made again for its last reader, over a narrow place."""
     b = Builder()
