@@ -13,7 +13,6 @@ import numpy as np
 
 from memplan.planning.search.ledger import Ledger
 
-
 type _KeepPrice = tuple[int, int, int]
 
 
