@@ -21,7 +21,7 @@ class Again:
     convolutional layers in a `switch`, each from its own input, 7.6 MiB on a CPU and not 4.9.
     Equations behind the group read these values as they are after the wait. XLA may otherwise
     compute them again from all layers so far, whose gradients are then alive at once: of ten layers
-    with residual sums, 6.1 MiB and not 4.7.
+    with residual sums, 6.1 MiB and not 4.1.
     """
 
     eqns: Sequence[compat.JaxprEqn]
