@@ -95,8 +95,8 @@ class TestOnce:
             step = all_candidates.step
             return replace(step, rewritten=step.jaxpr)
 
-        choice = ResidualChoice(False, (), 0.0, 0, False)
-        monkeypatch.setattr(candidates.Candidates, "fewer_residuals", lambda *_: choice)
+        choice = ResidualChoice(False, (), 0.0, 0, 0.0, False)
+        monkeypatch.setattr(candidates.Candidates, "fewer_residuals", lambda *_, **__: choice)
         monkeypatch.setattr(candidates.Candidates, "with_residuals", same)
         step, args = dense(16, 2)
         outcome = pipeline.best(step, args, {}, DONATE, Request(1))
