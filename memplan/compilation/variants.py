@@ -178,8 +178,10 @@ class _ResidualSearch:
 
     def _compared(self, best: Explored, choice: ResidualChoice | None) -> Proposals[Explored]:
         """The better of an outcome and a choice."""
-        candidate = None if choice is None else self.candidates.with_residuals(choice)
-        if choice is None or candidate is None or candidate.transforms in self.tried:
+        if choice is None:
+            return best
+        candidate = self.candidates.with_residuals(choice)
+        if candidate.transforms in self.tried:
             return best
         self.tried[candidate.transforms] = choice
         outcome = yield Proposal(candidate, lambda outcome: better(best, outcome) is outcome)
@@ -209,9 +211,9 @@ class _ResidualSearch:
 
     def _is_last(self, outcome: Explored) -> bool:
         """Is no other choice explored after this outcome?"""
-        if needs_better(outcome) or _stalls(outcome) or self._choice(outcome).has_segments:
+        if needs_better(outcome) or _stalls(outcome):
             return False
-        if self._fewest_promises(outcome):
+        if self._choice(outcome).has_segments or self._fewest_promises(outcome):
             return False
         if len(self.tried) >= self.tries or self.excess == _EXCEEDS_ALL:
             return True

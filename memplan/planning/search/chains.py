@@ -14,6 +14,7 @@ import numpy as np
 from memplan.planning.search.ledger import Ledger
 
 type _KeepPrice = tuple[int, int, int]
+"""Bytes times crowded slots to keep a source, the source's negative number, its maker."""
 
 
 @dataclass(frozen=True)
@@ -138,9 +139,11 @@ class Chains:
 
     def _dearest_maker(self, builder: _ChainBuilder) -> int | None:
         """Of the makers that may be recomputed, the one whose source is dearest to keep."""
-        makers = (builder.keep_price(source, self.excess.limit) for source in builder.missing)
-        prices = (price for price in makers if price and price[2] not in builder.operations)
-        dearest = max(prices, default=None)
+        prices = (builder.keep_price(source, self.excess.limit) for source in builder.missing)
+        dearest = max(
+            (price for price in prices if price and price[2] not in builder.operations),
+            default=None,
+        )
         return None if dearest is None else dearest[2]
 
 
@@ -200,9 +203,9 @@ class _ChainBuilder:
             self._first_freed = min(self._first_freed, free_since)
 
     def keep_price(self, source: int, limit: int) -> _KeepPrice | None:
-        """Bytes times crowded slots to keep a missing source, its negative, and its maker.
+        """The price of keeping a missing source; None if its maker may not be recomputed.
 
-        None if the maker may not be recomputed. It does not change while the chain grows.
+        It does not change while the chain grows.
         """
         if source not in self._keep_prices:
             ledger = self._ledger

@@ -1,5 +1,6 @@
 """The ledger's updated bytes equal those of the layout, of a replay, and of a new ledger."""
 
+from collections.abc import Set
 from random import Random
 
 import numpy as np
@@ -11,12 +12,19 @@ from experiments.planners.stages import replay, stages_of_nodes
 from memplan.planning.liveness import eliminate_dead
 from memplan.planning.packing import live_nbytes
 from memplan.planning.schedule import Kind
-from memplan.planning.search.ledger import Ledger, reconcile
+from memplan.planning.search.ledger import Ledger, Recomputation, reconcile
 from memplan.planning.search.tape import record
 from tests.planning.search.plans import drop_dead, random_plan, schedule_of
 from tests.planning.steps import MIB, Builder, training
 
 DRAWS = st.randoms(use_true_random=False)
+
+
+def anew(ledger: Ledger, without: Set[Recomputation] = frozenset()) -> Ledger:
+    """A new ledger with the same plan, without some of its recomputations."""
+    fresh = Ledger(ledger.tape)
+    fresh.restore(set(ledger.recomputations()) - without, ledger.offloads.values())
+    return fresh
 
 
 @given(st.integers(2, 12), DRAWS)
@@ -71,8 +79,7 @@ def test_the_layout_counts_the_same(layers: int, seed: int, draw: Random, offloa
 @given(st.integers(3, 10), st.integers(0, 99), DRAWS)
 def test_kept_up_to_date(layers: int, seed: int, draw: Random) -> None:
     ledger = random_plan(training(layers, seed), draw, offloads=True)
-    fresh = Ledger(ledger.tape)
-    fresh.restore(ledger.recomputations(), ledger.offloads.values())
+    fresh = anew(ledger)
     assert (fresh.load == ledger.load).all()
     assert np.allclose(fresh.slot_seconds, ledger.slot_seconds)
     ledger.restore((), ())
@@ -87,9 +94,7 @@ def test_what_is_needed_cannot_be_undone(
     """Of a recomputation that is said to be needed for a limit, undoing it always goes above."""
     ledger = random_plan(training(layers, seed), draw, offloads)
     for op, slot in ledger.recomputations():
-        without = Ledger(ledger.tape)
-        remaining = set(ledger.recomputations()) - {(op, slot)}
-        without.restore(remaining, ledger.offloads.values())
+        without = anew(ledger, without={(op, slot)})
         for limit in (without.peak_nbytes, without.peak_nbytes - 1, ledger.peak_nbytes):
             assert without.peak_nbytes > limit or not ledger.is_needed(op, slot, limit)
 
@@ -101,13 +106,10 @@ def test_a_recomputation_is_undone_where_the_rest_keeps_the_limit(
     """One after another; the bytes are those of a new ledger, whether it is undone or not."""
     ledger = random_plan(training(layers, seed), draw, offloads)
     for op, slot in ledger.recomputations():
-        without = Ledger(ledger.tape)
-        remaining = set(ledger.recomputations()) - {(op, slot)}
-        without.restore(remaining, ledger.offloads.values())
+        without = anew(ledger, without={(op, slot)})
         limit = draw.choice((without.peak_nbytes, without.peak_nbytes - 1, ledger.peak_nbytes))
         assert ledger.undo_within(op, slot, limit) == (without.peak_nbytes <= limit)
-        fresh = Ledger(ledger.tape)
-        fresh.restore(ledger.recomputations(), ledger.offloads.values())
+        fresh = anew(ledger)
         assert ((op, slot) in ledger.recomputations()) == (without.peak_nbytes > limit)
         assert (fresh.load == ledger.load).all()
         assert fresh.needs == ledger.needs
