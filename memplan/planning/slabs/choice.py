@@ -6,6 +6,7 @@ which values are stored, the free bytes of the loops decide where, and the strea
 changed value by value, and by two large values at once.
 """
 
+import itertools
 import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -50,16 +51,34 @@ class Choice:
         """The fastest choice that fits, or the smallest."""
         return self._best(self._starts)
 
+    def fastest(self) -> PricedSlabs | None:
+        """The fastest choice that fits.
+
+        None, without a search for it, if neither the choice of the first round nor the one that
+        stores least fits.
+        """
+        may_fit = any(self.limits.fits(price) for _, price in (self._first, self._smallest))
+        return self._best(self._starts) if may_fit else None
+
+    @cached_property
+    def _first(self) -> PricedSlabs:
+        """The choice of the first round, which stores most."""
+        return next(self._rounds())
+
+    @cached_property
+    def _smallest(self) -> PricedSlabs:
+        """The choice that recomputes all values that can be."""
+        return self._at_worth(0.0)
+
     @cached_property
     def _starts(self) -> Sequence[PricedSlabs]:
         """The choice of the first round, and further choices.
 
         They are those of the next rounds if the first fits, else those that recompute most.
         """
-        rounds = self._rounds()
-        first = next(rounds)
-        fits = self.limits.fits(first[1])
-        return [first, *(rounds if fits else self._recompute_everything_first())]
+        if self.limits.fits(self._first[1]):
+            return [*self._rounds()]
+        return [self._first, *self._recompute_everything_first()]
 
     def _best(self, choices: Iterable[PricedSlabs]) -> PricedSlabs:
         return min(choices, key=lambda choice: self.limits.order(choice[1]))
@@ -77,6 +96,7 @@ class Choice:
             price = self.pricer.price_below(slabs, self.limits, bound_s)
             if price and self.limits.order(price) < self.limits.order(best[1]):
                 best = slabs, price
+                self.pricer.walls.compare_with(slabs)
         return best
 
     def refined(self, slabs: Slabs) -> PricedSlabs:
@@ -84,7 +104,7 @@ class Choice:
 
         Starts from `slabs` and from the first choice, which stores most.
         """
-        starts = dict.fromkeys((slabs, self._starts[0][0]))
+        starts = dict.fromkeys((slabs, self._first[0]))
         return self._best(self.descended(start) for start in starts)
 
     def paired(self, slabs: Slabs) -> PricedSlabs:
@@ -119,6 +139,7 @@ class Choice:
     def descended(self, slabs: Slabs) -> PricedSlabs:
         """The slabs after changing one value after another, until no change makes them faster."""
         best = self._priced(slabs)
+        self.pricer.walls.compare_with(slabs)
         changes = _CHANGES
         before: Price | None = None
         while before != best[1] and changes > 0:
@@ -178,9 +199,8 @@ class Choice:
 
     def _recompute_everything_first(self) -> Iterator[PricedSlabs]:
         """First recompute all values that can be, then fewer, until no choice fits."""
-        smallest = self._at_worth(0.0)
-        yield smallest
-        for worth in _WORTHS if self.limits.fits(smallest[1]) else _WORTHS_OF_ROWS:
+        yield self._smallest
+        for worth in _WORTHS if self.limits.fits(self._smallest[1]) else _WORTHS_OF_ROWS:
             choice = self._at_worth(worth)
             yield choice
             if self.limits.fits(choice[1]):
@@ -217,29 +237,29 @@ class Choice:
         """
         pricer = self.pricer
         nbytes = pricer.graph.graph.nbytes
-        read_whole = pricer.read_whole
-        loops = pricer.walls.loops(replace(slabs, stored=stored))
-        lives = pricer.lifetimes(loops)
-        slabs = replace(slabs, stored=stored, on_host=frozenset(lives))
+        read_whole = pricer.lifetimes.read_whole
+        slabs = replace(slabs, stored=stored)
+        arranged = pricer.walls.arranged(slabs)
+        occupancy = pricer.lifetimes.occupancy(arranged, slabs)
+        lifetimes = {
+            value: lifetime for value, lifetime in occupancy.lifetimes.items() if lifetime.is_stored
+        }
         available = self.limits.device_bytes - self.limits.resident_bytes
-        free = []  # by loop: bytes
-        for loop, outside in zip(loops, pricer.outside.nbytes_during(loops), strict=True):
-            free.append(available - outside - pricer.trip_bytes(loop, slabs))
-        for value, span in pricer.relayouts(loops).items():
-            for number in range(*span):
-                free[number] -= nbytes(value)
+        free = available - occupancy.around - pricer.trip_nbytes(arranged, slabs)  # by level
+        loops_before = list(
+            itertools.accumulate((entry.loop is not None for entry in arranged.entries), initial=0)
+        )
 
-        def order(value: int) -> tuple[bool, float]:
+        def order(value: int) -> tuple[bool, float, int, int]:
             """Values read whole first, then those with the most copies per loop of a lifetime."""
-            first, end = lives[value]
-            copies = 1 + sum(value in loop.reads for loop in loops[first:end])
-            return value not in read_whole, -copies / (end - first)
+            lifetime = lifetimes[value]
+            loops = loops_before[lifetime.end] - loops_before[lifetime.first]
+            return value not in read_whole, -(1 + lifetime.reads) / loops, lifetime.first, value
 
-        on_host = set(lives)
-        for value in sorted(lives, key=order):
-            numbers = range(*lives[value])
-            if value in read_whole or all(free[number] >= nbytes(value) for number in numbers):
+        on_host = set(lifetimes)
+        for value in sorted(lifetimes, key=order):
+            during = free[lifetimes[value].first : lifetimes[value].end]
+            if value in read_whole or during.min() >= nbytes(value):
                 on_host.discard(value)
-                for number in numbers:
-                    free[number] -= nbytes(value)
+                during -= nbytes(value)
         return replace(slabs, on_host=frozenset(on_host))

@@ -181,7 +181,7 @@ class Walls:
         # by (level, rows of a slab), and by (value where the axis begins, rows of a slab, value)
         self._loop_cache: dict[tuple[int, int], list[_CachedLoop]] = {}
         self._rows_cache: dict[tuple[int, int, int], int] = {}
-        self._bases: dict[int, _Base] = {}  # by rows of a slab
+        self._earlier: dict[int, EarlierSlabs] = {}  # by rows of a slab
 
     def _levels_after_inputs(self, number: int) -> Iterator[int]:
         """By input that an op makes: the lowest level at which an op may read it."""
@@ -231,26 +231,26 @@ class Walls:
         return self._rows_cache[key]
 
     def loops(self, slabs: Slabs) -> list[LoopOverSlabs]:
-        entries = self._entries(slabs)
-        return [entry.loop for entry in entries if entry.loop is not None]
+        return self.arranged(slabs).loops
 
-    def _entries(self, slabs: Slabs) -> Sequence[_CachedLoop]:
-        """By level: its loop.
-
-        Only levels are visited for which it matters what differs from earlier slabs.
-        """
+    def arranged(self, slabs: Slabs) -> Arranged:
+        """The loops of slabs, with those in which they differ from earlier slabs (`compare_with`)."""
+        earlier = self._earlier.get(slabs.rows) or self.compare_with(slabs)
         stored = self.forced | slabs.stored
-        base = self._bases.get(slabs.rows)
-        if base is not None:
-            levels = base.levels_of(stored, slabs.recomputed_in)
-            if len(levels) <= _MOST_CHANGED:
-                entries = list(base.entries)
-                for level in levels:
-                    entries[level] = self._entry(level, slabs, stored)
-                return entries
+        changed = earlier.changed_levels(slabs, stored)
+        if not changed:
+            return Arranged(earlier, earlier.entries, changed)
+        entries = list(earlier.entries)
+        for level in changed:
+            entries[level] = self._entry(level, slabs, stored)
+        return Arranged(earlier, entries, changed)
+
+    def compare_with(self, slabs: Slabs) -> EarlierSlabs:
+        """Compare later slabs of as many rows with these: best if they differ in few values."""
+        stored = self.forced | slabs.stored
         entries = [self._entry(level, slabs, stored) for level in range(len(self.by_level))]
-        self._bases[slabs.rows] = _Base.of(stored, slabs.recomputed_in, entries)
-        return entries
+        earlier = self._earlier[slabs.rows] = EarlierSlabs.of(slabs, stored, entries)
+        return earlier
 
     def _entry(self, level: int, slabs: Slabs, stored: frozenset[int]) -> _CachedLoop:
         written = stored
@@ -353,41 +353,51 @@ class _CachedLoop:
 
 
 _CACHED = 16  # loops per level: the search tries choices that differ by one value, or repeat
-# Start again from the latest slabs if so many levels may differ from the earlier ones. A ResNet-50
-# has a hundred levels, of which a changed value concerns two or three.
-_MOST_CHANGED = 12
+
+
+@dataclass(frozen=True, eq=False)
+class EarlierSlabs:
+    """Slabs with their loops, from which later slabs differ in few levels; equal only to itself."""
+
+    slabs: Slabs
+    stored: frozenset[int]  # forced values among them
+    entries: Sequence[_CachedLoop]  # by level
+    # by value: the levels for which it matters whether it is written, and where
+    levels: Mapping[int, Sequence[int]]
+    reads: Mapping[int, Sequence[int]]  # by value: the levels whose loops read it
+
+    @staticmethod
+    def of(slabs: Slabs, stored: frozenset[int], entries: Sequence[_CachedLoop]) -> EarlierSlabs:
+        levels = defaultdict[int, list[int]](list)
+        reads = defaultdict[int, list[int]](list)
+        for level, entry in enumerate(entries):
+            for value in (*entry.written, *entry.unwritten):
+                levels[value].append(level)
+            for value in entry.loop.reads if entry.loop else ():
+                reads[value].append(level)
+        return EarlierSlabs(slabs, stored, entries, levels, reads)
+
+    def changed_levels(self, slabs: Slabs, stored: frozenset[int]) -> set[int]:
+        """The levels whose loops, or the memories of their values, may differ."""
+        earlier = self.slabs
+        changed = {level for _, level in earlier.recomputed_in ^ slabs.recomputed_in}
+        for values in (self.stored ^ stored, earlier.on_host ^ slabs.on_host):
+            for value in values:
+                changed.update(self.levels.get(value, ()))
+        return changed
 
 
 @dataclass(frozen=True)
-class _Base:
-    """Slabs, with the loops of all levels."""
+class Arranged:
+    """The loops of slabs, by level and relative to earlier slabs."""
 
-    stored: frozenset[int]
-    recomputed_in: frozenset[tuple[int, int]]
-    entries: Sequence[_CachedLoop]
-    # by value: the levels for which it matters whether it is written
-    levels: Mapping[int, Sequence[int]]
+    earlier: EarlierSlabs
+    entries: Sequence[_CachedLoop]  # by level
+    changed: Collection[int]  # levels whose loops may differ from those of the earlier slabs
 
-    @staticmethod
-    def of(
-        stored: frozenset[int],
-        recomputed_in: frozenset[tuple[int, int]],
-        entries: Sequence[_CachedLoop],
-    ) -> _Base:
-        levels = defaultdict[int, list[int]](list)
-        for level, entry in enumerate(entries):
-            for value in entry.written | entry.unwritten:
-                levels[value].append(level)
-        return _Base(stored, recomputed_in, entries, levels)
-
-    def levels_of(
-        self, stored: frozenset[int], recomputed_in: frozenset[tuple[int, int]]
-    ) -> set[int]:
-        """The levels whose loops may differ with these values stored and recomputed."""
-        levels = {level for _, level in self.recomputed_in ^ recomputed_in}
-        for value in self.stored ^ stored:
-            levels.update(self.levels.get(value, ()))
-        return levels
+    @property
+    def loops(self) -> list[LoopOverSlabs]:
+        return [entry.loop for entry in self.entries if entry.loop is not None]
 
 
 def _union(spans: Sequence[Span]) -> Span:

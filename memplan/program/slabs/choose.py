@@ -343,22 +343,29 @@ class _SlabSearch:
         cuts = self.cuts[ops]
         min_rows = least_rows(graph, ops)
         min_rows *= math.ceil(size / (min_rows * _MOST_TRIPS))
-        smallest = self._priced(cuts, ops, min_rows)
-        if smallest is None:
+        choice = self._choice(cuts, ops, min_rows)
+        if choice is None:
             return
+        smallest = PricedSlabs(self.candidate.axis, choice, *choice.best())
         if not self.limits.fits(smallest.price):
             yield smallest
             return
         fitting = 0
         for rows in _fractions(size, min_rows):
-            priced = smallest if rows == min_rows else self._priced(cuts, ops, rows)
-            if priced is not None and self.limits.fits(priced.price):
+            priced = smallest if rows == min_rows else self._fastest(cuts, ops, rows)
+            if priced is not None:
                 yield priced
                 fitting += 1
             if fitting == _FITTING_ROWS:
                 return
 
-    def _priced(self, cuts: SlabCuts, ops: frozenset[int], rows: int) -> PricedSlabs | None:
+    def _fastest(self, cuts: SlabCuts, ops: frozenset[int], rows: int) -> PricedSlabs | None:
+        """The fastest slabs of this many rows that fit."""
+        choice = self._choice(cuts, ops, rows)
+        fastest = choice.fastest() if choice else None
+        return PricedSlabs(self.candidate.axis, choice, *fastest) if choice and fastest else None
+
+    def _choice(self, cuts: SlabCuts, ops: frozenset[int], rows: int) -> Choice | None:
         """Slabs of this many rows; None if one slab has all rows, or has too many elements."""
         candidate = self.candidate
         graph = candidate.axis.graph
@@ -367,8 +374,7 @@ class _SlabSearch:
             return None
         if _largest_slab_elements(graph, nothing_stored) >= _MOST_ELEMENTS:
             return None
-        choice = Choice(cuts, nothing_stored, self.limits)
-        return PricedSlabs(candidate.axis, choice, *choice.best())
+        return Choice(cuts, nothing_stored, self.limits)
 
 
 def _largest_slab_elements(graph: SlabGraph, slabs: Slabs) -> int:
