@@ -30,7 +30,9 @@ class NeighbourhoodSearch:
     seed: int = 0
     effort: Effort = DEFAULT
 
-    def improve(self, over_nbytes: Callable[[], int], evaluations: int) -> None:
+    def improve(
+        self, over_nbytes: Callable[[], int], evaluations: int, enough_s: float = 0.0
+    ) -> None:
         """Search for a plan that fits, then for a faster one, until this many gaps were evaluated.
 
         Until a plan fits, a repair's limit is the best plan's peak less a fraction of its excess;
@@ -38,6 +40,7 @@ class NeighbourhoodSearch:
 
         Args:
           over_nbytes: bytes of the ledger's plan above the budget, packed.
+          enough_s: a plan that fits and takes no more seconds is not improved.
         """
         draw = random.Random(self.seed)
         ledger = self.ledger
@@ -45,7 +48,7 @@ class NeighbourhoodSearch:
         best = self._decisions()
         best_peak = ledger.peak_nbytes
         best_cost = over_nbytes(), self._cost()[1]
-        while evaluations > 0 and best:
+        while evaluations > 0 and best and best_cost > (0, enough_s):
             for decision in self._neighbourhood(best, draw):
                 self._undo(decision)
             fragmentation = draw.choice(self.effort.fragmentations)

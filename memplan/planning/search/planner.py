@@ -14,6 +14,8 @@
    four times.
 5. Large-neighbourhood search finds a plan that fits, then a faster one, until `effort` gaps were
    evaluated.
+
+   A plan that takes hardly more than all kernels once (`Effort.close`) ends 2 and 5.
 6. Only if nothing fits in this order, 2 to 5 in the module's own. If that fails too, the smallest
    of these plans.
 
@@ -217,7 +219,7 @@ class _OrderSearch:
         limit = max(1, self._budget_nbytes, int(tape.floor_nbytes.max()))
         evicted = self._construct_evicted(limit)
         families = [evicted]
-        if self._scheduler is not None:
+        if self._scheduler is not None and not self._is_close(min(evicted)):
             families.append(self._construct_streamed(evicted, limit))
         first, *slower = sorted(self._fastest_packed(family, limit) for family in families)
         self._improve(first, tape, limit)
@@ -240,7 +242,8 @@ class _OrderSearch:
             if spare_nbytes >= 0:
                 limit = self._ledger.peak_nbytes + spare_nbytes
             search = self._neighbourhoods(limit)
-            search.improve(self._over_nbytes, self._effort.evaluations)
+            enough_s = self._effort.close * self._search.bound_s
+            search.improve(self._over_nbytes, self._effort.evaluations, enough_s)
 
     def _construct_evicted(self, limit: int) -> list[_Constructed]:
         """Plans by eviction alone, one for each heuristic.
@@ -254,12 +257,17 @@ class _OrderSearch:
             self._ledger.restore(*self._pinned)
             evaluations += self._construct(recipe, limit)
             plans.append(self._constructed(recipe, limit, len(plans)))
-            if evaluations > self._effort.construction_evaluations and not plans[-1].excess:
+            is_enough = evaluations > self._effort.construction_evaluations
+            if not plans[-1].excess and (is_enough or self._is_close(plans[-1])):
                 break
         fitting = (plan.recipe.evict for plan in plans if not plan.excess)
         fitting_heuristics = [heuristic for heuristic in fitting if heuristic]
         self.heuristics = fitting_heuristics or self.heuristics[:1]
         return plans
+
+    def _is_close(self, plan: _Constructed) -> bool:
+        """Whether no plan that keeps the limit can be much faster."""
+        return not plan.excess and plan.seconds <= self._effort.close * self._search.bound_s
 
     def _construct_streamed(
         self,
