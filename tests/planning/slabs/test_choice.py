@@ -50,7 +50,7 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(
         bare = replace(slabs, stored=empty, on_host=empty, recomputed_in=empty)
         assert bare == program.slabs(2)
         assert slabs.on_host <= written_by(program, slabs)
-        assert not slabs.on_host & choices.pricer.read_whole.keys()
+        assert not slabs.on_host & choices.pricer.lifetimes.read_whole.keys()
         assert price == price_of(program, slabs, limits)
     assert order(limits, refined[1]) <= order(limits, best[1])
     assert choices.refined(refined[0])[1] == refined[1]

@@ -1,9 +1,24 @@
 """Prices, added up by hand on a device where a byte or a FLOP takes a second."""
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 from memplan.planning.graph import ALIGNED
+from memplan.planning.slabs.lifetimes import Lifetime
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits, Streams
 from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, Walls
-from tests.planning.slab_graphs import HALO, SOLVABLE, NamedGraph, NamedOp, named_graph, norm
+from tests.planning.slab_graphs import (
+    HALO,
+    SOLVABLE,
+    NamedGraph,
+    NamedOp,
+    named_graph,
+    norm,
+    slab_graphs,
+)
 
 LIMITS = SlabLimits(100, 50, 7)
 LAUNCH = 1e-5
@@ -19,6 +34,11 @@ def price(program: NamedGraph, slabs: Slabs) -> Price:
 
 def pricer_of(program: NamedGraph, slabs: Slabs) -> Pricer:
     return Pricer(Walls(program.graph, slabs.ops), SOLVABLE)
+
+
+def lifetimes(program: NamedGraph, slabs: Slabs) -> Mapping[int, Lifetime]:
+    pricer = pricer_of(program, slabs)
+    return pricer.lifetimes.occupancy(pricer.walls.arranged(slabs), slabs).lifetimes
 
 
 def test_what_is_elementwise_takes_no_time_and_kernels_take_theirs() -> None:
@@ -39,10 +59,12 @@ def test_a_norm_whose_input_is_written_to_the_host() -> None:
     assert pricer.streams(first, slabs) == Streams(0.0, 40.0, 41.0, 3)
     assert pricer.streams(second, slabs) == Streams(40.0, 0.0, 1.0, 2)
     assert pricer.trip_bytes(first, slabs) == 2 * (4 + 10) + 2 * (4 + 10)  # copies; the convolution
-    assert pricer.relayouts([first, second]) == {program.values["x"]: (0, 1)}
     assert pricer.trip_bytes(second, slabs) == 2 * 10
-    assert pricer.lifetimes([first, second]) == {program.values["a"]: (0, 2)}
     host = 40 + 2 * 10  # a spare slab at each end
+    assert lifetimes(program, slabs) == {
+        program.values["x"]: Lifetime(0, 1, 8, reads=1),  # transposed
+        program.values["a"]: Lifetime(0, 2, host, on_host=True, is_stored=True, reads=1),
+    }
     seconds = 41.0 + 40.0 + 2 * 40 / 4 + 4 * (3 + 2) * LAUNCH
     assert price(program, slabs) == Price(seconds, 7 + 64, host)
 
@@ -87,7 +109,7 @@ def test_what_is_made_outside_of_loops_is_there_until_its_last_reader() -> None:
         },
         ["loss"],
     )
-    assert pricer_of(program, program.slabs(2)).outside.by_level == [50, 53, 0]
+    assert pricer_of(program, program.slabs(2)).lifetimes.outside.by_level == [50, 53, 0]
 
 
 def test_what_is_read_whole_lives_until_its_last_reader() -> None:
@@ -104,6 +126,40 @@ def test_what_is_read_whole_lives_until_its_last_reader() -> None:
     )
     slabs = program.slabs(2)
     (a, b, c) = (program.values[name] for name in "abc")
-    assert pricer_of(program, slabs).read_whole == {a: 1, b: 2, c: 3}
-    lifetimes = pricer_of(program, slabs).lifetimes(loops(program, slabs))
-    assert lifetimes == {a: (0, 1), b: (1, 2), c: (2, 3)}
+    assert pricer_of(program, slabs).lifetimes.read_whole == {a: 1, b: 2, c: 3}
+    stored = {
+        value: (lifetime.first, lifetime.end)
+        for value, lifetime in lifetimes(program, slabs).items()
+        if lifetime.is_stored
+    }
+    assert stored == {a: (0, 1), b: (1, 2), c: (2, 3)}
+
+
+@given(slab_graphs(), st.data())
+@settings(max_examples=50)
+def test_slabs_compared_with_earlier_ones_cost_what_they_cost_alone(
+    program: NamedGraph, data: st.DataObject
+) -> None:
+    if not program.graph.along:
+        return
+    compared = pricer_of(program, program.slabs(2))
+    values = [
+        value
+        for op, along in program.graph.along.items()
+        for value in (() if along.reduces else program.graph.graph.ops[op].outputs)
+    ]
+    subsets = st.frozensets(st.sampled_from(values)) if values else st.just(frozenset[int]())
+    levels = st.integers(0, len(compared.walls.by_level) - 1)
+    for _ in range(3):
+        slabs = replace(
+            program.slabs(2),
+            stored=data.draw(subsets),
+            on_host=data.draw(subsets),
+        )
+        if slabs.stored:
+            pairs = st.frozensets(st.tuples(st.sampled_from(sorted(slabs.stored)), levels))
+            slabs = replace(slabs, recomputed_in=data.draw(pairs))
+        alone = pricer_of(program, slabs).price(slabs, LIMITS)
+        assert compared.price(slabs, LIMITS) == alone
+        if data.draw(st.booleans()):
+            compared.walls.compare_with(slabs)
