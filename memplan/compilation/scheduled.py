@@ -65,42 +65,32 @@ class Plans:
     def make(self) -> Plan:
         """The fastest plan within the budget; if none fits, the smallest.
 
-        If a first plan does not fit, the smallest tells whether any other may. If it fits, a plan
-        with its split kernels is made for the budget, too. The smallest is the same for every
-        budget, so that all errors name the same smallest budget that works.
+        If the smallest fits, a plan with its split kernels is made for the budget, too. The
+        smallest is the same for every budget, so that all errors name the same smallest budget
+        that works.
         """
         plain = self.plain
         budget_nbytes = self.budget_bytes - plain.resident_bytes
         extra = self._extra_outputs(plain.rewrite(budget_nbytes, whole=True), budget_nbytes)
-        candidates = [self._plan(budget_nbytes, budget_nbytes, extra)]
-        smallest = None
-        if not candidates[0].solution.fits:
-            smallest = self._smallest
-            if smallest.solution.nbytes > budget_nbytes:
-                return smallest.plan
+        candidates = [self._plan(budget_nbytes, budget_nbytes, extra)] if extra else []
         slow_s = _EXTRA_OUTPUTS_RATIO * plain.replay.step_s
-        if extra and (smallest or candidates[0].solution.seconds > slow_s):
+        if (
+            not candidates
+            or not candidates[0].solution.fits
+            or candidates[0].solution.seconds > slow_s
+        ):
             candidates.append(self._plan(budget_nbytes, budget_nbytes))
         best = min(candidates, key=lambda candidate: candidate.rank(candidate.solution.fits))
         if best.solution.fits:
             return best.plan
-        if plain.waits:  # there is time for more copies
-            return self._without_waits.make()
-        assert smallest is not None
-        candidates = [smallest, self._plan(0, budget_nbytes)]
+        if plain.waits:  # with every collective counted in full, there is time for more copies
+            return replace(self, plain=replace(plain, waits={})).make()
+        candidates = [self._plan(0, 0)]
+        if candidates[0].solution.nbytes <= budget_nbytes:
+            candidates.append(self._plan(0, budget_nbytes))
         return min(
             candidates, key=lambda plan: plan.rank(plan.solution.nbytes <= budget_nbytes)
         ).plan
-
-    @functools.cached_property
-    def _smallest(self) -> _PlanCandidate:
-        """The plan that takes the fewest bytes."""
-        return self._without_waits._smallest if self.plain.waits else self._plan(0, 0)
-
-    @functools.cached_property
-    def _without_waits(self) -> Plans:
-        """Plans with every collective counted in full."""
-        return replace(self, plain=replace(self.plain, waits={}))
 
     def _plan(
         self, rewrite_nbytes: int, budget_nbytes: int, extra: Sequence[str] = ()

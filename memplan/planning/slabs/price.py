@@ -148,7 +148,7 @@ class Pricer:
     def price_below(self, slabs: Slabs, limits: SlabLimits, bound_s: float) -> Price | None:
         """The price; None, without counting bytes, if it is not below these seconds."""
         arranged = self.walls.arranged(slabs)
-        loops_s, trip_nbytes = self._of_earlier(arranged.earlier)
+        loops_s, _ = self._of_earlier(arranged.earlier)
         if arranged.changed:
             loops_s = loops_s.copy()
             for level in arranged.changed:
