@@ -122,6 +122,7 @@ class Outcome(Explored):
     rejected: tuple[ProgramSummary, ...] = ()  # the step's other programs, in order
     # of all programs in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
+    interrupted: bool = False  # Ctrl-C ended the exploration; other programs may be faster
 
     @property
     def device_bytes(self) -> int:
