@@ -13,6 +13,7 @@ from memplan.compilation.attempts import MOST_TRIES, Attempts, History
 from memplan.compilation.compiler import Compiler, Modules, Notify
 from memplan.compilation.kept import Kept
 from memplan.compilation.outcome import Explored, Outcome, Restored
+from memplan.compilation.variants import needs_better
 from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
 from memplan.parallel.meshes import processes_of
@@ -141,7 +142,7 @@ class Exploration:
     def commit(self) -> Outcome:
         """The best program compiled; the fastest that fits, if any that fits was explored for."""
         attempts, best = self.attempts, self.best
-        if attempts.any_that_fits:
+        if attempts.any_that_fits and best.fits and needs_better(best):
             attempts = replace(attempts, any_that_fits=False, history=History())
             best = attempts.explore(self.first)
         outcome = attempts.commit(best)

@@ -63,6 +63,11 @@ class Explored:
     hides_latency: bool  # scheduled by XLA's latency-hiding scheduler
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether its bytes are XLA's; else they are predicted."""
+        return isinstance(self, Outcome)
+
+    @property
     def device_bytes(self) -> int:
         """As predicted; of an `Outcome`, as XLA allocates them."""
         return self.planned.predicted_bytes
