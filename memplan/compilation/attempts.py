@@ -58,8 +58,10 @@ class History:
         if not best.fits:
             sizes = format_bytes(best.device_bytes), format_bytes(best.limits.device_bytes)
             return f": nothing fits yet, the smallest takes {sizes[0]} of {sizes[1]}"
-        bound = format_seconds(best.planned.bound_s)
-        return f": in hand {_figures(best)}, at best {bound}"
+        in_hand = f": in hand {_figures(best)}"
+        if not needs_better(best):
+            return in_hand
+        return f"{in_hand}, at best {format_seconds(best.planned.bound_s)}"
 
     def add(self, explored: Explored) -> None:
         if not self.summaries and explored.program.rewritten is None:

@@ -1,5 +1,6 @@
 """Finds the largest size whose step fits, by explorations; only that size is compiled."""
 
+import functools
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
@@ -53,12 +54,12 @@ def frontier(
     outcomes: dict[int, Outcome] = {}
     tried: dict[int, Trial] = {}
 
+    @functools.cache
     def fits(position: int) -> bool:
         size = sizes[position]
-        if size not in tried:
-            explored[size] = _explored(make, name, size, donate, request, notify)
-            tried[size] = _trial(size, explored[size].best, explored[size].explorations)
-        return tried[size].fits
+        exploration = explored[size] = _explored(make, name, size, donate, request, notify)
+        tried[size] = _trial(size, exploration.best, exploration.explorations)
+        return exploration.best.fits
 
     def fits_compiled(position: int) -> bool:
         size = sizes[position]
@@ -66,9 +67,7 @@ def frontier(
         tried[size] = _trial(size, outcome, outcome.explorations, outcome.compilations)
         return outcome.fits
 
-    last = last_fitting(len(sizes), fits)
-    while last >= 0 and not fits_compiled(last):
-        last = last_fitting(last, fits)
+    last = last_compiled(len(sizes), fits, fits_compiled)
     if last < 0:
         smallest = outcomes.get(low) or explored[low].commit()
         raise pipeline.infeasible_error(smallest, request, notify)
@@ -98,6 +97,16 @@ def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
         else:
             above = middle
     return below
+
+
+def last_compiled(
+    count: int, fits: Callable[[int], bool], fits_compiled: Callable[[int], bool]
+) -> int:
+    """The last position that fits by prediction, and compiled; -1 if none does (`last_fitting`)."""
+    last = last_fitting(count, fits)
+    while last >= 0 and not fits_compiled(last):
+        last = last_fitting(last, fits)
+    return last
 
 
 def _explored(
