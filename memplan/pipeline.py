@@ -146,10 +146,10 @@ class Exploration:
             attempts = replace(attempts, any_that_fits=False, history=History())
             best = attempts.explore(self.first)
         outcome = attempts.commit(best)
-        processes = _processes(outcome.program, self.request)
+        processes = _processes(self.first, self.request)
         if processes:
             sequence = collective_sequence(outcome.planned.result.module)
-            same_collectives(processes, outcome.program.step, sequence)
+            same_collectives(processes, self.first.step, sequence)
         if not self.request.target.described:
             refuse_host_memory_on_device(outcome.host_bytes)
         return outcome

@@ -96,14 +96,10 @@ class Attempts:
     keeps_found: bool = False  # Ctrl-C ends `explore` if a program fits
     history: History = field(default_factory=History)  # what was explored and compiled
 
-    def run(self, program: Program) -> Outcome:
-        """The first outcome that fits, a faster one if that is slow, or the smallest if none
-        fits.
-        """
-        return self.commit(self.explore(program))
-
     def explore(self, program: Program) -> Explored:
-        """The best program, which is compiled if it was good at once.
+        """The first program that fits, a faster one if that is slow, or the smallest if none fits.
+
+        It is an `Outcome` if it was compiled at once.
 
         Raises:
           KeyboardInterrupt: Ctrl-C was pressed, and no program that fits is to be kept.

@@ -18,7 +18,7 @@ class Trial:
 
     size: int
     fits: bool  # a program within both budgets was found
-    # of that program, or else of the smallest one: by the compiler if it compiled one, else predicted
+    # of that program, or else of the smallest one; predicted if none was compiled
     device_bytes: int
     host_bytes: int  # likewise
     way: str  # `plain`, or the planner, and whether in slabs
@@ -96,6 +96,7 @@ class Frontier(Record):
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """The largest size and every size tried, regardless of `rows`."""
+        programs = self.compilations + self.explorations
         trial = self.at(self.largest)
         row = (
             str(self.largest),
@@ -122,7 +123,7 @@ class Frontier(Record):
                 (row,),
             ),
             Table(
-                f"Sizes tried: {len(self.tried)}, in {self.compilations + self.explorations} programs",
+                f"Sizes tried: {len(self.tried)}, in {programs} programs",
                 (name, ">device", ">floor", "way", ">programs", ""),
                 table_rows,
                 tuple("good" if trial.fits else "bad" for trial in self.tried),

@@ -2,10 +2,10 @@
 it.
 
 The hook belongs to the platform and sees every compilation of the process; of other modules it
-reads only the name. It raises nothing into XLA, which would abort the process: it keeps an error and
-leaves the module unchanged, and `Interception.check` raises. A callback that raises `Stopped` ends
-the compilation before XLA generates code: on the CPU after a tenth of its seconds, for a GPU after
-a fifth to two thirds. So does Ctrl-C.
+reads only the name. It raises nothing into XLA, which would abort the process: it keeps an error
+and leaves the module unchanged, and `Interception.check` raises. A callback that raises `Stopped`
+ends the compilation before XLA generates code: on the CPU after a tenth of its seconds, for a GPU
+after a fifth to two thirds. So does Ctrl-C.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ENDS = Stopped, KeyboardInterrupt
 
 @dataclass
 class _CtrlC:
-    """The handler of Ctrl-C during a compilation: it calls the user's, but only where that may raise.
+    """The handler of Ctrl-C during a compilation; it calls the user's where that may raise.
 
     Python calls a handler wherever its main thread runs next. While XLA compiles, that is the first
     instruction of `_called_back`, before any `try`.

@@ -157,7 +157,8 @@ def attempt(
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
     candidates.gain_s = gain_s
     candidates.fewest = fewest
-    result = Attempts(compiler, cast(Any, candidates), notify, **options).run(program)
+    attempts = Attempts(compiler, cast(Any, candidates), notify, **options)
+    result = attempts.commit(attempts.explore(program))
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
     compiler.missing = candidates.missing
     return result
