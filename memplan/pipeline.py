@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from memplan.compilation import kept
-from memplan.compilation.attempts import MOST_TRIES, Attempts
-from memplan.compilation.compiler import Compiler, Notify
+from memplan.compilation.attempts import MOST_TRIES, Attempts, History
+from memplan.compilation.compiler import Compiler, Modules, Notify
 from memplan.compilation.kept import Kept
-from memplan.compilation.outcome import Outcome, Restored
+from memplan.compilation.outcome import Explored, Outcome, Restored
+from memplan.compilation.variants import needs_better
 from memplan.errors import InfeasibleBudgetError, PlanMismatchError
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
 from memplan.parallel.meshes import processes_of
@@ -32,6 +33,8 @@ from memplan.xla.collectives.cost import collective_sequence
 def run(program: Program, request: Request, notify: Notify) -> Outcome | Restored:
     """Plan and compile a traced step, or restore it from jax's persistent cache.
 
+    If Ctrl-C is pressed when a program that fits is known, that is compiled.
+
     Raises:
       InfeasibleBudgetError: no compiled program fits, and `request.verify` is not None.
       PlanMismatchError: `request.plan` belongs to another program.
@@ -43,17 +46,17 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         restored = _restored(program, request, entry, notify)
         if restored is not None:
             return restored
-    outcome = best_of(program, request, notify, key)
+    outcome = best_of(program, request, notify, key, keeps_found=True)
     if (
         not outcome.fits
         and request.plan is not None
         and request.plan.fingerprint != outcome.planned.plain.module.fingerprint
     ):
         notify("planning anew, as XLA chose other kernels", None)
-        outcome = best_of(program, replace(request, plan=None), notify)
+        outcome = best_of(program, replace(request, plan=None), notify, keeps_found=True)
     if not outcome.fits and request.verify is not None:
         raise infeasible_error(outcome, request, notify)
-    if outcome.name and outcome.fits:
+    if outcome.name and outcome.fits and not outcome.interrupted:
         plan = None if outcome.plan is None else outcome.plan.to_json()
         entry = Kept(outcome.name, outcome.hides_latency, plan, report_of(outcome).to_json())
         kept.keep(key, entry, outcome.seconds)
@@ -83,27 +86,101 @@ def best(
     return best_of(traced(step, args, kwargs, options, request, notify), request, notify)
 
 
-def best_of(program: Program, request: Request, notify: Notify, key: str = "") -> Outcome:
-    """The outcome of a traced step that fits, else the smallest."""
+def best_of(
+    program: Program,
+    request: Request,
+    notify: Notify,
+    key: str = "",
+    keeps_found: bool = False,
+) -> Outcome:
+    """The outcome of a traced step that fits, else the smallest.
+
+    Args:
+      keeps_found: Ctrl-C ends the search if something fits (`Attempts.explore`).
+    """
     started = time.perf_counter()
+    attempts, first = _attempts(program, request, notify, key)
+    # An interrupted process would not compile what the step's other processes do.
+    keeps_found = keeps_found and not _processes(program, request)
+    attempts = replace(attempts, keeps_found=keeps_found)
+    outcome = Exploration(request, attempts, first, attempts.explore(first)).commit()
+    return replace(outcome, seconds=time.perf_counter() - started)
+
+
+def explore(
+    program: Program,
+    request: Request,
+    notify: Notify,
+    modules: Modules,
+    any_that_fits: bool = False,
+) -> Exploration:
+    """The program of a traced step that should fit, else the smallest; XLA compiles none.
+
+    Args:
+      modules: what XLA has scheduled for the step, for this and for other budgets.
+      any_that_fits: the first program is good enough, however slow it is.
+    """
+    attempts, first = _attempts(program, request, notify, modules=modules)
+    attempts = replace(attempts, compiles=False, any_that_fits=any_that_fits)
+    return Exploration(request, attempts, first, attempts.explore(first))
+
+
+@dataclass(frozen=True)
+class Exploration:
+    """A step explored within the limits of a request."""
+
+    request: Request
+    attempts: Attempts
+    first: Program  # the program that was explored first
+    best: Explored
+
+    @property
+    def explorations(self) -> int:
+        """Number of programs that were explored."""
+        return self.attempts.history.explorations
+
+    def commit(self) -> Outcome:
+        """The best program compiled; the fastest that fits, if any that fits was explored for."""
+        attempts, best = self.attempts, self.best
+        if attempts.any_that_fits and best.fits and needs_better(best):
+            attempts = replace(attempts, any_that_fits=False, history=History())
+            best = attempts.explore(self.first)
+        outcome = attempts.commit(best)
+        processes = _processes(self.first, self.request)
+        if processes:
+            sequence = collective_sequence(outcome.planned.result.module)
+            same_collectives(processes, self.first.step, sequence)
+        if not self.request.target.described:
+            refuse_host_memory_on_device(outcome.host_bytes)
+        return outcome
+
+
+def _attempts(
+    program: Program,
+    request: Request,
+    notify: Notify,
+    key: str = "",
+    modules: Modules | None = None,
+) -> tuple[Attempts, Program]:
+    """The attempts at a step, and the program to begin with."""
     target, saved_plan = request.target, request.plan
-    processes = processes_of(program.traced.division, target.described)
-    same_step(processes, program, (program.options, request))
+    same_step(_processes(program, request), program, (program.options, request))
     candidates = _candidates(program, request)
-    outcome = Attempts(
-        _compiler(program, request, notify, key),
+    attempts = Attempts(
+        _compiler(program, request, notify, key, modules),
         candidates,
         notify,
         saved_plan,
         tries=MOST_TRIES if request.verify else 1,
         copies_overlap=target.backend.has_own_memory,
-    ).run(apply_all(program, saved_plan.transforms) if saved_plan else candidates.first)
-    if processes:
-        sequence = collective_sequence(outcome.planned.result.module)
-        same_collectives(processes, program.step, sequence)
-    if not target.described:
-        refuse_host_memory_on_device(outcome.host_bytes)
-    return replace(outcome, seconds=time.perf_counter() - started)
+    )
+    first = apply_all(program, saved_plan.transforms) if saved_plan else candidates.first
+    return attempts, first
+
+
+def _processes(program: Program, request: Request) -> tuple[int, ...]:
+    """The processes that run the step together."""
+    return processes_of(program.traced.division, request.target.described)
 
 
 def _restored(
@@ -130,16 +207,22 @@ def _candidates(program: Program, request: Request) -> Candidates:
     return Candidates(program, device, limits.device_bytes, limits.host_bytes, state, splits)
 
 
-def _compiler(program: Program, request: Request, notify: Notify, key: str = "") -> Compiler:
+def _compiler(
+    program: Program,
+    request: Request,
+    notify: Notify,
+    key: str = "",
+    modules: Modules | None = None,
+) -> Compiler:
     """A compiler for the programs of a step, within the limits of the request."""
-    processes = processes_of(program.traced.division, request.target.described)
     return Compiler(
         request.target,
         limits_of(request, request.target),
         planner_named(request.planner),
         request.plan,
-        functools.partial(one_plan, processes, program.step),
+        functools.partial(one_plan, _processes(program, request), program.step),
         notify,
         request.between_hosts,
         key,
+        modules,
     )

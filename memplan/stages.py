@@ -41,6 +41,10 @@ from memplan.results.report import report_of, status_of
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
 
+_INTERRUPTED = (
+    "planning was interrupted: the step has the best plan found until then, and another may be "
+    "faster. Plan again for a complete search."
+)
 _dumps = itertools.count(1)  # folders of `MEMPLAN_DUMP` that this process has written
 
 notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar(
@@ -170,8 +174,8 @@ class PlannedJit:
                     f"the results of the planned step differ from those of the step ({gate}). "
                     "Please report it."
                 )
-        warning = gather_warning(outcome)
-        if warning:
+        interrupted = _INTERRUPTED if outcome.interrupted else ""
+        for warning in filter(None, (gather_warning(outcome), interrupted)):
             package = os.path.dirname(__file__)
             warnings.warn(warning, stacklevel=2, skip_file_prefixes=(package,))
         folder = os.environ.get("MEMPLAN_DUMP")

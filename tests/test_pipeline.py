@@ -337,7 +337,8 @@ class TestPinnedPool:
             seconds: float = 0.0
 
         monkeypatch.setattr("memplan.request.target_of", lambda device: self.HERE)
-        monkeypatch.setattr(pipeline.Attempts, "run", lambda *_: Found(host_bytes))
+        monkeypatch.setattr(pipeline.Attempts, "explore", lambda *_: None)
+        monkeypatch.setattr(pipeline.Attempts, "commit", lambda *_: Found(host_bytes))
         monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "vmm")
         if not host_bytes:
             pipeline.best(lambda x: x, [jnp.ones(3)], {}, {}, Request())

@@ -8,16 +8,77 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan import MemplanError, Report
+from memplan import MemplanError, Report, api
+from memplan.planning.registry import OWN
+from memplan.planning.schedule import Solution
 from memplan.stages import Planned, PlannedJit, Traced
 from tests.program.steps import CASES, Case
 from tests.test_api import SHAPES, arguments, close, train
+from tests.xla.steps import scanned
 
 LIMIT = "50KiB"  # the step takes 70 KiB as it is
 
 
 def both(case: Case) -> tuple[PlannedJit, Any]:
     return memplan.jit(case.step, **case.options), jax.jit(case.step, **case.options)
+
+
+class Interrupted:
+    """memplan's planner; Ctrl-C is pressed when it plans for the n-th time, inside of XLA."""
+
+    name = "interrupted"
+
+    def __init__(self, number: int):
+        self.left = number
+
+    def plan(self, *args: Any) -> Solution:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return OWN.plan(*args)
+
+
+def half(planner: Interrupted | None = None) -> tuple[PlannedJit, Any]:
+    """A scan within half of what it takes: the first choice of residuals fits, more are planned."""
+    step, args = scanned(64, 8)
+    whole = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    return memplan.jit(step, budget=whole // 2, planner=planner, donate_argnums=0), args
+
+
+def test_ctrl_c_while_xla_calls_back_keeps_what_is_in_hand() -> None:
+    told = list[str]()
+    planned, args = half(Interrupted(3))
+    with (
+        api.progress(lambda stage, share: told.append(stage)),
+        pytest.warns(UserWarning, match="planning was interrupted"),
+    ):
+        report = planned.plan(*args).report
+    assert report.status == "fits" and report.attempts == 1
+    assert ": in hand " in told[-3] and told[-2].startswith("interrupted")
+    assert told[-1].startswith("compiling the best: ")
+    state, _ = jax.tree.map(jnp.copy, planned(*args))
+    assert jax.tree.structure(state) == jax.tree.structure(args[0])
+
+
+def test_ctrl_c_with_nothing_in_hand_is_raised() -> None:
+    planned, args = half(Interrupted(1))
+    with pytest.raises(KeyboardInterrupt):
+        planned.plan(*args)
+    assert planned.plan(*args).report.status == "fits"
+
+
+def test_ctrl_c_between_programs_keeps_what_is_in_hand() -> None:
+    pressed = list[str]()
+
+    def press(stage: str, share: float | None) -> None:
+        if ": in hand " in stage and not pressed:
+            pressed.append(stage)
+            raise KeyboardInterrupt
+
+    planned, args = half()
+    with api.progress(press), pytest.warns(UserWarning, match="planning was interrupted"):
+        assert planned.plan(*args).report.status == "fits"
+    assert pressed
 
 
 def shapes(tree: Any) -> Any:

@@ -8,12 +8,15 @@ scheduler first, then by the serial one, which uses less memory. A plan that fit
 compared with the other programs.
 
 The best program is compiled: at once, if nothing else is to be explored after it. Only that may
-exceed its prediction; it is then compiled again with a budget that is lower by the excess.
+exceed its prediction; it is then compiled again with a budget that is lower by the excess. A study
+of many sizes or budgets explores them all, and has few compiled.
+
+Ctrl-C ends the exploration of a step that is to run: the best so far is compiled.
 """
 
 from dataclasses import dataclass, field, replace
 
-from memplan.compilation.compiler import Commits, Compiler, Notify, Profile, always
+from memplan.compilation.compiler import Commits, Compiler, Notify, Profile, always, never
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Explored, Outcome, ProgramSummary, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
@@ -21,13 +24,14 @@ from memplan.compilation.variants import Proposal, Proposals, Variants, better, 
 from memplan.planning.plan import Plan
 from memplan.program.candidates import Candidates
 from memplan.program.trace import Program
+from memplan.units import format_bytes, format_seconds
 
 # Compile one program by one schedule at most this often. Each time corrects the last prediction.
 MOST_TRIES = 3
 
 
 @dataclass
-class _History:
+class History:
     """All programs of a step, and how far XLA compiled them."""
 
     compilations: int = 0
@@ -42,6 +46,22 @@ class _History:
     summaries: list[ProgramSummary] = field(default_factory=list)
     # programs that fit as predicted, and were not compiled
     fitting: list[Explored] = field(default_factory=list)
+    best: Explored | None = None  # of all programs
+    interrupted: bool = False  # Ctrl-C ended the exploration
+
+    @property
+    def standing(self) -> str:
+        """What is in hand, as a part of a progress line; "" before the first program."""
+        best = self.best
+        if best is None:
+            return ""
+        if not best.fits:
+            sizes = format_bytes(best.device_bytes), format_bytes(best.limits.device_bytes)
+            return f": nothing fits yet, the smallest takes {sizes[0]} of {sizes[1]}"
+        in_hand = f": in hand {_figures(best)}"
+        if not needs_better(best):
+            return in_hand
+        return f"{in_hand}, at best {format_seconds(best.planned.bound_s)}"
 
     def add(self, explored: Explored) -> None:
         if not self.summaries and explored.program.rewritten is None:
@@ -52,6 +72,7 @@ class _History:
             self.explorations += 1
             self.fitting += [explored] if explored.fits else []
         self.summaries.append(explored.summary)
+        self.best = explored if self.best is None else better(self.best, explored)
         if explored.program.in_slabs:
             sizes = explored.device_bytes, explored.host_bytes
             attempt = SlabAttempt(explored.program.in_slabs, *sizes, explored.limits.excess(*sizes))
@@ -70,19 +91,41 @@ class Attempts:
     follow: Plan | None = None  # a saved plan to follow; no other program is explored
     tries: int = MOST_TRIES  # most compilations of one program by one schedule
     copies_overlap: bool = True  # the target runs copies and kernels at the same time
-    history: _History = field(default_factory=_History)  # what `run` has explored and compiled
+    compiles: bool = True  # compile a good program at once; else nothing before `commit`
+    any_that_fits: bool = False  # explore until a program fits, however slow it is
+    keeps_found: bool = False  # Ctrl-C ends `explore` if a program fits
+    history: History = field(default_factory=History)  # what was explored and compiled
 
-    def run(self, program: Program) -> Outcome:
-        """The first outcome that fits, a faster one if that is slow, or the smallest if none
-        fits.
+    def explore(self, program: Program) -> Explored:
+        """The first program that fits, a faster one if that is slow, or the smallest if none fits.
+
+        It is an `Outcome` if it was compiled at once.
+
+        Raises:
+          KeyboardInterrupt: Ctrl-C was pressed, and no program that fits is to be kept.
         """
-        best = self._explore(Proposal(program))
+        try:
+            return self._search(program)
+        except KeyboardInterrupt:
+            best = self.history.best
+            if not self.keeps_found or best is None or not best.fits:
+                raise
+            self.history.interrupted = True
+            self.notify("interrupted (again to stop), with a program in hand", None)
+            return best
+
+    def _search(self, program: Program) -> Explored:
+        best = self._explore(Proposal(program, "the step"))
         if self.follow is None:
-            variants = Variants(self.candidates, self.notify, self.tries)
+            variants = Variants(self.candidates, self._tell, self.tries)
             unmodified = self.history.unmodified
             best = self._best_of(best, variants.indexed_stacks(best))
             best = self._best_of(best, variants.fewer_residuals(best, unmodified))
             best = self._best_of(best, variants.in_slabs(best))
+        return best
+
+    def commit(self, best: Explored) -> Outcome:
+        """The best program compiled; if it exceeds its prediction, the next that should fit."""
         outcome = self._compiled(best)
         rejected = self.history.summaries.copy()
         rejected.remove(outcome.summary)
@@ -93,21 +136,31 @@ class Attempts:
             compilations=self.history.compilations,
             explorations=self.history.explorations,
             closest_slab_attempt=self.history.closest_slab_attempt,
+            interrupted=self.history.interrupted,
         )
 
     def _best_of(self, best: Explored, proposals: Proposals[None]) -> Explored:
         """The best program, also of the proposed ones, if a better one is needed."""
-        if not needs_better(best):
+        if self._is_enough(best):
             return best
         proposal = next(proposals, None)
         while proposal is not None:
             explored = self._explore(proposal)
             best = better(best, explored)
+            if self.any_that_fits and best.fits:
+                return best
             try:
                 proposal = proposals.send(explored)
             except StopIteration:
                 proposal = None
         return best
+
+    def _is_enough(self, best: Explored) -> bool:
+        return best.fits if self.any_that_fits else not needs_better(best)
+
+    def _tell(self, stage: str, share: float | None = None) -> None:
+        """Tell what is tried, and what is in hand."""
+        self.notify(stage + self.history.standing, share)
 
     def _explore(self, proposal: Proposal) -> Explored:
         """By the latency-hiding scheduler if the program copies, then by the serial one.
@@ -116,25 +169,28 @@ class Attempts:
         it was made for, and is compiled.
         """
         program = proposal.program
-        commits = always if self.follow else proposal.commits
+        commits = proposal.commits if self.compiles else never
+        if self.follow:
+            commits = always
+        self._tell(f"exploring {proposal.what}")
         planned_for = self.follow.hides_latency if self.follow else None
         if planned_for is not None:
             return self._within_limits(program, planned_for, commits)
         copies = copies_by_itself(program)
         best = self._within_limits(program, copies, commits)
         if not best.fits and copies and self.copies_overlap and not program.in_slabs:
-            self.notify("compiling again, its copies one after another", None)
+            self._tell(f"exploring {proposal.what}, copies one after another")
             best = better(best, self._within_limits(program, False, commits))
         return best
 
     def _compiled(self, best: Explored) -> Outcome:
-        """The best program compiled; if it exceeds its prediction, the next that should fit."""
         if isinstance(best, Outcome):
             return best
         outcomes = list[Outcome]()
         fitting = sorted(self.history.fitting, key=lambda explored: explored.rank)
         for explored in fitting or [best]:
             self.history.summaries.remove(explored.summary)
+            self.notify(f"compiling the best: {_figures(explored)}", None)
             outcome = self._within_limits(explored.program, explored.hides_latency, always)
             assert isinstance(outcome, Outcome)
             outcomes.append(outcome)
@@ -148,7 +204,6 @@ class Attempts:
 
         It stops when the outcome fits, is predicted not to fit, or has used all tries.
         """
-        self.notify("compiling", None)
         headroom = Headroom()
         outcome = self._compile(program, hides_latency, headroom, commits)
         for _ in range(self.tries - 1):
@@ -177,6 +232,11 @@ class Attempts:
             profiles[id(program)] = program, profile
             self.history.explorations += profile is not None
         return profiles[id(program)][1]
+
+
+def _figures(explored: Explored) -> str:
+    """Seconds and bytes of a program, as text."""
+    return f"{format_seconds(explored.step_s)} in {format_bytes(explored.device_bytes)}"
 
 
 def copies_by_itself(program: Program) -> bool:

@@ -87,6 +87,7 @@ class Callback:
     pins: tuple[Pin, ...] = ()  # of the step
     # whether XLA compiles the planned module; else the compilation ends there
     commits: Callable[[PlannedModule], bool] = lambda planned: True
+    _read: ScheduledModule | None = field(default=None, init=False)
     _planned: PlannedModule | None = field(default=None, init=False)
 
     @property
@@ -98,11 +99,29 @@ class Callback:
         assert self._planned is not None, "the module was not compiled"
         return self._planned
 
+    @property
+    def plain(self) -> ScheduledModule:
+        """The module to plan, as XLA scheduled it."""
+        assert self._read is not None, "the module was not compiled"
+        return self._read
+
     def __call__(self, scheduled: Module) -> Module | None:
+        planned = self.plan(self.read(scheduled))
+        if not self.commits(planned):
+            raise Stopped
+        return self._judged(scheduled, planned)
+
+    def read(self, scheduled: Module) -> ScheduledModule:
+        """The module to plan, which is the same for all limits."""
         with _without_cyclic_gc():
             early = copy_early(scheduled) if self.overlap_loop_copies else scheduled
             module = copy_slices(early, self.device)
-            plain = ScheduledModule(module, self.device, self.machine, self.pins)
+            self._read = ScheduledModule(module, self.device, self.machine, self.pins)
+            return self._read
+
+    def plan(self, plain: ScheduledModule) -> PlannedModule:
+        """The module planned, unless it fits as it is."""
+        with _without_cyclic_gc():
             budget = self.limits.device_bytes - self.headroom.device_bytes
             orders = self._kernel_orders(plain, budget)
             first = orders[0]
@@ -111,9 +130,7 @@ class Callback:
                 self._planned = PlannedModule(first, first, predicted_bytes=first.device_bytes)
             else:
                 self._planned = self._plan(orders, budget)
-            if not self.commits(self._planned):
-                raise Stopped
-            return self._judged(scheduled, self._planned)
+            return self._planned
 
     def _judged(self, scheduled: Module, planned: PlannedModule) -> Module | None:
         """The module for XLA to compile, judged; None if it is the one that XLA scheduled."""

@@ -12,10 +12,11 @@ from memplan.compilation.callback import Callback, PlannedModule
 from memplan.compilation.kept import Kept
 from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.outcome import Explored, Outcome, Restored
-from memplan.compilation.scheduled import Agree
+from memplan.compilation.scheduled import Agree, ScheduledModule
 from memplan.compilation.shaping import Shaping, collective_flags
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
+from memplan.planning.transforms import Transform
 from memplan.program import compat
 from memplan.program.lowerable import lowerable
 from memplan.program.trace import Program
@@ -31,11 +32,19 @@ Profile = Mapping[str, float]
 """Seconds by the names of instructions."""
 Commits = Callable[[Explored], bool]
 """Whether a planned program is compiled. It is called in a thread of XLA's."""
+Modules = dict[tuple[tuple[Transform, ...], bool], ScheduledModule]
+"""What XLA scheduled for the programs of one step, by transforms and `hides_latency`. No limit
+changes it."""
 
 
 def always(explored: Explored) -> bool:
     """Compile every program (`Commits`)."""
     return True
+
+
+def never(explored: Explored) -> bool:
+    """Compile no program (`Commits`)."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -50,6 +59,8 @@ class Compiler:
     notify: Notify
     between_hosts: str | None = None  # element type of sums between hosts, if not their own
     key: str = ""  # cache key of everything a plan depends on; "" if the step is not cached
+    # grows by every program that is explored; those in it are explored again without XLA
+    modules: Modules | None = None
     # numbers in the names of cached modules
     numbers: Iterator[int] = field(default_factory=itertools.count)
     # plans by the module and all other inputs, so that a program that is explored and then compiled
@@ -86,7 +97,8 @@ class Compiler:
           hides_latency: XLA's scheduler starts copies long before their readers, and uses more
             memory.
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
-          commits: whether XLA compiles the planned program.
+          commits: whether XLA compiles the planned program; with `never`, XLA schedules it only
+            if it is not in `modules`.
 
         Returns:
           An `Outcome` if it was compiled.
@@ -102,6 +114,9 @@ class Compiler:
 
         callback = self._callback(program, headroom)
         callback.commits = lambda planned: commits(explored(planned))
+        key = program.transforms, hides_latency
+        if commits is never and self.modules and key in self.modules:
+            return explored(callback.plan(self.modules[key]))
         while True:
             name = f"{self.key}_{next(self.numbers)}" if self.key else ""
             try:
@@ -109,6 +124,8 @@ class Compiler:
                     program, callback, profile, hides_latency, name=name
                 )
             except Stopped:
+                if self.modules is not None:
+                    self.modules[key] = callback.plain
                 return explored(callback.planned)
             # jax may have an executable of this name, whose plan is lost: try the next one
             if callback.was_called or not self.key:

@@ -63,6 +63,11 @@ class Explored:
     hides_latency: bool  # scheduled by XLA's latency-hiding scheduler
 
     @property
+    def is_compiled(self) -> bool:
+        """Whether its bytes are XLA's; else they are predicted."""
+        return isinstance(self, Outcome)
+
+    @property
     def device_bytes(self) -> int:
         """As predicted; of an `Outcome`, as XLA allocates them."""
         return self.planned.predicted_bytes
@@ -122,6 +127,7 @@ class Outcome(Explored):
     rejected: tuple[ProgramSummary, ...] = ()  # the step's other programs, in order
     # of all programs in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
+    interrupted: bool = False  # Ctrl-C ended the exploration; other programs may be faster
 
     @property
     def device_bytes(self) -> int:

@@ -48,10 +48,12 @@ class Proposal:
     """A program to explore.
 
     Attributes:
+      what: names it in a progress line.
       is_last: whether no other program of this kind is proposed after it.
     """
 
     program: Program
+    what: str
     is_last: Callable[[Explored], bool] = lambda explored: not needs_better(explored)
 
     def commits(self, explored: Explored) -> bool:
@@ -75,8 +77,7 @@ class Variants:
         """The best program with stacks that loops read by index."""
         indexed = self.candidates.indexed_stacks(best.program)
         if indexed is not None:
-            self.notify("compiling with its stacks read by index", None)
-            yield Proposal(indexed)
+            yield Proposal(indexed, "with stacks read by index")
 
     def fewer_residuals(
         self, best: Explored, unmodified: ScheduledModule | None
@@ -88,9 +89,7 @@ class Variants:
         baseline = (unmodified or best.planned.plain) if best.fits else best
         excess = baseline.device_bytes - best.limits.device_bytes
         for may_use_host in (True, False):
-            search = _ResidualSearch(
-                self.candidates, self.notify, self.tries, best, excess, may_use_host
-            )
+            search = _ResidualSearch(self.candidates, self.tries, best, excess, may_use_host)
             fitted = yield from search.run()
             if fitted is None or not _stalls(fitted):
                 return
@@ -110,12 +109,11 @@ class Variants:
         candidates = list(self.candidates.in_slabs(slowdown))
         estimate_limit = math.inf
         for _ in range(min(_MOST_SLAB_PROGRAMS, len(candidates))):
-            self.notify("compiling in slabs", None)
             small_enough = (slabs for slabs in candidates if slabs.expected_bytes <= estimate_limit)
             smallest = min(candidates, key=lambda slabs: slabs.expected_bytes)
             candidate = next(small_enough, smallest)
             candidates.remove(candidate)
-            outcome = yield Proposal(candidate.write())
+            outcome = yield Proposal(candidate.write(), "in slabs")
             if not needs_better(outcome):
                 return
             size = outcome.planned.plain if outcome.fits else outcome
@@ -135,7 +133,6 @@ class _ResidualSearch:
     """
 
     candidates: Candidates
-    notify: Notify
     tries: int
     baseline: Explored  # the program
     excess: int
@@ -153,8 +150,7 @@ class _ResidualSearch:
                 break
             if is_new:
                 self.tried[candidate.transforms] = choice
-                self.notify("compiling with fewer residuals in its loops", None)
-                outcome = yield Proposal(candidate, self._is_last)
+                outcome = yield Proposal(candidate, "with fewer residuals", self._is_last)
                 best = outcome if best is None else better(best, outcome)
                 offset = min(offset, outcome.planned.plain.device_bytes - choice.nbytes)
                 if self.excess == _EXCEEDS_ALL:
@@ -167,16 +163,17 @@ class _ResidualSearch:
         if best is None or not best.fits:
             return best
         if self._choice(best).has_segments:
-            self.notify("compiling with its loops in one piece", None)
             limit = best.limits.device_bytes
             excess = self._nbytes + int(offset) - limit - limit // _DOUBT_PARTS
-            best = yield from self._compared(best, self._fewer(excess, may_segment=False))
+            whole = self._fewer(excess, may_segment=False)
+            best = yield from self._compared(best, whole, "with loops in one piece")
         if self._fewest_promises(best):
-            self.notify("compiling with the fewest residuals in its loops", None)
-            best = yield from self._compared(best, self._fewest)
+            best = yield from self._compared(best, self._fewest, "with the fewest residuals")
         return best
 
-    def _compared(self, best: Explored, choice: ResidualChoice | None) -> Proposals[Explored]:
+    def _compared(
+        self, best: Explored, choice: ResidualChoice | None, what: str
+    ) -> Proposals[Explored]:
         """The better of an outcome and a choice."""
         if choice is None:
             return best
@@ -184,7 +181,7 @@ class _ResidualSearch:
         if candidate.transforms in self.tried:
             return best
         self.tried[candidate.transforms] = choice
-        outcome = yield Proposal(candidate, lambda outcome: better(best, outcome) is outcome)
+        outcome = yield Proposal(candidate, what, lambda outcome: better(best, outcome) is outcome)
         return better(best, outcome)
 
     def _fewer(self, excess: int, may_segment: bool = True) -> ResidualChoice | None:

@@ -17,7 +17,7 @@ class Row:
     """One method to run the step."""
 
     name: str  # for example `plain jax`, `jax.checkpoint`, `memplan`
-    device_bytes: int | None  # by the compiler; None if it failed
+    device_bytes: int | None  # by the compiler, or as the note says; None if it failed
     host_bytes: int | None  # by the compiler; None if it does not report them
     step_s: float | None  # predicted or measured seconds of one step; None if unknown
     fits: bool | None  # within the budget; None if unknown

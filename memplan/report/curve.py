@@ -6,7 +6,7 @@ The JSON is an object with the fields below, first `"schema": "memplan.curve/1"`
 
 import os
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from memplan.io import write_atomic
 from memplan.report.result import Record, Versions
@@ -30,10 +30,13 @@ class Point:
     # faster; its bytes are the budget), or a method without a budget.
     way: str
     budget_bytes: int | None  # None for a method without a budget
-    device_bytes: int | None  # by the compiler; None if nothing fits or it does not compile
+    device_bytes: int | None  # see `measured`; None if nothing fits or it does not compile
     host_bytes: int | None  # likewise
-    step_s: float | None  # predicted seconds of one step, from the compiled program; None as above
+    step_s: float | None  # predicted seconds of one step, from its kernels; None as above
     note: str = ""  # further information
+    # `compiled`: the bytes are the compiler's. `predicted`: they are those of the module that XLA
+    # scheduled, or that a plan makes of it; no code was generated.
+    measured: Literal["compiled", "predicted"] = "compiled"
 
 
 @dataclass(frozen=True)
@@ -68,11 +71,11 @@ class Curve(Record):
                 format_bytes(point.host_bytes),
                 format_seconds(point.step_s),
                 self.against_plain(point),
-                point.note,
+                point.note if point.step_s is None else point.measured,
             )
             for point in self.points
         )
-        columns = ("way", ">budget", ">device", ">host", ">step", ">to plain", "note")
+        columns = ("way", ">budget", ">device", ">host", ">step", ">to plain", "")
         title = f"Step time against memory on {self.device}; floor {format_bytes(self.floor_bytes)}"
         return (Table(title, columns, table_rows, ("",) * len(table_rows)),)
 

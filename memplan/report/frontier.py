@@ -14,16 +14,24 @@ from memplan.units import format_bytes
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A size that was compiled."""
+    """A size that was explored, and compiled if its step was to be the largest."""
 
     size: int
     fits: bool  # a program within both budgets was found
-    device_bytes: int  # of that program, or else of the smallest one, by the compiler
+    # of that program, or else of the smallest one; predicted if none was compiled
+    device_bytes: int
     host_bytes: int  # likewise
     way: str  # `plain`, or the planner, and whether in slabs
     floor_bytes: int  # No plan of this size needs less.
     operation: str  # sets the floor
     compilations: int  # programs compiled for this size
+    explorations: int = 0  # programs planned for this size, and not compiled
+
+    @property
+    def verdict(self) -> str:
+        """Whether it fits, and how that is known."""
+        fits = "fits" if self.fits else "too large"
+        return f"{fits}, {'compiled' if self.compilations else 'predicted'}"
 
 
 @dataclass(frozen=True)
@@ -34,7 +42,7 @@ class Frontier(Record):
       name: of the size.
       largest: the largest size that fits.
       refused: the next size, which does not fit; None if the range ends before.
-      tried: every size that was compiled, in that order.
+      tried: every size that was explored, in that order. The largest is compiled.
       device: target of the compilation.
       budget_bytes, host_budget_bytes: limits of a step.
       versions: (name, version) of all software that affects the figures.
@@ -65,8 +73,13 @@ class Frontier(Record):
         """Programs that were compiled for all sizes."""
         return sum(trial.compilations for trial in self.tried)
 
+    @property
+    def explorations(self) -> int:
+        """Programs that were explored for all sizes, and not compiled."""
+        return sum(trial.explorations for trial in self.tried)
+
     def at(self, size: int) -> Trial:
-        """The figures of a compiled size."""
+        """The figures of a size that was tried."""
         return next(trial for trial in self.tried if trial.size == size)
 
     @property
@@ -82,7 +95,8 @@ class Frontier(Record):
         return f"the next needs {format_bytes(trial.host_bytes)} of the host"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
-        """The largest size and every compiled size, regardless of `rows`."""
+        """The largest size and every size tried, regardless of `rows`."""
+        programs = self.compilations + self.explorations
         trial = self.at(self.largest)
         row = (
             str(self.largest),
@@ -96,8 +110,8 @@ class Frontier(Record):
                 format_bytes(trial.device_bytes),
                 format_bytes(trial.floor_bytes),
                 trial.way,
-                str(trial.compilations),
-                "fits" if trial.fits else "too large",
+                str(trial.compilations + trial.explorations),
+                trial.verdict,
             )
             for trial in self.tried
         )
@@ -109,7 +123,7 @@ class Frontier(Record):
                 (row,),
             ),
             Table(
-                f"Sizes tried: {len(self.tried)}, in {self.compilations} programs",
+                f"Sizes tried: {len(self.tried)}, in {programs} programs",
                 (name, ">device", ">floor", "way", ">programs", ""),
                 table_rows,
                 tuple("good" if trial.fits else "bad" for trial in self.tried),

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from memplan.compilation.outcome import Outcome
+from memplan.compilation.outcome import Explored, Outcome
 from memplan.errors import InfeasibleBudgetError, MemplanError, OutOfMemoryError
 from memplan.planning.floor import floor
 from memplan.planning.slabs.slabs import Slabs
@@ -84,7 +84,7 @@ def working_budget(refused: Outcome, plan_within: Callable[[int], Outcome] | Non
     return plain_bytes
 
 
-def floor_of(outcome: Outcome) -> tuple[int, str]:
+def floor_of(outcome: Explored) -> tuple[int, str]:
     """A lower bound of device bytes for any order, and the kernel that sets it, with its line."""
     smallest = outcome.planned.plain.rewrite(0)
     nbytes, kernel = floor(smallest.problem)

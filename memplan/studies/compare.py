@@ -25,7 +25,8 @@ def compare(
 ) -> Comparison:
     """Compile a step by every method of jax, XLA and memplan, for one device and budget.
 
-    The policies of `jax.checkpoint` apply to the whole function that the step differentiates.
+    The policies of `jax.checkpoint` apply to the whole function that the step differentiates. Their
+    bytes are predicted where that is enough (`Baselines.checkpoint`), and a note says so.
     """
     target = request.target
     limits = limits_of(request, target)
@@ -33,7 +34,7 @@ def compare(
 
     def rows() -> Iterator[Row]:
         for name, compiled in _compilations(baselines, limits.device_bytes).items():
-            notify(f"compiling: {name}", None)
+            notify(name, None)
             yield _baseline_row(name, compiled, limits)
         outcome = pipeline.best(step, args, {}, options, request, notify)
         if target.backend.rematerializes and outcome.unmodified is not None:
@@ -71,7 +72,8 @@ def _baseline_row(name: str, compiled: Callable[[], Baseline], limits: Limits) -
     except REFUSALS as error:
         return Row(name, None, None, None, None, refusal(error))
     fits = limits.allow(baseline.device_bytes, baseline.host_bytes)
-    return Row(name, baseline.device_bytes, baseline.host_bytes, baseline.step_s, fits)
+    note = "" if baseline.is_compiled else "predicted"
+    return Row(name, baseline.device_bytes, baseline.host_bytes, baseline.step_s, fits, note)
 
 
 def _memplan_row(outcome: Outcome) -> Row:

@@ -1,8 +1,8 @@
 """What to do first about a step's memory.
 
 Arrays, constants and types are counted (`results.findings`). If memplan can make the change, it
-compiles the changed step once and subtracts its bytes. For a step that fits, only changes that cost
-nothing are listed.
+compiles the changed step once and subtracts its bytes; of several batches, only the one it advises.
+For a step that fits, only changes that cost nothing are listed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from memplan.compilation.compiler import shapes_of
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.errors import UnsupportedProgramError
-from memplan.pipeline import Notify
+from memplan.pipeline import Exploration, Notify
 from memplan.program import compat
 from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
@@ -33,11 +33,11 @@ from memplan.results.findings import arguments_of, counted, is_large, replaced_i
 from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS
-from memplan.studies.largest import last_fitting
+from memplan.studies.largest import last_compiled
 from memplan.units import show_bytes
 
 _MAX_COMPILED = 4  # compiled changes of a kind, largest first; the others stay counted
-_PARTS = 32  # batches, 3 % apart; a bisection finds the largest in five compilations
+_PARTS = 32  # batches, 3 % apart; a bisection finds the largest in five explorations
 
 
 def doctor(
@@ -131,6 +131,20 @@ class _Case:
             outcome = pipeline.best_of(
                 program, self._bare.unlimited, lambda _, share: self.notify(stage, share)
             )
+        self.compilations += outcome.compilations
+        return outcome
+
+    def explored(self, change: str, program: Program) -> Exploration:
+        """A changed step as XLA schedules it, without a plan."""
+        stage = f"exploring {change}"
+        self.notify(stage, None)
+        return pipeline.explore(
+            program, self._bare.unlimited, lambda _, share: self.notify(stage, share), modules={}
+        )
+
+    def committed(self, exploration: Exploration) -> Outcome:
+        """An explored step, compiled."""
+        outcome = exploration.commit()
         self.compilations += outcome.compilations
         return outcome
 
@@ -281,8 +295,10 @@ def _batch(case: _Case) -> Iterator[Finding]:
         return
     rows = leaves[max(arrays, key=lambda n: program.input_nbytes[n])].shape[0]
     sizes = range(rows // 2, rows, max(1, rows // _PARTS))
+    explored: dict[int, Exploration] = {}
     outcomes: dict[int, Outcome] = {}
 
+    @functools.cache
     def fits(position: int) -> bool:
         count = sizes[position]
         parts = list(leaves)
@@ -293,12 +309,19 @@ def _batch(case: _Case) -> Iterator[Finding]:
             program = case.traced(_new_function(case.step), jax.tree.unflatten(tree, parts))
         except Exception:  # the user's step need not work with every batch
             return False
-        outcomes[count] = case.compiled(f"a batch of {count}", program)
+        explored[count] = case.explored(f"a batch of {count}", program)
+        return explored[count].best.device_bytes <= case.limits.device_bytes
+
+    def fits_compiled(position: int) -> bool:
+        count = sizes[position]
+        outcomes[count] = case.committed(explored[count])
         return outcomes[count].device_bytes <= case.limits.device_bytes
 
     if rows < 2 or not fits(0):
         return
-    last = last_fitting(len(sizes) - 1, lambda position: fits(position + 1)) + 1
+    last = last_compiled(len(sizes), fits, fits_compiled)
+    if last < 0:
+        return
     count = sizes[last]
     outcome = outcomes[count]
     sample = show_bytes((case.plain.device_bytes - outcome.device_bytes) // (rows - count))

@@ -1,14 +1,16 @@
-"""Finds the largest size whose step fits, by compilations."""
+"""Finds the largest size whose step fits, by explorations; only that size is compiled."""
 
+import functools
 from collections.abc import Callable, Sequence
 from numbers import Integral
 from typing import Any
 
 from memplan import pipeline
+from memplan.compilation.outcome import Explored, Outcome
 from memplan.errors import SizeError
-from memplan.pipeline import Notify, Outcome
+from memplan.pipeline import Exploration, Notify
 from memplan.report.frontier import Frontier, Trial
-from memplan.request import Request, limits_of
+from memplan.request import Request, limits_of, traced
 from memplan.results.infeasible import floor_of
 from memplan.results.report import versions
 
@@ -28,7 +30,8 @@ def frontier(
 ) -> Frontier:
     """Find the largest size that fits (see `api.frontier`).
 
-    A bisection finds it, since a step's memory rises with its size.
+    A bisection finds it, since a step's memory rises with its size. If the compiled step exceeds
+    its prediction, the sizes below are searched.
 
     Raises:
       InfeasibleBudgetError: the smallest size does not fit.
@@ -47,22 +50,32 @@ def frontier(
     sizes = range(low, high + 1, step)
     target = request.target
     limits = limits_of(request, target)
+    explored: dict[int, Exploration] = {}
     outcomes: dict[int, Outcome] = {}
+    tried: dict[int, Trial] = {}
 
+    @functools.cache
     def fits(position: int) -> bool:
         size = sizes[position]
-        notify(f"trying {size}", None)
-        outcomes[size] = _compiled(make, size, donate, request, notify)
-        return outcomes[size].fits
+        exploration = explored[size] = _explored(make, name, size, donate, request, notify)
+        tried[size] = _trial(size, exploration.best, exploration.explorations)
+        return exploration.best.fits
 
-    last = last_fitting(len(sizes), fits)
+    def fits_compiled(position: int) -> bool:
+        size = sizes[position]
+        outcome = outcomes[size] = explored[size].commit()
+        tried[size] = _trial(size, outcome, outcome.explorations, outcome.compilations)
+        return outcome.fits
+
+    last = last_compiled(len(sizes), fits, fits_compiled)
     if last < 0:
-        raise pipeline.infeasible_error(outcomes[low], request, notify)
+        smallest = outcomes.get(low) or explored[low].commit()
+        raise pipeline.infeasible_error(smallest, request, notify)
     return Frontier(
         name=name,
         largest=sizes[last],
         refused=sizes[last + 1] if last + 1 < len(sizes) else None,
-        tried=tuple(_trial(size, outcome) for size, outcome in outcomes.items()),
+        tried=tuple(tried.values()),
         device=target.device.name,
         budget_bytes=limits.device_bytes,
         host_budget_bytes=limits.host_bytes,
@@ -86,10 +99,30 @@ def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
     return below
 
 
-def _compiled(
-    make: Make, size: int, donate: tuple[int, ...] | None, request: Request, notify: Notify
-) -> Outcome:
-    """Compile the step of this size within the budget, or else with the fewest bytes."""
+def last_compiled(
+    count: int, fits: Callable[[int], bool], fits_compiled: Callable[[int], bool]
+) -> int:
+    """The last position that fits by prediction, and compiled; -1 if none does (`last_fitting`)."""
+    last = last_fitting(count, fits)
+    while last >= 0 and not fits_compiled(last):
+        last = last_fitting(last, fits)
+    return last
+
+
+def _explored(
+    make: Make,
+    name: str,
+    size: int,
+    donate: tuple[int, ...] | None,
+    request: Request,
+    notify: Notify,
+) -> Exploration:
+    """Explore the step of this size until a program fits the budget."""
+
+    def tell(stage: str, share: float | None) -> None:
+        notify(f"{name} {size}: {stage}", share)
+
+    tell("making the step", None)
     try:
         step, args = make(size)
     except Exception as error:
@@ -102,18 +135,20 @@ def _compiled(
         )
     if donate is None:
         donate = (0,) if len(args) > 1 else ()
-    return pipeline.best(step, args, {}, {"donate_argnums": donate}, request, notify)
+    program = traced(step, args, {}, {"donate_argnums": donate}, request, tell)
+    return pipeline.explore(program, request, tell, modules={}, any_that_fits=True)
 
 
-def _trial(size: int, outcome: Outcome) -> Trial:
-    floor, operation = floor_of(outcome)
+def _trial(size: int, explored: Explored, explorations: int, compilations: int = 0) -> Trial:
+    floor, operation = floor_of(explored)
     return Trial(
         size=size,
-        fits=outcome.fits,
-        device_bytes=outcome.device_bytes,
-        host_bytes=outcome.host_bytes,
-        way=outcome.method,
+        fits=explored.fits,
+        device_bytes=explored.device_bytes,
+        host_bytes=explored.host_bytes,
+        way=explored.method,
         floor_bytes=floor,
         operation=operation,
-        compilations=outcome.compilations,
+        compilations=compilations,
+        explorations=explorations,
     )

@@ -2,18 +2,22 @@
 it.
 
 The hook belongs to the platform and sees every compilation of the process; of other modules it
-reads only the name. It raises nothing into XLA: it keeps an error and leaves the module unchanged,
-and `Interception.check` raises. A callback that raises `Stopped` ends the compilation before XLA
-generates code: on the CPU after a tenth of its seconds, for a GPU after a fifth to two thirds.
+reads only the name. It raises nothing into XLA, which would abort the process: it keeps an error
+and leaves the module unchanged, and `Interception.check` raises. A callback that raises `Stopped`
+ends the compilation before XLA generates code: on the CPU after a tenth of its seconds, for a GPU
+after a fifth to two thirds. So does Ctrl-C.
 """
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from types import FrameType
+from typing import Any
 
 from memplan.program import compat
 from memplan.xla.module import Module
@@ -33,14 +37,55 @@ class Stopped(Exception):
     """A callback ends the compilation: it has read all that its caller wants to know."""
 
 
+ENDS = Stopped, KeyboardInterrupt
+"""What ends a compilation if a callback raises it."""
+
+
+@dataclass
+class _CtrlC:
+    """The handler of Ctrl-C during a compilation; it calls the user's where that may raise.
+
+    Python calls a handler wherever its main thread runs next. While XLA compiles, that is the first
+    instruction of `_called_back`, before any `try`.
+    """
+
+    users: Callable[[int, FrameType | None], Any]
+    may_raise: bool = False
+    is_pending: bool = False
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        self.is_pending = not self.may_raise
+        if self.may_raise:
+            self.may_raise = False  # the error is handled
+            self.users(number, frame)
+            self.may_raise = True
+
+    def deliver(self) -> None:
+        """Call the user's handler if Ctrl-C was pressed."""
+        if self.is_pending:
+            self.is_pending = False
+            self.users(signal.SIGINT, None)
+
+    @contextmanager
+    def raising(self) -> Iterator[None]:
+        """Inside, Ctrl-C raises, also if it was pressed before."""
+        try:
+            self.may_raise = True
+            self.deliver()
+            yield
+        finally:
+            self.may_raise = False
+
+
 @dataclass
 class Interception:
     """A module that a caller waits for."""
 
     shape: Rewrite | None  # of the module before it is scheduled
     rewrite: Rewrite  # of the scheduled module
+    ctrl_c: _CtrlC
     called: bool = False  # the compiler has called back with the scheduled module
-    error: Exception | None = None  # the first error of a callback
+    error: BaseException | None = None  # the first error of a callback
 
     def check(self) -> None:
         """Raise the error of the callback, if any."""
@@ -58,7 +103,6 @@ def intercept(
     Args:
       shape: receives it before, when XLA has partitioned but not scheduled it.
     """
-    interception = Interception(shape, rewrite)
     with _lock:
         if platform not in _platforms:
             for scheduled in (False, True):
@@ -66,13 +110,38 @@ def intercept(
             _platforms.add(platform)
         while name in _awaited:  # another thread compiles the same
             _lock.wait()
-        _awaited[name] = interception
+        users = signal.getsignal(signal.SIGINT)
+        ctrl_c = _CtrlC(users if callable(users) else _ignore)
+        interception = _awaited[name] = Interception(shape, rewrite, ctrl_c)
     try:
-        yield interception
+        with _handling(ctrl_c):
+            yield interception
     finally:
         with _lock:
             del _awaited[name]
             _lock.notify_all()
+
+
+@contextmanager
+def _handling(ctrl_c: _CtrlC) -> Iterator[None]:
+    """Inside, `ctrl_c` handles Ctrl-C, at the end what was pressed and has not raised.
+
+    Only in the main thread, the one that Python calls handlers in.
+    """
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or ctrl_c.users is _ignore:
+        yield
+        return
+    signal.signal(signal.SIGINT, ctrl_c)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, ctrl_c.users)
+        ctrl_c.deliver()
+
+
+def _ignore(number: int, frame: FrameType | None) -> None:
+    """In place of a handler that is not Python's."""
 
 
 def _called_back(scheduled: bool, proto: bytes) -> bytes | None:
@@ -84,11 +153,12 @@ def _called_back(scheduled: bool, proto: bytes) -> bytes | None:
     if rewrite is None or interception.error is not None:
         return None
     try:
-        module = rewrite(Module.read(proto, scheduled))
-        return None if module is None else serialize(module)
-    except Exception as error:
+        with interception.ctrl_c.raising():
+            module = rewrite(Module.read(proto, scheduled))
+            return None if module is None else serialize(module)
+    except BaseException as error:
         interception.error = error
-        return _NO_MODULE if isinstance(error, Stopped) else None
+        return _NO_MODULE if isinstance(error, ENDS) else None
 
 
 def module_name(proto: bytes) -> str:

@@ -25,7 +25,7 @@ from memplan.program import compat
 from memplan.program.lowerable import Lowerable
 from memplan.program.trace import lower
 from memplan.xla.described_gpu import kernel_cache_file, target_config
-from memplan.xla.hook import Interception, Rewrite, Stopped, intercept
+from memplan.xla.hook import ENDS, Interception, Rewrite, Stopped, intercept
 from memplan.xla.module import Module
 from memplan.xla.schema import UnreadableModuleError
 
@@ -166,7 +166,7 @@ class Target:
             rewritten: `rewrite` is not called.
 
         Raises:
-          Stopped: `rewrite` ended the compilation.
+          Stopped, KeyboardInterrupt: `rewrite` or Ctrl-C ended the compilation.
           MemplanError: XLA did not hand the module over, or whatever `rewrite` raises.
         """
         users = lowerable.options.get("compiler_options") or {}
@@ -213,7 +213,7 @@ class Target:
             try:
                 compiled = self._compile_lowered(renamed, {**flags, **self._as_planned(flags)})
             except jax.errors.JaxRuntimeError:
-                if isinstance(interception.error, Stopped):
+                if isinstance(interception.error, ENDS):
                     raise interception.error from None
                 raise
         self._check(interception, bool(cached))

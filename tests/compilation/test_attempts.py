@@ -146,6 +146,7 @@ def attempt(
     by_index: Program | None = None,
     gain_s: float = 0.0,
     fewest: FakeChoice | None = None,
+    notify: Any = lambda *_: None,
     **options: Any,
 ) -> Outcome:
     nbytes = expected_bytes or (100,) * len(slabs)
@@ -156,10 +157,87 @@ def attempt(
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
     candidates.gain_s = gain_s
     candidates.fewest = fewest
-    result = Attempts(compiler, cast(Any, candidates), lambda *_: None, **options).run(program)
+    attempts = Attempts(compiler, cast(Any, candidates), notify, **options)
+    result = attempts.commit(attempts.explore(program))
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
     compiler.missing = candidates.missing
     return result
+
+
+@dataclass
+class Interrupted(Fake):
+    """Ctrl-C is pressed while it explores programs after the first few."""
+
+    after: int = 1
+
+    def explore(self, *args: Any, **named: Any) -> Explored:
+        if len(self.calls) == self.after:
+            self.after = 0
+            raise KeyboardInterrupt
+        return super().explore(*args, **named)
+
+
+def test_an_interrupted_search_compiles_what_is_in_hand() -> None:
+    compiler = Interrupted([outcome(PROGRAM, 90, seconds=2.0)])
+    result = attempt(compiler, slabs=(in_slabs(),), keeps_found=True)
+    assert result.program is PROGRAM and result.interrupted
+    assert compiler.compiled == [PROGRAM]
+
+
+@pytest.mark.parametrize(("nbytes", "keeps_found"), [(130, True), (90, False)])
+def test_with_nothing_in_hand_or_to_keep_an_interrupt_is_an_interrupt(
+    nbytes: int, keeps_found: bool
+) -> None:
+    first = outcome(PROGRAM, nbytes, seconds=2.0, predicted_to_fit=nbytes <= 100)
+    compiler = Interrupted([first])
+    with pytest.raises(KeyboardInterrupt):
+        attempt(compiler, slabs=(in_slabs(),), keeps_found=keeps_found)
+    assert not compiler.compiled
+
+
+def test_a_second_interrupt_stops() -> None:
+    """The second comes as the line is shown that says what is compiled."""
+    told = list[str]()
+
+    def notify(stage: str, share: float | None) -> None:
+        told.append(stage)
+        if "in slabs" in stage or stage.startswith("compiling the best"):
+            raise KeyboardInterrupt
+
+    compiler = Fake([outcome(PROGRAM, 90, seconds=2.0)])
+    with pytest.raises(KeyboardInterrupt):
+        attempt(compiler, slabs=(in_slabs(),), keeps_found=True, notify=notify)
+    assert not compiler.compiled
+    assert told == [
+        "exploring the step",
+        "choosing slabs: in hand 2.00 s in 90 B, at best 1.00 s",
+        "exploring in slabs: in hand 2.00 s in 90 B, at best 1.00 s",
+        "interrupted (again to stop), with a program in hand",
+        "compiling the best: 2.00 s in 90 B",
+    ]
+
+
+def test_it_says_that_nothing_fits_yet() -> None:
+    told = list[str]()
+    compiler = Fake(misses((PROGRAM, 130), (in_slabs(), 110)))
+    attempt(compiler, slabs=(in_slabs(),), notify=lambda stage, share: told.append(stage))
+    assert told[2] == "exploring in slabs: nothing fits yet, the smallest takes 130 B of 100 B"
+
+
+def test_a_study_compiles_nothing_until_it_is_asked() -> None:
+    compiler = Fake([90])
+    attempts = Attempts(cast(Any, compiler), cast(Any, None), lambda *_: None, compiles=False)
+    best = attempts.explore(PROGRAM)
+    assert best.fits and not compiler.compiled
+    assert attempts.commit(best).fits and compiler.compiled == [PROGRAM]
+
+
+def test_any_that_fits_may_be_slow() -> None:
+    slow = outcome(PROGRAM, 90, seconds=9.0)
+    assert attempt(Fake([slow]), slabs=(in_slabs(),), any_that_fits=True).program is PROGRAM
+    fewer = with_residuals(0), with_residuals(1)
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(fewer[0], 60, seconds=9.0)])
+    assert attempt(compiler, programs=fewer, any_that_fits=True).program is fewer[0]
 
 
 def count(result: Outcome) -> int:

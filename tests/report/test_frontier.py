@@ -8,7 +8,7 @@ import pytest
 from memplan.report.frontier import Frontier, Trial
 
 MIB = 2**20
-REFUSED = Trial(16, False, 12 * MIB, 0, "kernels", 9 * MIB, "dot at net.py:3", 2)
+REFUSED = Trial(16, False, 12 * MIB, 0, "kernels", 9 * MIB, "dot at net.py:3", 0, 2)
 
 
 @pytest.fixture
@@ -20,7 +20,8 @@ def frontier() -> Frontier:
 def test_json_brings_every_trial_back(frontier: Frontier) -> None:
     document = json.loads(frontier.to_json())
     assert document["schema"] == "memplan.frontier/2" and document["refused"] == 16
-    assert document["tried"][0]["size"] == 8 and "compilations" not in document
+    assert document["tried"][0]["size"] == 8
+    assert not {"compilations", "explorations"} & set(document)
 
 
 @pytest.mark.parametrize(
@@ -42,4 +43,5 @@ def test_the_limit_of_a_size(frontier: Frontier, refused: Trial, limit: str) -> 
 def test_text_has_the_size_and_all_trials(frontier: Frontier) -> None:
     text = str(frontier)
     assert "The largest that fits 8.0 MiB on v100" in text and "floor 9.0 MiB" in text
-    assert "Sizes tried: 2, in 4 programs" in text and text.count("too large") == 1
+    assert "Sizes tried: 2, in 4 programs" in text and text.count("too large, predicted") == 1
+    assert text.count("fits, compiled") == 1

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import pytest
 
 from memplan.hardware import catalog
-from memplan.hardware.backend import GPU, Backend
+from memplan.hardware.backend import CPU, GPU, Backend
 from memplan.hardware.device import Device
 from memplan.program.lowerable import Lowerable
 from memplan.studies import baselines
@@ -30,15 +30,19 @@ class Fake:
     """A target that compiles everything into one text, and records jaxprs and flags."""
 
     device: Device = V100
+    text: str = TEXT
     compilations: list[tuple[str, Any]] = field(default_factory=list)
     backend: Backend = GPU
 
     def mesh_for(self, spmd: object) -> None:
         return None
 
-    def compile(self, lowerable: Lowerable, flags: Any, *_: Any) -> Any:
+    def compile(self, lowerable: Lowerable, flags: Any, profile: Any, rewrite: Any, *_: Any) -> Any:
         self.compilations.append((str(jax.make_jaxpr(lowerable.step)(*lowerable.args)), flags))
-        return SimpleNamespace(module=read_module(TEXT), memory=Memory(100, 7, 30))
+        module = read_module(self.text)
+        if rewrite is not None:
+            rewrite(module)
+        return SimpleNamespace(module=module, memory=Memory(100, 7, 30))
 
 
 @pytest.fixture
@@ -68,6 +72,34 @@ def test_policies_change_the_program_and_not_the_step(
     for policy, jaxpr in zip(policies().values(), checkpointed, strict=True):
         assert repr(policy).partition(" at 0x")[0] in " ".join(jaxpr.split())  # jax releases differ
     assert not any(flags)
+
+
+ON_HOST = TEXT.replace(
+    "ROOT %end = f32[512,1024]{1,0} neg", "ROOT %end = f32[512,1024]{1,0:S(5)} neg"
+)
+
+HOLDING = TEXT.replace("negate(%v2)", "add(%v2, %v0)")  # temporaries
+
+
+@pytest.mark.parametrize(
+    ("target", "is_compiled"),
+    [
+        (Fake(), False),
+        (Fake(replace(V100, memory_bytes=2**20), text=HOLDING), True),
+        (Fake(text=HOLDING), False),
+        (Fake(text=ON_HOST), True),
+        (Fake(backend=CPU), True),
+    ],
+    ids=["schedule", "rematerialized", "in memory", "on the host", "cpu"],
+)
+def test_a_policy_is_compiled_where_its_schedule_does_not_tell(
+    target: Fake, is_compiled: bool
+) -> None:
+    without_memplan = Baselines(step, ARGS, {}, cast(Any, target))
+    baseline = without_memplan.checkpoint(jax.checkpoint_policies.nothing_saveable)
+    assert baseline.is_compiled is is_compiled
+    assert (baseline.device_bytes == 100) is is_compiled
+    assert baseline.step_s == replay(read_module(target.text), target.device).step_s
 
 
 def test_xla_gets_the_budget_and_more_flags(

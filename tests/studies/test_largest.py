@@ -1,6 +1,7 @@
 """The largest size whose step fits, compared with planning every size."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -10,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import memplan
-from memplan import api
+from memplan import api, pipeline
+from memplan.compilation.limits import Limits
 from memplan.errors import InfeasibleBudgetError, SizeError
 from memplan.report.frontier import Frontier
 from memplan.studies.largest import last_fitting
@@ -53,13 +55,35 @@ def test_it_agrees_with_planning_every_size(frontier: Frontier) -> None:
 
 
 @pytest.mark.gpu_aot
-def test_both_sides_of_the_frontier_are_compiled(frontier: Frontier) -> None:
+def test_the_largest_is_compiled_and_the_others_are_predicted(frontier: Frontier) -> None:
     assert frontier.refused is not None
     inside = frontier.at(frontier.largest)
     outside = frontier.at(frontier.refused)
     assert inside.fits and inside.device_bytes <= BUDGET
     assert not outside.fits and outside.device_bytes > BUDGET
-    assert frontier.compilations == sum(trial.compilations for trial in frontier.tried)
+    assert [trial.size for trial in frontier.tried if trial.compilations] == [frontier.largest]
+    assert frontier.compilations == inside.compilations == 1
+    assert frontier.explorations == sum(trial.explorations for trial in frontier.tried)
+
+
+def test_if_the_largest_exceeds_its_prediction_the_next_smaller_is_compiled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled = list[int]()
+    commit = pipeline.Exploration.commit
+
+    def exceeding(exploration: pipeline.Exploration) -> Any:
+        outcome = commit(exploration)
+        [rows, _] = outcome.program.traced.args[1].shape
+        compiled.append(rows)
+        limits = outcome.limits if rows < 3 else Limits(outcome.device_bytes - 1, 0)
+        return replace(outcome, limits=limits)
+
+    monkeypatch.setattr(pipeline.Exploration, "commit", exceeding)
+    result = api.frontier(make, low=1, high=4, budget="1GiB", host_budget=0)
+    assert compiled == [4, 3, 2]
+    assert result.largest == 2 and result.refused == 3
+    assert {trial.size for trial in result.tried if trial.fits} == {1, 2}
 
 
 @pytest.mark.gpu_aot

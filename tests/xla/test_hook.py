@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
 
 import jax
@@ -60,6 +62,56 @@ def test_a_module_that_cannot_be_written_is_an_error_too() -> None:
         lowered("garbled").compile()
     with pytest.raises(KeyError):
         interception.check()
+
+
+def test_ctrl_c_in_a_callback_ends_the_compilation() -> None:
+    """It would abort the process if it were raised into XLA."""
+
+    def rewrite(module: Module) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with hook.intercept("jit_broken_off", rewrite, "cpu") as interception:
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            lowered("broken_off").compile()
+        with pytest.raises(KeyboardInterrupt):
+            interception.check()
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_ctrl_c_beside_a_callback_is_raised_in_the_next() -> None:
+    read = list[str]()
+
+    with hook.intercept("jit_pressed", lambda module: read.append(module.name), "cpu") as pressed:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(jax.errors.JaxRuntimeError):
+            lowered("pressed").compile()
+    assert isinstance(pressed.error, KeyboardInterrupt) and not read
+
+
+def test_ctrl_c_after_the_last_callback_is_raised_at_the_end() -> None:
+    late = contextlib.ExitStack()
+    interception = late.enter_context(hook.intercept("jit_late", lambda module: None, "cpu"))
+    lowered("late").compile()
+    signal.raise_signal(signal.SIGINT)
+    interception.check()
+    with pytest.raises(KeyboardInterrupt):
+        late.close()
+
+
+def test_a_handler_of_ctrl_c_that_raises_nothing_is_called() -> None:
+    called = list[int]()
+    before = signal.signal(signal.SIGINT, lambda number, frame: called.append(number))
+    try:
+        with hook.intercept(
+            "jit_handled", lambda module: signal.raise_signal(signal.SIGINT), "cpu"
+        ) as handled:
+            lowered("handled").compile()
+            signal.raise_signal(signal.SIGINT)
+        handled.check()
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert called == [signal.SIGINT] * 2
 
 
 def test_who_asks_for_the_same_name_waits() -> None:
