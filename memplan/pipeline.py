@@ -46,7 +46,12 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         restored = _restored(program, request, entry, notify)
         if restored is not None:
             return restored
-    outcome = best_of(program, request, notify, key, keeps_found=True)
+    started = time.perf_counter()
+    modules: Modules = {}
+    exploration = _exploration(program, request, notify, key, modules, keeps_found=True)
+    if exploration.is_refused:
+        raise infeasible_error(exploration.best, request, notify, modules)
+    outcome = replace(exploration.commit(), seconds=time.perf_counter() - started)
     if (
         not outcome.fits
         and request.plan is not None
@@ -55,7 +60,7 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         notify("planning anew, as XLA chose other kernels", None)
         outcome = best_of(program, replace(request, plan=None), notify, keeps_found=True)
     if not outcome.fits and request.verify is not None:
-        raise infeasible_error(outcome, request, notify)
+        raise infeasible_error(outcome, request, notify, modules)
     if outcome.name and outcome.fits and not outcome.interrupted:
         plan = None if outcome.plan is None else outcome.plan.to_json()
         entry = Kept(outcome.name, outcome.hides_latency, plan, report_of(outcome).to_json())
@@ -63,15 +68,23 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
     return outcome
 
 
-def infeasible_error(outcome: Outcome, request: Request, notify: Notify) -> InfeasibleBudgetError:
-    """The error for an outcome that does not fit; it names a budget that works."""
+def infeasible_error(
+    refused: Explored, request: Request, notify: Notify, modules: Modules
+) -> InfeasibleBudgetError:
+    """The error for a step whose best program does not fit; it names a budget that works.
 
-    def plan_within(budget: int) -> Outcome:
+    Args:
+      modules: what XLA has scheduled for the step.
+    """
+
+    def plan_within(budget: int) -> Explored:
         notify("looking for a budget that works", None)
-        return best_of(outcome.program.original, replace(request, budget=budget), notify)
+        within = replace(request, budget=budget)
+        program = refused.program.original
+        return explore(program, within, notify, modules, any_that_fits=True).best
 
-    smallest = working_budget(outcome, None if request.plan else plan_within)
-    return infeasible(outcome, smallest, bool(request.split))
+    smallest = working_budget(refused, None if request.plan else plan_within)
+    return infeasible(refused, smallest, bool(request.split))
 
 
 def best(
@@ -99,12 +112,24 @@ def best_of(
       keeps_found: Ctrl-C ends the search if something fits (`Attempts.explore`).
     """
     started = time.perf_counter()
-    attempts, first = _attempts(program, request, notify, key)
+    outcome = _exploration(program, request, notify, key, None, keeps_found).commit()
+    return replace(outcome, seconds=time.perf_counter() - started)
+
+
+def _exploration(
+    program: Program,
+    request: Request,
+    notify: Notify,
+    key: str,
+    modules: Modules | None,
+    keeps_found: bool,
+) -> Exploration:
+    """A step explored, and compiled if its first program is good enough. See `best_of`."""
+    attempts, first = _attempts(program, request, notify, key, modules)
     # An interrupted process would not compile what the step's other processes do.
     keeps_found = keeps_found and not _processes(program, request)
     attempts = replace(attempts, keeps_found=keeps_found)
-    outcome = Exploration(request, attempts, first, attempts.explore(first)).commit()
-    return replace(outcome, seconds=time.perf_counter() - started)
+    return Exploration(request, attempts, first, attempts.explore(first))
 
 
 def explore(
@@ -138,6 +163,12 @@ class Exploration:
     def explorations(self) -> int:
         """Number of programs that were explored."""
         return self.attempts.history.explorations
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the step is refused without a compilation: nothing should fit."""
+        best = self.best
+        return not best.fits and not best.is_compiled and self.request.verify is not None
 
     def commit(self) -> Outcome:
         """The best program compiled; the fastest that fits, if any that fits was explored for."""

@@ -105,14 +105,23 @@ class Attempts:
           KeyboardInterrupt: Ctrl-C was pressed, and no program that fits is to be kept.
         """
         try:
-            return self._search(program)
+            best = self._search(program)
         except KeyboardInterrupt:
-            best = self.history.best
-            if not self.keeps_found or best is None or not best.fits:
+            in_hand = self.history.best
+            if not self.keeps_found or in_hand is None or not in_hand.fits:
                 raise
             self.history.interrupted = True
             self.notify("interrupted (again to stop), with a program in hand", None)
-            return best
+            best = in_hand
+        return self._with_others(best)
+
+    def _with_others[Result: Explored](self, best: Result) -> Result:
+        """The best program, with what is to be known of the others."""
+        return replace(
+            best,
+            unmodified=self.history.unmodified,
+            closest_slab_attempt=self.history.closest_slab_attempt,
+        )
 
     def _search(self, program: Program) -> Explored:
         best = self._explore(Proposal(program, "the step"))
@@ -130,12 +139,10 @@ class Attempts:
         rejected = self.history.summaries.copy()
         rejected.remove(outcome.summary)
         return replace(
-            outcome,
+            self._with_others(outcome),
             rejected=tuple(rejected),
-            unmodified=self.history.unmodified,
             compilations=self.history.compilations,
             explorations=self.history.explorations,
-            closest_slab_attempt=self.history.closest_slab_attempt,
             interrupted=self.history.interrupted,
         )
 

@@ -61,6 +61,10 @@ class Explored:
     limits: Limits
     planned: PlannedModule  # the callback's result during the compilation
     hides_latency: bool  # scheduled by XLA's latency-hiding scheduler
+    # the unmodified step's module; None if only a transformed program was explored
+    unmodified: ScheduledModule | None = None
+    # of all programs in slabs, the one that exceeds the limits least
+    closest_slab_attempt: SlabAttempt | None = None
 
     @property
     def is_compiled(self) -> bool:
@@ -76,6 +80,11 @@ class Explored:
     def host_bytes(self) -> int:
         """As predicted; of an `Outcome`, as XLA allocates them."""
         return self.planned.predicted_host_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        """Bytes of constants on the device."""
+        return self.planned.plain.constant_bytes
 
     @property
     def fits(self) -> bool:
@@ -116,8 +125,6 @@ class Outcome(Explored):
     """A program compiled under limits."""
 
     executable: Executable
-    # the unmodified step's module; None if only a transformed program was compiled
-    unmodified: ScheduledModule | None = None
     compilations: int = 1  # number of compilations
     explorations: int = 0  # number of compilations that ended at the plan
     between_hosts: str | None = None  # element type of sums between hosts, if not their own
@@ -125,8 +132,6 @@ class Outcome(Explored):
     seconds: float = 0.0  # seconds from the call to this outcome
     name: str = ""  # the module's name in jax's persistent cache; "" if it is not cached
     rejected: tuple[ProgramSummary, ...] = ()  # the step's other programs, in order
-    # of all programs in slabs, the one that exceeds the limits least
-    closest_slab_attempt: SlabAttempt | None = None
     interrupted: bool = False  # Ctrl-C ended the exploration; other programs may be faster
 
     @property
@@ -136,6 +141,10 @@ class Outcome(Explored):
     @property
     def host_bytes(self) -> int:
         return self.executable.memory.host_bytes
+
+    @property
+    def constant_bytes(self) -> int:
+        return self.executable.memory.constant_bytes
 
     @property
     def fits(self) -> bool:

@@ -32,8 +32,8 @@ _PINNED_POOL = "xla_gpu_host_bfc"
 _UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
-def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> InfeasibleBudgetError:
-    """The error for an outcome that does not fit.
+def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> InfeasibleBudgetError:
+    """The error for a step whose best program does not fit.
 
     Args:
       smallest: bytes of a budget that works.
@@ -45,14 +45,14 @@ def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> Infeasib
     if outcome.host_bytes > outcome.limits.host_bytes:
         host = f", with {show_bytes(outcome.host_bytes)} on the host"
     resident = "arguments, outputs"
-    if outcome.executable.memory.constant_bytes:
+    if outcome.constant_bytes:
         resident = "arguments, constants, outputs"
     left = _left(outcome)
     advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
     parts = _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)} on {outcome.target.device.name}. The smallest plan "
-        f"that was found and compiled takes {show_bytes(smallest)}{host}. No order of its kernels "
+        f"that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
         f"takes less than {show_bytes(floor_bytes)}: {resident} and the largest kernel, "
         f"{operation}.{parts} Try:\n  {advice}",
         floor_bytes=floor_bytes,
@@ -61,8 +61,8 @@ def infeasible(outcome: Outcome, smallest: int, splits: bool = True) -> Infeasib
     )
 
 
-def working_budget(refused: Outcome, plan_within: Callable[[int], Outcome] | None) -> int:
-    """Bytes of a budget that works: those of an outcome that did not fit, or somewhat more.
+def working_budget(refused: Explored, plan_within: Callable[[int], Explored] | None) -> int:
+    """Bytes of a budget that works: those of a program that did not fit, or somewhat more.
 
     Args:
       plan_within: plans the step for another budget, which may choose other loops or slabs; None if
@@ -107,7 +107,7 @@ def as_written(outcome: Outcome) -> tuple[LeftAsWritten, ...]:
     )
 
 
-def _left(outcome: Outcome) -> list[Unplanned]:
+def _left(outcome: Explored) -> list[Unplanned]:
     """What memplan leaves as the user wrote it, if it is large."""
     rows = unplanned(outcome.program.original)
     least_nbytes = _LEAST_SHARE * outcome.limits.device_bytes
@@ -123,7 +123,7 @@ def _as_written(left: Iterable[Unplanned]) -> str:
     )
 
 
-def _in_slabs(outcome: Outcome) -> str:
+def _in_slabs(outcome: Explored) -> str:
     """The bytes of the best attempt in slabs, and the unsplit operations; '' if there was none."""
     attempt = outcome.closest_slab_attempt
     if attempt is None:
@@ -145,7 +145,7 @@ def _in_slabs(outcome: Outcome) -> str:
     return f"{text}."
 
 
-def _too_large(outcome: Outcome, records: Sequence[InSlabs]) -> str:
+def _too_large(outcome: Explored, records: Sequence[InSlabs]) -> str:
     """Unsplit operations that exceed the budget, or whose effects need their full operands."""
     limit = outcome.limits.device_bytes - outcome.planned.plain.resident_bytes
     effects = {
@@ -161,7 +161,7 @@ def _too_large(outcome: Outcome, records: Sequence[InSlabs]) -> str:
 
 
 def _advice(
-    outcome: Outcome, smallest: int, needs_slabs: bool, left: Iterable[Unplanned]
+    outcome: Explored, smallest: int, needs_slabs: bool, left: Iterable[Unplanned]
 ) -> Iterator[str]:
     limits = outcome.limits
     attempt = outcome.closest_slab_attempt
@@ -184,7 +184,7 @@ def _advice(
             )
     if needs_slabs:
         yield 'split="auto": kernels that do not fit then run in slabs'
-    constant_bytes = outcome.executable.memory.constant_bytes
+    constant_bytes = outcome.constant_bytes
     if constant_bytes:
         yield (
             "arguments instead of arrays that the step closes over: these are "

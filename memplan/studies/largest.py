@@ -69,8 +69,8 @@ def frontier(
 
     last = last_compiled(len(sizes), fits, fits_compiled)
     if last < 0:
-        smallest = outcomes.get(low) or explored[low].commit()
-        raise pipeline.infeasible_error(smallest, request, notify)
+        smallest = outcomes.get(low) or explored[low].best
+        raise pipeline.infeasible_error(smallest, request, notify, {})
     return Frontier(
         name=name,
         largest=sizes[last],
