@@ -20,17 +20,23 @@ _FEW = 8  # a value with more remaining readers than this is not about to be fre
 
 def reorder(problem: Problem) -> tuple[int, ...]:
     """Numbers of the kernels in an order that mostly needs less memory."""
-    order = _reordered(problem, range(len(problem.kernels)), forward=True)
-    return _reordered(problem, order, forward=False)
+    nbytes = [  # by buffer; 0 for those that no order frees
+        buffer.nbytes if buffer.role is Role.TEMPORARY and not _is_state(problem, buffer) else 0
+        for buffer in problem.buffers
+    ]
+    order = _reordered(problem, nbytes, range(len(problem.kernels)), forward=True)
+    return _reordered(problem, nbytes, order, forward=False)
 
 
-def _reordered(problem: Problem, order: Sequence[int], forward: bool) -> tuple[int, ...]:
+def _reordered(
+    problem: Problem, nbytes: Sequence[int], order: Sequence[int], forward: bool
+) -> tuple[int, ...]:
     units_of, contents = by_block(problem, order)
     before = precedence(problem, order)
 
     def within(block: int | None) -> Iterator[int]:
         """The kernels inside a block, bodies before their blocks."""
-        for unit in _UnitOrder(problem, units_of[block], contents, before).run(forward):
+        for unit in _UnitOrder(problem, nbytes, units_of[block], contents, before).run(forward):
             if unit in units_of:
                 yield from within(unit)
             yield unit
@@ -44,6 +50,7 @@ class _UnitOrder:
     def __init__(
         self,
         problem: Problem,
+        nbytes: Sequence[int],  # by buffer; 0 for those that no order frees
         units: Sequence[int],
         contents: Mapping[int, Sequence[int]],
         before: Mapping[int, set[int]],
@@ -54,10 +61,7 @@ class _UnitOrder:
         for unit in units:
             for predecessor in before[unit]:
                 self._after[predecessor].add(unit)
-        self._nbytes = [  # by buffer; 0 for those that no order frees
-            buffer.nbytes if buffer.role is Role.TEMPORARY and not _is_state(problem, buffer) else 0
-            for buffer in problem.buffers
-        ]
+        self._nbytes = nbytes
         self._reads: dict[int, set[int]] = {}
         self._writes: dict[int, set[int]] = {}
         self._late = set[int]()  # units that only overwrite
