@@ -13,7 +13,7 @@ exceed its prediction; it is then compiled again with a budget that is lower by 
 
 from dataclasses import dataclass, field, replace
 
-from memplan.compilation.compiler import Commits, Compiler, Notify, Profile, always
+from memplan.compilation.compiler import Commits, Compiler, Notify, always
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Explored, Outcome, ProgramSummary, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
@@ -32,8 +32,6 @@ class _History:
 
     compilations: int = 0
     explorations: int = 0
-    # by id of the program: itself, and its profile
-    profiles: dict[int, tuple[Program, Profile | None]] = field(default_factory=dict)
     # the first program's module, if that was unmodified
     unmodified: ScheduledModule | None = None
     # of all programs in slabs, the one that exceeds the limits least
@@ -164,19 +162,9 @@ class Attempts:
     def _compile(
         self, program: Program, hides_latency: bool, headroom: Headroom, commits: Commits
     ) -> Explored:
-        profile = self._profile(program)
-        explored = self.compiler.explore(program, profile, hides_latency, headroom, commits)
+        explored = self.compiler.explore(program, hides_latency, headroom, commits)
         self.history.add(explored)
         return explored
-
-    def _profile(self, program: Program) -> Profile | None:
-        """A program's profile, made once."""
-        profiles = self.history.profiles
-        if id(program) not in profiles:
-            profile = self.compiler.profile(program)
-            profiles[id(program)] = program, profile
-            self.history.explorations += profile is not None
-        return profiles[id(program)][1]
 
 
 def copies_by_itself(program: Program) -> bool:

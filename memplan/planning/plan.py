@@ -42,7 +42,7 @@ class Plan:
       rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none
         were.
       overlapped: how collectives were overlapped with more kernels before planning (`xla.overlap`):
-        the limit in bytes, and whether kernels moved to feed the links; None: they are as XLA
+        the limit in bytes, and how kernels moved to feed the links; None: they are as XLA
         scheduled them.
       pins: that it keeps, in the order of their marks.
       budget_bytes: device bytes that it was made for. They are the limit when collectives are
@@ -60,7 +60,7 @@ class Plan:
     structure: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
     hides_latency: bool | None = None
-    overlapped: tuple[int, bool] | None = None
+    overlapped: tuple[int, str] | None = None
     budget_bytes: int | None = None
     pins: tuple[Pin, ...] = ()
 

@@ -41,7 +41,7 @@ def step(*ends: str, layers: int = LAYERS, more: str = "") -> Module:
 
 def woven_of(plain: Module) -> Module:
     """With the collectives beside all kernels that are left."""
-    return overlapped(plain, 2**40, feeds_links=True)
+    return overlapped(plain, 2**40, "in turn")
 
 
 UPDATES = fusion("new.a", "a", "s.done"), fusion("new.b", "b", "t.done")
