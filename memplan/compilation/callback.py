@@ -17,7 +17,7 @@ from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.planning.legal import fault
 from memplan.planning.packing import Packing, pack
-from memplan.planning.plan import Plan
+from memplan.planning.plan import Feeding, Plan
 from memplan.planning.problem import Pin
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Schedule
@@ -25,7 +25,6 @@ from memplan.verify.same_module import judge
 from memplan.xla.hook import Stopped
 from memplan.xla.host_copies import copy_slices
 from memplan.xla.module import Module
-from memplan.xla.overlap import Feeding
 from memplan.xla.rewrites.early_copies import copy_early
 from memplan.xla.write import write
 

@@ -12,7 +12,7 @@ from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, pack
-from memplan.planning.plan import Plan, name_actions
+from memplan.planning.plan import Feeding, Plan, name_actions
 from memplan.planning.problem import POINTER_BYTES, Pin, Problem, Role
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Solution
@@ -20,7 +20,7 @@ from memplan.planning.search.planner import recomputed_kernels
 from memplan.xla.buffers import problem_of
 from memplan.xla.collectives.cost import is_collective
 from memplan.xla.module import Module
-from memplan.xla.overlap import Feeding, Overlap
+from memplan.xla.overlap import Overlap
 from memplan.xla.pins import with_pins
 from memplan.xla.replay import Replay, replay
 from memplan.xla.rewrites.extra_outputs import add_outputs, output_costs

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from math import inf
-from typing import Literal
 
 import numpy as np
 
@@ -21,6 +20,7 @@ from memplan.hardware.backend import Backend
 from memplan.planning.clock import Clock
 from memplan.planning.legal import pair_ends
 from memplan.planning.packing import live_nbytes
+from memplan.planning.plan import Feeding
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
@@ -32,9 +32,6 @@ from memplan.xla.write import write
 
 # These instructions are heavy, and so are fusions that a library or Triton computes.
 _HEAVY = frozenset({*BLOCKS, "custom-call", "dot", "convolution"})
-
-Feeding = Literal["", "critical first", "in turn"]
-"""How kernels move to feed the links; "" if they keep their order. See `Overlap.order`."""
 
 _LINKS = "links"  # of the clock: all links between devices, which serve one collective at a time
 

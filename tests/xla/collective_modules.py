@@ -7,9 +7,9 @@ from memplan.hardware import catalog
 from memplan.hardware.backend import GPU
 from memplan.hardware.topology import topology_named
 from memplan.planning.packing import live_nbytes
+from memplan.planning.plan import Feeding
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
-from memplan.xla.overlap import Feeding
 from tests.hardware.machines import on
 from tests.hlo import read_module
 from tests.xla.small_modules import ADD, BIG
