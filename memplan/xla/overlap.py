@@ -1,9 +1,10 @@
 """Reorders a scheduled module so that more kernels overlap its collectives, within a memory limit.
 
-XLA's scheduler and a plan let few collectives be in flight at once. Keep the links busy: start a
-reduction when its input is ready, a gather just in time, and wait for the end of a collective only
-where its result is read. Kernels keep their order, or feed the links. All devices run the same
-module, so all start the collectives in the same order, which may differ from that before.
+XLA's scheduler guesses seconds, and it and a plan let few collectives be in flight at once. By the
+seconds of the replay, keep the links busy: start a reduction when its input is ready, a gather just
+in time, and wait for the end of a collective only where its result is read. Kernels keep their
+order, or feed the links. All devices run the same module, so all start the collectives in the same
+order, which may differ from that before.
 """
 
 import heapq
