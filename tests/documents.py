@@ -103,7 +103,7 @@ PLAN = Plan(
     ((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")),
     *("f00d", "kernels", "v100", TRANSFORMS, 2**20, ("dot.4",)),
     kernels=(("dot.4", "gemm"),),
-    overlapped=(2**20, True),
+    overlapped=(2**20, "in turn"),
     pins=(Pin("name", Where.HOST),),
 )
 

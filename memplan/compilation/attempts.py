@@ -16,7 +16,7 @@ Ctrl-C ends the exploration of a step that is to run: the best so far is compile
 
 from dataclasses import dataclass, field, replace
 
-from memplan.compilation.compiler import Commits, Compiler, Notify, Profile, always, never
+from memplan.compilation.compiler import Commits, Compiler, Notify, always, never
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Explored, Outcome, ProgramSummary, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
@@ -36,8 +36,6 @@ class History:
 
     compilations: int = 0
     explorations: int = 0
-    # by id of the program: itself, and its profile
-    profiles: dict[int, tuple[Program, Profile | None]] = field(default_factory=dict)
     # the first program's module, if that was unmodified
     unmodified: ScheduledModule | None = None
     # of all programs in slabs, the one that exceeds the limits least
@@ -226,19 +224,9 @@ class Attempts:
     def _compile(
         self, program: Program, hides_latency: bool, headroom: Headroom, commits: Commits
     ) -> Explored:
-        profile = self._profile(program)
-        explored = self.compiler.explore(program, profile, hides_latency, headroom, commits)
+        explored = self.compiler.explore(program, hides_latency, headroom, commits)
         self.history.add(explored)
         return explored
-
-    def _profile(self, program: Program) -> Profile | None:
-        """A program's profile, made once."""
-        profiles = self.history.profiles
-        if id(program) not in profiles:
-            profile = self.compiler.profile(program)
-            profiles[id(program)] = program, profile
-            self.history.explorations += profile is not None
-        return profiles[id(program)][1]
 
 
 def _figures(explored: Explored) -> str:

@@ -1,6 +1,5 @@
 """Compiles one program for a target under limits, and plans it inside XLA."""
 
-import contextlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,13 +22,9 @@ from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite, Stopped
-from memplan.xla.module import Module
-from memplan.xla.replay import Replay, replay
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
 
 Notify = Callable[[str, float | None], None]
-Profile = Mapping[str, float]
-"""Seconds by the names of instructions."""
 Commits = Callable[[Explored], bool]
 """Whether a planned program is compiled. It is called in a thread of XLA's."""
 Modules = dict[tuple[tuple[Transform, ...], bool], ScheduledModule]
@@ -70,7 +65,6 @@ class Compiler:
     def compile(
         self,
         program: Program,
-        profile: Profile | None = None,
         hides_latency: bool = False,
         headroom: Headroom = Headroom(),
     ) -> Outcome:
@@ -78,14 +72,13 @@ class Compiler:
 
         See `explore`.
         """
-        outcome = self.explore(program, profile, hides_latency, headroom, always)
+        outcome = self.explore(program, hides_latency, headroom, always)
         assert isinstance(outcome, Outcome)
         return outcome
 
     def explore(
         self,
         program: Program,
-        profile: Profile | None,
         hides_latency: bool,
         headroom: Headroom,
         commits: Commits,
@@ -93,7 +86,6 @@ class Compiler:
         """Plan the program during its compilation, which ends there if `commits` returns False.
 
         Args:
-          profile: see `profile`.
           hides_latency: XLA's scheduler starts copies long before their readers, and uses more
             memory.
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
@@ -120,9 +112,7 @@ class Compiler:
         while True:
             name = f"{self.key}_{next(self.numbers)}" if self.key else ""
             try:
-                executable, gathers = self._compile(
-                    program, callback, profile, hides_latency, name=name
-                )
+                executable, gathers = self._compile(program, callback, hides_latency, name)
             except Stopped:
                 if self.modules is not None:
                     self.modules[key] = callback.plain
@@ -136,9 +126,7 @@ class Compiler:
         plan.
         """
         callback = self._callback(program, Headroom())
-        executable, gathers = self._compile(
-            program, callback, None, kept.hides_latency, name=kept.name
-        )
+        executable, gathers = self._compile(program, callback, kept.hides_latency, kept.name)
         if callback.was_called:
             return self._outcome(
                 program, executable, callback, kept.hides_latency, gathers, kept.name
@@ -187,47 +175,17 @@ class Compiler:
             name=name,
         )
 
-    def profile(self, program: Program) -> Profile | None:
-        """Seconds of every instruction of a step over several GPUs; None on one device or on CPUs.
-
-        It is empty if the step has no collectives.
-
-        Without a profile, XLA's scheduler guesses a collective's seconds from the size of its
-        message. A profile needs instruction names as they are after fusion, and XLA has no
-        callback between fusion and scheduling, so a compilation of its own gets as far as that.
-        """
-        if program.machine is None or not self.target.backend.overlaps_collectives:
-            return None
-        self.notify("compiling for the seconds of its collectives", None)
-        replays: list[Replay] = []
-
-        def read(module: Module) -> None:
-            replays.append(replay(module, self.target.device, program.machine))
-            raise Stopped
-
-        with contextlib.suppress(Stopped):
-            self._compile(program, read, None, hides_latency=False, runs=False)
-        return replays[0].seconds if replays[0].collectives else {}
-
     def _compile(
-        self,
-        program: Program,
-        rewrite: Rewrite,
-        profile: Profile | None,
-        hides_latency: bool,
-        runs: bool = True,
-        name: str = "",
+        self, program: Program, rewrite: Rewrite, hides_latency: bool, name: str = ""
     ) -> tuple[Executable, tuple[Gather, ...]]:
         """The program compiled, and its unexpected gathers; see `Target.compile`."""
         overlaps = self.target.backend.overlaps_collectives and (hides_latency or program.in_slabs)
         flags = HIDES_LATENCY if overlaps else {}
         if program.machine is None:
-            return compile_program(program, self.target, flags, profile, rewrite, name=name), ()
+            return compile_program(program, self.target, flags, rewrite, name=name), ()
         expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
-        shaping = Shaping(
-            program.machine, self.target.backend, self.between_hosts, expected_sizes, runs
-        )
-        executable = _compile_shaped(program, self.target, shaping, flags, profile, rewrite)
+        shaping = Shaping(program.machine, self.target.backend, self.between_hosts, expected_sizes)
+        executable = _compile_shaped(program, self.target, shaping, flags, rewrite)
         return executable, shaping.gathers
 
 
@@ -241,7 +199,7 @@ def compile_unplanned(outcome: Outcome) -> Executable:
     if program.machine is None:
         return compile_program(program, target)
     shaping = Shaping(program.machine, target.backend, outcome.between_hosts)
-    return _compile_shaped(program, target, shaping, {}, None, lambda module: None)
+    return _compile_shaped(program, target, shaping, {}, lambda module: None)
 
 
 def _compile_shaped(
@@ -249,19 +207,17 @@ def _compile_shaped(
     target: Target,
     shaping: Shaping,
     flags: Mapping[str, Any],
-    profile: Profile | None,
     rewrite: Rewrite,
 ) -> Executable:
     """Compile a program for several devices; shape its collectives before calling `rewrite`."""
     flags = {**collective_flags(shaping.machine, shaping.backend), **flags}
-    return compile_program(program, target, flags, profile, rewrite, shaping)
+    return compile_program(program, target, flags, rewrite, shaping)
 
 
 def compile_program(
     program: Program,
     target: Target,
     flags: Mapping[str, Any] | None = None,
-    profile: Profile | None = None,
     rewrite: Rewrite | None = None,
     shape: Rewrite | None = None,
     name: str = "",
@@ -269,7 +225,7 @@ def compile_program(
     """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See
     `Target.compile`.
     """
-    return target.compile(lowerable(program, target.backend), flags, profile, rewrite, shape, name)
+    return target.compile(lowerable(program, target.backend), flags, rewrite, shape, name)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

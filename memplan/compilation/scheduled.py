@@ -12,7 +12,7 @@ from memplan.hardware.device import Device
 from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.packing import Lifetime, Packing, lifetimes, live_nbytes, pack
-from memplan.planning.plan import Plan, name_actions
+from memplan.planning.plan import Feeding, Plan, name_actions
 from memplan.planning.problem import POINTER_BYTES, Pin, Problem, Role
 from memplan.planning.registry import Planner
 from memplan.planning.schedule import Solution
@@ -159,19 +159,33 @@ class ScheduledModule:
     pins: tuple[Pin, ...] = ()  # of the step, in the order of their marks
     # seconds that kernels wait for a collective, by the name of its start; rewrites keep them
     waits: Mapping[str, float] = field(default_factory=dict, compare=False)
-    overlapped: tuple[int, bool] | None = None  # the limit that its order is for: `Plan.overlapped`
+    overlapped: tuple[int, Feeding] | None = (
+        None  # the limit that its order is for: `Plan.overlapped`
+    )
 
-    def overlap(self, limit_nbytes: int, feeds_links: bool = False) -> ScheduledModule:
+    def overlap(self, limit_nbytes: int, feeding: Feeding = "") -> ScheduledModule:
         """Overlap collectives with more kernels (`Overlap.order`); the module itself if none
         moves.
+
+        If kernels move, collectives move again in the new order where that is faster: for an FSDP
+        decoder of 8 layers on 2 x 4 A100s 58.7 ms instead of 60.5.
         """
-        order = tuple(self._overlap.order(limit_nbytes, feeds_links))
+        ordered = self._ordered(limit_nbytes, feeding)
+        if not feeding:
+            return ordered
+        again = ordered._ordered(limit_nbytes, "")
+        if again.replay.step_s >= ordered.replay.step_s:
+            return ordered
+        return replace(again, overlapped=(limit_nbytes, feeding))
+
+    def _ordered(self, limit_nbytes: int, feeding: Feeding) -> ScheduledModule:
+        order = tuple(self._overlap.order(limit_nbytes, feeding))
         if list(order) == sorted(order):
             return self
         if order not in self._reordered:
             module = self._overlap.module(order)
             self._reordered[order] = replace(
-                self, module=module, overlapped=(limit_nbytes, feeds_links)
+                self, module=module, overlapped=(limit_nbytes, feeding)
             )
         return self._reordered[order]
 

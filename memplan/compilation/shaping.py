@@ -43,7 +43,6 @@ class Shaping:
     between_hosts: str | None  # element type of sums between hosts, if not their own
     # per-device element counts of the arrays whose sharding the program states
     expected_sizes: frozenset[int] = frozenset()
-    runs: bool = True  # False if it is compiled for its schedule alone; then it is not judged
     # gathers that the user does not expect
     gathers: tuple[Gather, ...] = field(default=(), init=False)
 
@@ -52,6 +51,5 @@ class Shaping:
         shaped = shape(plain, self.machine, self.backend, self.between_hosts)
         if shaped is plain:
             return None
-        if self.runs:
-            judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
+        judge_shaped(plain, shaped, len(self.machine.devices), self.between_hosts)
         return shaped

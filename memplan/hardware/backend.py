@@ -21,7 +21,7 @@ class Backend:
     # only an elementwise one may.
     fusions_overwrite_operands: bool
     collectives_overwrite_operands: bool  # a collective may be written over its operand
-    # It schedules collectives before it fuses, and beside kernels, by a profile of their seconds.
+    # It schedules collectives beside kernels.
     overlaps_collectives: bool
     sums_along_trees: bool  # its all-reduce is NCCL's, which sends each byte between hosts once
     scatters_sums: bool  # it has a reduce-scatter that adds right

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import Literal
 
 from memplan import io
 from memplan.errors import PlanMismatchError
@@ -14,10 +15,12 @@ from memplan.planning.problem import Pin, Problem
 from memplan.planning.schedule import Action, Kind, Schedule
 from memplan.planning.transforms import Transform
 
-FORMAT = 7  # 6 had no list of transforms
+FORMAT = 8  # 7 said whether kernels feed the links, not how
 
 NamedAction = tuple[Kind, str]
 """An action, and the name of its kernel or of its buffer."""
+Feeding = Literal["", "critical first", "in turn"]
+"""How kernels moved to feed the links between devices; "" if they kept their order."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Plan:
       rewritten_for_nbytes: bytes of temporaries for which fusions were merged and split; None: none
         were.
       overlapped: how collectives were overlapped with more kernels before planning (`xla.overlap`):
-        the limit in bytes, and whether kernels moved to feed the links; None: they are as XLA
+        the limit in bytes, and how kernels moved to feed the links; None: they are as XLA
         scheduled them.
       pins: that it keeps, in the order of their marks.
       budget_bytes: device bytes that it was made for. They are the limit when collectives are
@@ -60,7 +63,7 @@ class Plan:
     structure: str = ""
     kernels: tuple[tuple[str, str], ...] = ()
     hides_latency: bool | None = None
-    overlapped: tuple[int, bool] | None = None
+    overlapped: tuple[int, Feeding] | None = None
     budget_bytes: int | None = None
     pins: tuple[Pin, ...] = ()
 

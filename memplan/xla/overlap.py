@@ -1,9 +1,10 @@
 """Reorders a scheduled module so that more kernels overlap its collectives, within a memory limit.
 
-XLA's scheduler and a plan let few collectives be in flight at once. Keep the links busy: start a
-reduction when its input is ready, a gather just in time, and wait for the end of a collective only
-where its result is read. Kernels keep their order, or feed the links. All devices run the same
-module, so all start the collectives in the same order, which may differ from that before.
+XLA's scheduler guesses seconds, and it and a plan let few collectives be in flight at once. By the
+seconds of the replay, keep the links busy: start a reduction when its input is ready, a gather just
+in time, and wait for the end of a collective only where its result is read. Kernels keep their
+order, or feed the links. All devices run the same module, so all start the collectives in the same
+order, which may differ from that before.
 """
 
 import heapq
@@ -20,6 +21,7 @@ from memplan.hardware.backend import Backend
 from memplan.planning.clock import Clock
 from memplan.planning.legal import pair_ends
 from memplan.planning.packing import live_nbytes
+from memplan.planning.plan import Feeding
 from memplan.planning.precedence import precedence
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import runs
@@ -43,24 +45,27 @@ class Overlap:
         self._module = module
         self._replay = replay
         self._problem = problem_of(module, backend, joins_pairs=False)
-        self._entries: dict[bool, _Entry] = {}
+        self._entries: dict[Feeding, _Entry] = {}
 
-    def order(self, limit_nbytes: int, feeds_links: bool = False) -> Sequence[int]:
+    def order(self, limit_nbytes: int, feeding: Feeding = "") -> Sequence[int]:
         """Numbers of all kernels in the new order; increasing if none moves.
 
         Args:
           limit_nbytes: bytes of live temporaries up to which collectives move. The module may take
             more, since values that share an alias set are counted as they were.
-          feeds_links: kernels move, too. Kernels that only feed collectives, such as a weight's
-            gradient, run as early as possible, or concurrently with the next reduction that others
-            wait for. Kernels between two collectives run when the first is done. Kernels that only
-            wait for collectives, such as updates, run last, or when the links are done with their
-            operands if that frees bytes. Nothing moves for a collective on the critical path: one
-            that a heavy kernel waits for, such as the gather of a parameter.
+          feeding: kernels move, too. Kernels that only feed collectives, such as a weight's
+            gradient, run while others would wait for a reduction, or when no other is to come.
+            Kernels between two collectives run when the first is done. Kernels that only wait for
+            collectives, such as updates, run last, or while others would wait, or when the links
+            are done with their operands if that frees bytes. Nothing moves for a collective on the
+            critical path: one that a heavy kernel waits for, such as the gather of a parameter.
+            "in turn": the links serve all collectives in turn. "critical first": a reduction that
+            nothing heavy waits for does not delay one on the critical path by more than the links
+            would idle, and counts as done only after all of those have started.
         """
-        if feeds_links not in self._entries:
-            self._entries[feeds_links] = _Entry(self._module, self._problem, feeds_links)
-        entry = self._entries[feeds_links]
+        if feeding not in self._entries:
+            self._entries[feeding] = _Entry(self._module, self._problem, self._replay, feeding)
+        entry = self._entries[feeding]
         if not entry.pairs:
             return range(len(self._problem.kernels))
         return entry.kernels(_Simulation(entry, self._replay, limit_nbytes).order())
@@ -93,8 +98,9 @@ class _Entry:
         and the bytes that each frees. None unless kernels feed the links.
     """
 
-    def __init__(self, module: Module, problem: Problem, feeds_links: bool) -> None:
+    def __init__(self, module: Module, problem: Problem, replay: Replay, feeding: Feeding) -> None:
         self.problem = problem
+        self.feeding = feeding
         kernels = problem.kernels
         ops = module.entry.ops
         buffers = problem.buffers
@@ -114,13 +120,14 @@ class _Entry:
         before = self._precedence(ops, units)
         movable: set[int] = set()
         relays: set[int] = set()
-        if feeds_links:
+        if feeding:
             heavy = [unit for unit in units if _is_heavy(ops[kernels[unit].name])]
             gathers = [start for start in self._ends if _is_gather(ops[kernels[start].name])]
-            feeding = _feeding_order(before, self._ends, gathers, heavy)
-            units = feeding.units
-            relays = feeding.relays
-            movable = (feeding.last | relays) - {*self._ends, *self._ends.values()}
+            seconds = {unit: self._seconds(kernels[unit].name, unit, replay) for unit in units}
+            order = _feeding_order(before, self._ends, gathers, heavy, seconds, feeding)
+            units = order.units
+            relays = order.relays
+            movable = (order.last | relays) - {*self._ends, *self._ends.values()}
         self.units = units
         self._position = {unit: position for position, unit in enumerate(units)}
         self.names = [kernels[unit].name for unit in units]
@@ -132,6 +139,13 @@ class _Entry:
             self._last_use.update(dict.fromkeys((*kernel.reads, *kernel.writes), position))
         self.eager = self._eager(movable, relays)
         self.pairs = self._pairs(ops)
+
+    def _seconds(self, name: str, unit: int, replay: Replay) -> float:
+        """What a kernel takes, or the links for the collective that it starts."""
+        if unit in self._ends:
+            return replay.seconds.get(name, 0.0)
+        start_s, end_s = replay.spans[name]
+        return 0.0 if unit in self._ends.values() else end_s - start_s
 
     def _precedence(
         self,
@@ -234,19 +248,22 @@ def _feeding_order(
     ends: Mapping[int, int],
     gathers: Collection[int],
     heavy: Collection[int],
+    seconds: Mapping[int, float],
+    feeding: Feeding,
 ) -> _FeedingOrder:
     """An order of units that gives the links work.
 
     The critical path is what heavy kernels wait for. Its units keep their order. A collective that
     is not on it is free. Units that only feed free collectives run as early as possible; if there
-    are reductions on the critical path, they fill the time of the next of these instead. Units that
-    only wait for free collectives run last, and so do light kernels that only these read, such as
-    a learning rate.
+    are reductions on the critical path, they fill the waits for these instead. Units that only wait
+    for free collectives run last or fill such waits, and so do light kernels that only these read,
+    such as a learning rate.
 
     Args:
       before: the units that must precede each.
       ends: of each collective's start.
       gathers: the starts of gathers.
+      seconds: of kernels, and of the links by the starts of collectives.
     """
     after: dict[int, list[int]] = defaultdict(list)
     for unit, earlier_units in before.items():
@@ -266,9 +283,65 @@ def _feeding_order(
         after,
         last,
         fillers=only_feeders | only_for_last,
-        ends={start: ends[start] for start in {*ends} & critical - {*gathers}},
+        links=_FeedingLinks(ends, {*ends} & critical - {*gathers}, {*gathers}, seconds, feeding),
     )
     return _FeedingOrder(units, last, relays=feeders & later_than_kernels)
+
+
+class _FeedingLinks:
+    """The clock of a list schedule.
+
+    Attributes:
+      awaited: starts of the reductions on the critical path that are to come.
+    """
+
+    def __init__(
+        self,
+        ends: Mapping[int, int],
+        critical: Collection[int],
+        gathers: Collection[int],
+        seconds: Mapping[int, float],
+        feeding: Feeding,
+    ) -> None:
+        """`critical`: starts of the reductions on the critical path."""
+        self.awaited = {*critical}
+        self._ends = ends
+        self._gathers = gathers
+        self._seconds = seconds
+        self._in_turn = feeding == "in turn"
+        self._clock = Clock()
+        self._done_s: dict[int, float] = {}  # end of a collective -> when the links are done
+        self._postponed: list[int] = []  # starts of free reductions that the links serve later
+
+    def is_in_flight(self, unit: int) -> bool:
+        """Is it the end of a collective that the links are not done with?"""
+        return self._done_s.get(unit, 0.0) > self._clock.now_s
+
+    def run(self, unit: int) -> None:
+        if unit in self._ends:
+            self._start(unit)
+        elif unit in self._done_s:
+            done_s = self._done_s.pop(unit)
+            self._clock.wait(done_s if done_s < inf else 0.0)
+        else:
+            self._clock.run(self._seconds[unit])
+
+    def _start(self, unit: int) -> None:
+        is_critical = unit in self.awaited
+        self.awaited.discard(unit)
+        if self._in_turn or is_critical:
+            self._send(unit)
+        elif unit not in self._gathers:  # a gather starts just in time
+            self._postponed.append(unit)
+            self._done_s[self._ends[unit]] = inf
+        if not self.awaited:
+            for start in self._postponed:
+                if self._ends[start] in self._done_s:
+                    self._send(start)
+            self._postponed.clear()
+
+    def _send(self, unit: int) -> None:
+        _, self._done_s[self._ends[unit]] = self._clock.copy(_LINKS, self._seconds[unit])
 
 
 def _list_schedule(
@@ -276,39 +349,44 @@ def _list_schedule(
     after: Mapping[int, Sequence[int]],
     last: Collection[int],
     fillers: Collection[int],
-    ends: Mapping[int, int],
+    links: _FeedingLinks,
 ) -> Sequence[int]:
     """All units in their order where it is possible.
 
     Args:
       before, after: units that must precede or follow each.
-      last: units that run after all others.
-      fillers: units that run while a reduction is in flight, or when none is to come.
-      ends: of those reductions, by start.
+      last: units that run after all others, or while these wait for the links.
+      fillers: units that run while others wait for the links, or when no reduction is to come.
     """
     missing = {unit: len(earlier_units) for unit, earlier_units in before.items()}
     ready: list[tuple[bool, int]] = []
     ready_fillers: list[tuple[bool, int]] = []
     order: list[int] = []
-    to_start = set(ends)
-    in_flight: set[int] = set()  # ends of reductions
     newly_ready = [unit for unit, count in missing.items() if not count]
     while newly_ready or ready or ready_fillers:
         for unit in newly_ready:
             heapq.heappush(ready_fillers if unit in fillers else ready, (unit in last, unit))
-        may_fill = in_flight or not to_start or not ready or ready[0][0]
-        _, unit = heapq.heappop(ready_fillers if ready_fillers and may_fill else ready)
+        may_fill = not (links.awaited and ready) or ready[0][0] or links.is_in_flight(ready[0][1])
+        unit = _pop(ready_fillers if ready_fillers and may_fill else ready, links)
         order.append(unit)
-        if unit in to_start:
-            to_start.remove(unit)
-            in_flight.add(ends[unit])
-        in_flight.discard(unit)
+        links.run(unit)
         newly_ready = []
         for later in after.get(unit, ()):
             missing[later] -= 1
             if not missing[later]:
                 newly_ready.append(later)
     return order
+
+
+def _pop(ready: list[tuple[bool, int]], links: _FeedingLinks) -> int:
+    """The first unit that does not wait for the links; if all wait, the first."""
+    waiting: list[tuple[bool, int]] = []
+    while ready and links.is_in_flight(ready[0][1]):
+        waiting.append(heapq.heappop(ready))
+    _, unit = heapq.heappop(ready) if ready else waiting.pop(0)
+    for entry in waiting:
+        heapq.heappush(ready, entry)
+    return unit
 
 
 def _closure(units: Iterable[int], neighbours: Mapping[int, Collection[int]]) -> set[int]:
@@ -334,6 +412,7 @@ class _Simulation:
         self._before = entry.before
         self._limit_nbytes = limit_nbytes
         self._live_nbytes = entry.live_nbytes.copy()
+        self._critical_first = entry.feeding == "critical first"
         spans = (replay.spans[name] for name in entry.names)
         self._seconds = [end_s - start_s for start_s, end_s in spans]
         self._pair_of_start = {pair.start: number for number, pair in enumerate(self._pairs)}
@@ -384,7 +463,8 @@ class _Simulation:
             candidates = [
                 (latest_s[number] > soon_s, latest_s[number], number)
                 for number in self._ready
-                if latest_s[number] <= soon_s or not self._pairs[number].gathers
+                if latest_s[number] <= soon_s
+                or not (self._pairs[number].gathers or self._delays(number, position, latest_s))
             ]
             numbers = (number for *_, number in sorted(candidates))
             fitting = (number for number in numbers if self._may_start(number, position))
@@ -393,9 +473,31 @@ class _Simulation:
                 return
             self._start(first, position)
 
+    def _delays(self, number: int, position: int, latest_s: Sequence[float]) -> bool:
+        """Would it delay the next pair that stalls anyway, by more than the links would idle?"""
+        if not self._critical_first:
+            return False
+        clock_s = self._clock_s
+        next_s = min(
+            (
+                clock_s[pair.start]
+                for other, pair in enumerate(self._pairs)
+                if pair.start > position
+                and other not in self._done_s
+                and latest_s[other] <= clock_s[pair.start]
+            ),
+            default=inf,
+        )
+        return self._link_s[number] > 2 * (next_s - clock_s[position])
+
+    @cached_property
+    def _clock_s(self) -> Sequence[float]:
+        """When each unit runs, without collectives."""
+        return [0.0, *accumulate(self._seconds)]
+
     def _latest_s(self) -> Sequence[float]:
         """By pair: its latest start without a stall, on the clock of the units alone."""
-        clock_s = [0.0, *accumulate(self._seconds)]
+        clock_s = self._clock_s
         numbers = range(len(self._pairs))
         latest_s = [0.0 for _ in numbers]
         following_s = inf

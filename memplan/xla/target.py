@@ -6,11 +6,9 @@ import itertools
 import math
 import os
 import re
-import tempfile
 import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -46,11 +44,6 @@ _SLOP = 0.95
 # the device. A plan of 8 GiB on a V100 and 8 GiB on the host got clones, and a warning on stderr.
 _REMATERIALIZATION = "rematerialization"
 _DISABLED = "xla_disable_hlo_passes"
-_PROFILE = "xla_gpu_pgle_profile_file_or_directory_path"
-# Disable the check of a profile, which changes nothing, and warns on stderr of every instruction
-# without seconds. memplan's profiles have none of the conditions of loops, of conditionals, of
-# copies and of asynchronous fusions on purpose: XLA's own estimates hold for them.
-_UNCHECKED_PROFILE = {"xla_gpu_pgle_accuracy_checker": "PGLE_STRICTNESS_LEVEL_OFF"}
 _DESCRIBED_OPTIONS = {"xla_gpu_autotune_level": 0}  # No GPU is there to time kernels on.
 _WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}
 # jaxlib 0.10 and 0.11 say this of a product's tiles. If XLA times kernels, it skips such tiles.
@@ -150,7 +143,6 @@ class Target:
         self,
         lowerable: Lowerable,
         flags: Mapping[str, Any] | None = None,
-        profile: Mapping[str, float] | None = None,
         rewrite: Rewrite | None = None,
         shape: Rewrite | None = None,
         name: str = "",
@@ -159,7 +151,6 @@ class Target:
 
         Args:
           flags: compiler options in addition to those in the options of `jax.jit`.
-          profile: seconds of the instructions of an earlier compilation, for XLA's scheduler.
           rewrite: receives the scheduled module, and may return another.
           shape: receives the module before it is scheduled, and may return another.
           name: of the module in jax's persistent cache, if that is on. A cached module is already
@@ -180,11 +171,7 @@ class Target:
             flags = {**_DESCRIBED_OPTIONS, **kernels, **flags}
             lowered = compat.on_devices(lowered, self._described_devices(lowerable.machine))
         lowered = compat.mark_on_host(lowered, lowerable.on_host, lowerable.returned_to_host)
-        with tempfile.TemporaryDirectory(prefix="memplan-") as folder:
-            if profile:
-                path = _write_profile(profile, Path(folder))
-                flags = {**_UNCHECKED_PROFILE, **flags, _PROFILE: path}
-            return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name))
+        return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name))
 
     def _compile_rewritten(
         self,
@@ -350,14 +337,6 @@ def _account(compiled: Any) -> Executable:
         constant_bytes=constant_bytes,
     )
     return Executable(compiled, memory)
-
-
-def _write_profile(profile: Mapping[str, float], folder: Path) -> str:
-    """Write a profile as the text of XLA's ProfiledInstructionsProto, and return its path."""
-    path = folder / "profile.pbtxt"
-    costs = (f'name: "{name}" cost_us: {1e6 * seconds:.3f}' for name, seconds in profile.items())
-    path.write_text("".join(f"costs {{ {cost} }}\n" for cost in costs))
-    return str(path)
 
 
 def rematerializes_above(device: Device, resident_bytes: int) -> int:

@@ -34,18 +34,13 @@ class Fake:
     """Says, one program after another, what it would take: device bytes, or an outcome."""
 
     takes: list[int | Outcome]
-    profiles: bool = False
     calls: list[tuple[Program, bool, Headroom]] = field(default_factory=list)
     compiled: list[Program] = field(default_factory=list)
     missing: list[int] = field(default_factory=list)  # bytes that loops were asked to keep fewer
 
-    def profile(self, program: Program) -> dict[str, float] | None:
-        return {} if self.profiles else None
-
     def explore(
         self,
         program: Program,
-        profile: Any,
         hides_latency: bool,
         headroom: Headroom,
         commits: Callable[[Explored], bool],
@@ -633,8 +628,3 @@ def test_a_plan_stays_where_it_is_fast_or_slabs_are_expected_to_be_slower() -> N
 
 def test_a_plan_that_is_followed_is_tried_in_no_slabs() -> None:
     assert not attempt(Fake([120]), slabs=(in_slabs(),), follow=followed(None)).fits
-
-
-def test_a_profile_is_an_exploration() -> None:
-    result = attempt(Fake([90], profiles=True))
-    assert (result.compilations, result.explorations) == (1, 1)

@@ -1,4 +1,4 @@
-"""What is given to the compiler: shapes without arrays, programs of the step's types, and a profile where it helps."""
+"""What is given to the compiler: shapes without arrays, and programs of the step's types."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from memplan.errors import WrongProgramError
 from memplan.program import compat
 from memplan.program.trace import Program
 from memplan.xla.target import Target
-from tests.compilation.modules import CPU, V100, InOrder, no_agreement
+from tests.compilation.modules import CPU, InOrder, no_agreement
 from tests.compilation.outcomes import PROGRAM
 
 
-def compiler(device: object = CPU) -> Compiler:
-    target = Target(V100 if device is V100 else CPU, described=False)
+def compiler() -> Compiler:
+    target = Target(CPU, described=False)
     return Compiler(target, Limits(1, 1), InOrder(), None, no_agreement, lambda *_: None)
 
 
@@ -38,11 +38,6 @@ def narrowed(program: Program) -> Program:
 def test_a_transform_that_changes_a_type_is_refused() -> None:
     with pytest.raises(WrongProgramError, match="output types"):
         compiler().compile(narrowed(PROGRAM))
-
-
-@pytest.mark.parametrize("device", [CPU, V100], ids=["cpu", "v100"])
-def test_without_links_there_is_no_profile(device: object) -> None:
-    assert compiler(device).profile(PROGRAM) is None
 
 
 def test_shapes_keep_no_array_alive() -> None:

@@ -135,9 +135,8 @@ def _compiled(key: str) -> Case:
     program = pipeline._candidates(plain, request).first
     program = _in_slabs(program, request) if step.in_slabs else program
     compiler = pipeline._compiler(program, request, lambda stage, share: None)
-    profile = compiler.profile(program)
     _handed.clear()
-    compiler.compile(program, profile, hides_latency=copies_by_itself(program))
+    compiler.compile(program, hides_latency=copies_by_itself(program))
     scheduled = [proto for is_scheduled, proto in _handed if is_scheduled][-1]
     partitioned = [proto for is_scheduled, proto in _handed if not is_scheduled][-1]
     file = _pack(key, scheduled)

@@ -22,8 +22,6 @@ def array(*shape: int, spec: Any = ()) -> jax.ShapeDtypeStruct:
 
 
 def train(weights: jax.Array, x: jax.Array) -> Any:
-    """A loop: its condition and its asynchronous fusions are in no profile."""
-
     def loss(weights: jax.Array) -> jax.Array:
         hidden, _ = jax.lax.scan(lambda hidden, w: (jnp.tanh(hidden @ w), None), x, weights)
         return (hidden**2).mean()

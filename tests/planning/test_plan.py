@@ -44,7 +44,7 @@ PLANS = st.builds(
     *[st.text()] * 3,
     *(TRANSFORMS, ROOMS, NAMES),
     *(st.text(), st.text(), KERNELS, st.none() | st.booleans()),
-    st.none() | st.tuples(NUMBER, st.booleans()),
+    st.none() | st.tuples(NUMBER, st.sampled_from(["", "critical first", "in turn"])),
     ROOMS,
 )
 RESIDUALS = io.encode(Residuals((1,)))

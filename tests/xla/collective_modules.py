@@ -7,6 +7,7 @@ from memplan.hardware import catalog
 from memplan.hardware.backend import GPU
 from memplan.hardware.topology import topology_named
 from memplan.planning.packing import live_nbytes
+from memplan.planning.plan import Feeding
 from memplan.xla.buffers import problem_of
 from memplan.xla.module import Module
 from tests.hardware.machines import on
@@ -59,9 +60,9 @@ ENTRY %main () -> f32[512,1024] {{
 """)
 
 
-def overlapped(plain: Module, limit_nbytes: int, feeds_links: bool = False) -> Module:
+def overlapped(plain: Module, limit_nbytes: int, feeding: Feeding = "") -> Module:
     """With the collectives beside more kernels."""
-    return ScheduledModule(plain, A100, EIGHT).overlap(limit_nbytes, feeds_links).module
+    return ScheduledModule(plain, A100, EIGHT).overlap(limit_nbytes, feeding).module
 
 
 def live(hlo: Module) -> int:

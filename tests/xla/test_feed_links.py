@@ -41,7 +41,7 @@ def step(*ends: str, layers: int = LAYERS, more: str = "") -> Module:
 
 def woven_of(plain: Module) -> Module:
     """With the collectives beside all kernels that are left."""
-    return overlapped(plain, 2**40, feeds_links=True)
+    return overlapped(plain, 2**40, "in turn")
 
 
 UPDATES = fusion("new.a", "a", "s.done"), fusion("new.b", "b", "t.done")
@@ -200,3 +200,36 @@ def test_nothing_moves_for_what_a_heavy_kernel_waits_for() -> None:
     assert woven_of(alone) is alone
     none = module("ROOT " + fusion("out", "a", "b"))
     assert woven_of(none) is none
+
+
+def tight(sums: int, heavy: int) -> Module:
+    """Heavy kernels, the first ones each behind the sum of the one before; the first one's gradient is summed, too."""
+    lines = [fusion("h0", "a", "b", kind="kCustom"), fusion("g", "h0", "b"), *summed("free", "g")]
+    for n in range(heavy):
+        lines += summed(f"c{n}", f"h{n}") if n < sums else ()
+        lines.append(
+            fusion(f"h{n + 1}", f"c{n}.done" if n < sums else f"h{n}", "b", kind="kCustom")
+        )
+    return module(
+        *lines, fusion("new", "free.done", "b"), "ROOT " + fusion("out", "new", f"h{heavy}")
+    )
+
+
+def test_a_sum_that_nothing_heavy_waits_for_yields_to_those_on_the_critical_path() -> None:
+    plain = tight(4, heavy=LAYERS)
+    first, in_turn = (overlapped(plain, 2**40, how) for how in ("critical first", "in turn"))
+    judge(plain, first)
+    sent = [transfer.name for transfer in replay(first, A100, EIGHT).transfers]
+    assert sent == ["c0", "c1", "c2", "c3", "free"]
+    assert replay(first, A100, EIGHT).step_s < replay(in_turn, A100, EIGHT).step_s
+
+
+def test_updates_run_while_others_wait_for_the_links() -> None:
+    """The last sum on the critical path is waited for, and an update's sum is done before."""
+    lines = [fusion("h0", "a", "b", kind="kCustom"), *summed("free", "h0")]
+    lines += [fusion("h1", "h0", "b", kind="kCustom"), *summed("c", "h1")]
+    lines += [fusion("h2", "c.done", "b", kind="kCustom")]
+    lines += [fusion("new", "free.done", "b"), "ROOT " + fusion("out", "new", "h2")]
+    names = order(woven_of(module(*lines)))
+    assert names.index("free.done") < names.index("c.done")
+    assert names.index("c") < names.index("new") < names.index("c.done")
