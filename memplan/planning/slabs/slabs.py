@@ -234,7 +234,7 @@ class Walls:
         return self.arranged(slabs).loops
 
     def arranged(self, slabs: Slabs) -> Arranged:
-        """The loops of slabs, with those in which they differ from earlier slabs (`compare_with`)."""
+        """The loops of slabs, and where they differ from earlier slabs (`compare_with`)."""
         earlier = self._earlier.get(slabs.rows) or self.compare_with(slabs)
         stored = self.forced | slabs.stored
         changed = earlier.changed_levels(slabs, stored)
