@@ -71,7 +71,7 @@ def cost(loop: Loop, stacked: frozenset[int], price: float, moves: bool, device:
     total = 0.0
     for value in stacked:
         nbytes = loop.trips * loop.body.nbytes(value)
-        kept = nbytes * (price + 2 * loop.runs / device.memory_bandwidth)
+        kept = nbytes * (price + 2 * loop.runs / device.achieved_bandwidth)
         moved = 2 * times * copy_seconds(loop.body.nbytes(value), device)
         total += min(kept, moved) if moves else kept
     for number in recomputed_ops(loop, Residuals(tuple(stacked))):

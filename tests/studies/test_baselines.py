@@ -37,7 +37,7 @@ class Fake:
     def mesh_for(self, spmd: object) -> None:
         return None
 
-    def compile(self, lowerable: Lowerable, flags: Any, profile: Any, rewrite: Any, *_: Any) -> Any:
+    def compile(self, lowerable: Lowerable, flags: Any, rewrite: Any, *_: Any) -> Any:
         self.compilations.append((str(jax.make_jaxpr(lowerable.step)(*lowerable.args)), flags))
         module = read_module(self.text)
         if rewrite is not None:

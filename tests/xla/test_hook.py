@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import threading
+from collections.abc import Iterator
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +65,15 @@ def test_a_module_that_cannot_be_written_is_an_error_too() -> None:
         interception.check()
 
 
+@pytest.fixture
+def raises_on_ctrl_c() -> Iterator[None]:
+    """Python's own handler, which a process that a shell starts in the background lacks."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("raises_on_ctrl_c")
 def test_ctrl_c_in_a_callback_ends_the_compilation() -> None:
     """It would abort the process if it were raised into XLA."""
 
@@ -79,6 +89,7 @@ def test_ctrl_c_in_a_callback_ends_the_compilation() -> None:
     assert signal.getsignal(signal.SIGINT) is before
 
 
+@pytest.mark.usefixtures("raises_on_ctrl_c")
 def test_ctrl_c_beside_a_callback_is_raised_in_the_next() -> None:
     read = list[str]()
 
@@ -89,6 +100,7 @@ def test_ctrl_c_beside_a_callback_is_raised_in_the_next() -> None:
     assert isinstance(pressed.error, KeyboardInterrupt) and not read
 
 
+@pytest.mark.usefixtures("raises_on_ctrl_c")
 def test_ctrl_c_after_the_last_callback_is_raised_at_the_end() -> None:
     late = contextlib.ExitStack()
     interception = late.enter_context(hook.intercept("jit_late", lambda module: None, "cpu"))
