@@ -159,9 +159,8 @@ class ScheduledModule:
     pins: tuple[Pin, ...] = ()  # of the step, in the order of their marks
     # seconds that kernels wait for a collective, by the name of its start; rewrites keep them
     waits: Mapping[str, float] = field(default_factory=dict, compare=False)
-    overlapped: tuple[int, Feeding] | None = (
-        None  # the limit that its order is for: `Plan.overlapped`
-    )
+    # the limit that its order is for: `Plan.overlapped`
+    overlapped: tuple[int, Feeding] | None = None
 
     def overlap(self, limit_nbytes: int, feeding: Feeding = "") -> ScheduledModule:
         """Overlap collectives with more kernels (`Overlap.order`); the module itself if none

@@ -56,3 +56,14 @@ def test_the_seed_decides() -> None:
         return ledger.recomputations()
 
     assert recomputations(1) == recomputations(1)
+
+
+def test_what_is_fast_enough_stays() -> None:
+    ledger, limit, _ = evicted(10, 3, offloads=False)
+    assert ledger.peak_nbytes <= limit
+    before, seconds = ledger.recomputations(), seconds_of(ledger, None)
+    search = NeighbourhoodSearch(ledger, limit)
+    search.improve(lambda: 0, 2_000, enough_s=1.001 * seconds)
+    assert ledger.recomputations() == before
+    search.improve(lambda: 0, 2_000, enough_s=0.999 * seconds)
+    assert seconds_of(ledger, None) < seconds
