@@ -102,21 +102,19 @@ class Lifetimes:
         self, occupancy: Occupancy, lifetimes: Mapping[int, Lifetime | None]
     ) -> Occupancy:
         """With other lifetimes of some values; None: nothing of the value is in memory."""
-        known = dict(occupancy.lifetimes)
+        current = dict(occupancy.lifetimes)
         around, stored, on_host = (
             nbytes.copy() for nbytes in (occupancy.around, occupancy.stored, occupancy.on_host)
         )
         for value, lifetime in lifetimes.items():
-            before = known.pop(value, None)
+            before = current.pop(value, None)
             if lifetime is not None:
-                known[value] = lifetime
-            if lifetime != before:
-                for sign, changed in ((-1, before), (1, lifetime)):
-                    if changed is not None:
-                        memory = around if not changed.is_stored else stored
-                        memory = on_host if changed.on_host else memory
-                        memory[changed.first : changed.end] += sign * changed.nbytes
-        return Occupancy(known, around, stored, on_host)
+                current[value] = lifetime
+            for sign, added in ((-1, before), (1, lifetime)):
+                if added is not None:
+                    memory = on_host if added.on_host else stored if added.is_stored else around
+                    memory[added.first : added.end] += sign * added.nbytes
+        return Occupancy(current, around, stored, on_host)
 
     def _lifetimes(
         self,
