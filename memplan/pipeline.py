@@ -48,7 +48,7 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
             return restored
     started = time.perf_counter()
     modules: Modules = {}
-    exploration = _exploration(program, request, notify, key, modules, keeps_found=True)
+    exploration = _exploration(program, request, notify, key, modules, keeps_fitting=True)
     if exploration.is_refused:
         raise infeasible_error(exploration.best, request, notify, modules)
     outcome = replace(exploration.commit(), seconds=time.perf_counter() - started)
@@ -58,7 +58,7 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         and request.plan.fingerprint != outcome.planned.plain.module.fingerprint
     ):
         notify("planning anew, as XLA chose other kernels", None)
-        outcome = best_of(program, replace(request, plan=None), notify, keeps_found=True)
+        outcome = best_of(program, replace(request, plan=None), notify, keeps_fitting=True)
     if not outcome.fits and request.verify is not None:
         raise infeasible_error(outcome, request, notify, modules)
     if outcome.name and outcome.fits and not outcome.interrupted:
@@ -104,15 +104,15 @@ def best_of(
     request: Request,
     notify: Notify,
     key: str = "",
-    keeps_found: bool = False,
+    keeps_fitting: bool = False,
 ) -> Outcome:
     """The outcome of a traced step that fits, else the smallest.
 
     Args:
-      keeps_found: Ctrl-C ends the search if something fits (`Attempts.explore`).
+      keeps_fitting: Ctrl-C ends the search if something fits (`Attempts.explore`).
     """
     started = time.perf_counter()
-    outcome = _exploration(program, request, notify, key, None, keeps_found).commit()
+    outcome = _exploration(program, request, notify, key, None, keeps_fitting).commit()
     return replace(outcome, seconds=time.perf_counter() - started)
 
 
@@ -122,13 +122,13 @@ def _exploration(
     notify: Notify,
     key: str,
     modules: Modules | None,
-    keeps_found: bool,
+    keeps_fitting: bool,
 ) -> Exploration:
     """A step explored, and compiled if its first program is good enough. See `best_of`."""
     attempts, first = _attempts(program, request, notify, key, modules)
     # An interrupted process would not compile what the step's other processes do.
-    keeps_found = keeps_found and not _processes(program, request)
-    attempts = replace(attempts, keeps_found=keeps_found)
+    keeps_fitting = keeps_fitting and not _processes(program, request)
+    attempts = replace(attempts, keeps_fitting=keeps_fitting)
     return Exploration(request, attempts, first, attempts.explore(first))
 
 
@@ -163,6 +163,11 @@ class Exploration:
     def explorations(self) -> int:
         """Number of programs that were explored."""
         return self.attempts.history.explorations
+
+    @property
+    def modules(self) -> Modules:
+        """What XLA has scheduled for the step; empty if that was not to be kept."""
+        return self.attempts.compiler.modules or {}
 
     @property
     def is_refused(self) -> bool:

@@ -91,7 +91,7 @@ class Attempts:
     copies_overlap: bool = True  # the target runs copies and kernels at the same time
     compiles: bool = True  # compile a good program at once; else nothing before `commit`
     any_that_fits: bool = False  # explore until a program fits, however slow it is
-    keeps_found: bool = False  # Ctrl-C ends `explore` if a program fits
+    keeps_fitting: bool = False  # Ctrl-C ends `explore` if a program fits
     history: History = field(default_factory=History)  # what was explored and compiled
 
     def explore(self, program: Program) -> Explored:
@@ -106,7 +106,7 @@ class Attempts:
             best = self._search(program)
         except KeyboardInterrupt:
             in_hand = self.history.best
-            if not self.keeps_found or in_hand is None or not in_hand.fits:
+            if not self.keeps_fitting or in_hand is None or not in_hand.fits:
                 raise
             self.history.interrupted = True
             self.notify("interrupted (again to stop), with a program in hand", None)

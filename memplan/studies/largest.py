@@ -70,7 +70,7 @@ def frontier(
     last = last_compiled(len(sizes), fits, fits_compiled)
     if last < 0:
         smallest = outcomes.get(low) or explored[low].best
-        raise pipeline.infeasible_error(smallest, request, notify, {})
+        raise pipeline.infeasible_error(smallest, request, notify, explored[low].modules)
     return Frontier(
         name=name,
         largest=sizes[last],

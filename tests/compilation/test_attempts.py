@@ -174,19 +174,19 @@ class Interrupted(Fake):
 
 def test_an_interrupted_search_compiles_what_is_in_hand() -> None:
     compiler = Interrupted([outcome(PROGRAM, 90, seconds=2.0)])
-    result = attempt(compiler, slabs=(in_slabs(),), keeps_found=True)
+    result = attempt(compiler, slabs=(in_slabs(),), keeps_fitting=True)
     assert result.program is PROGRAM and result.interrupted
     assert compiler.compiled == [PROGRAM]
 
 
-@pytest.mark.parametrize(("nbytes", "keeps_found"), [(130, True), (90, False)])
+@pytest.mark.parametrize(("nbytes", "keeps_fitting"), [(130, True), (90, False)])
 def test_with_nothing_in_hand_or_to_keep_an_interrupt_is_an_interrupt(
-    nbytes: int, keeps_found: bool
+    nbytes: int, keeps_fitting: bool
 ) -> None:
     first = outcome(PROGRAM, nbytes, seconds=2.0, predicted_to_fit=nbytes <= 100)
     compiler = Interrupted([first])
     with pytest.raises(KeyboardInterrupt):
-        attempt(compiler, slabs=(in_slabs(),), keeps_found=keeps_found)
+        attempt(compiler, slabs=(in_slabs(),), keeps_fitting=keeps_fitting)
     assert not compiler.compiled
 
 
@@ -201,7 +201,7 @@ def test_a_second_interrupt_stops() -> None:
 
     compiler = Fake([outcome(PROGRAM, 90, seconds=2.0)])
     with pytest.raises(KeyboardInterrupt):
-        attempt(compiler, slabs=(in_slabs(),), keeps_found=True, notify=notify)
+        attempt(compiler, slabs=(in_slabs(),), keeps_fitting=True, notify=notify)
     assert not compiler.compiled
     assert told == [
         "exploring the step",
