@@ -63,7 +63,7 @@ class Choice:
     @cached_property
     def _first(self) -> PricedSlabs:
         """The choice of the first round, which stores most."""
-        return next(self._rounds())
+        return next(self._rounds)
 
     @cached_property
     def _smallest(self) -> PricedSlabs:
@@ -77,7 +77,7 @@ class Choice:
         They are those of the next rounds if the first fits, else those that recompute most.
         """
         if self.limits.fits(self._first[1]):
-            return [*self._rounds()]
+            return [self._first, *self._rounds]
         return [self._first, *self._recompute_everything_first()]
 
     def _best(self, choices: Iterable[PricedSlabs]) -> PricedSlabs:
@@ -211,7 +211,12 @@ class Choice:
         stored = self.cuts.readers(weights, {}, (), math.inf)
         return self._priced(self._placed(self.bare, frozenset(stored)))
 
+    @cached_property
     def _rounds(self) -> Iterator[PricedSlabs]:
+        """The choices of all rounds, each made once: `_first`, then those in `_starts`."""
+        return self._round_by_round()
+
+    def _round_by_round(self) -> Iterator[PricedSlabs]:
         weights: dict[int, float] = {}
         shares: Mapping[int, int] = {}
         on_device: Collection[int] = ()
