@@ -117,6 +117,7 @@ class Eviction:
     def _try(self, change: Change, excess: float) -> float | None:
         """Apply a change; returns the new excess, or None if it does not pay and is undone."""
         before_s = self._copies_seconds()
+        links = self.scheduler.links if self.scheduler else None
         added = self._apply(change)
         new_excess = self.excess()
         delay_s = self._copies_seconds() - before_s
@@ -126,6 +127,8 @@ class Eviction:
             max_delay_s = self.effort.max_delay * change.stall_s
         if new_excess >= excess or delay_s > max_delay_s + self._tick_s:
             self._undo(change, added)
+            if self.scheduler is not None and links is not None:
+                self.scheduler.links = links  # as they were, not counted again
             return None
         return new_excess
 
@@ -193,8 +196,6 @@ class Eviction:
         else:
             for op in reversed(added):
                 self.ledger.undo_recompute(op, change.slot)
-        if self.scheduler is not None:
-            self.scheduler.refresh()
 
     def _touched(self, change: Change) -> Iterator[int]:
         """Values whose gaps have changed."""

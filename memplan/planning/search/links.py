@@ -93,18 +93,19 @@ def events(ledger: Ledger) -> list[tuple[int, Kind, Offload]]:
     events after the slot.
     """
     # slot, index of the kind in `_ORDER`, slot that waits for the copy (before it: the position of
-    # the first reader), offload
-    entries = []
-    for offload in ledger.offloads.values():
+    # the first reader), value, slot of the prefetch: no two entries are equal up to here; offload
+    entries = list[tuple[int, int, int, int, int, Offload]]()
+    for (value, prefetch), offload in ledger.offloads.items():
         reader = ledger.reader(offload)
         if reader is not None:
-            entries.append((reader, 0, ledger.position(offload.value, reader), offload))
-            entries.append((offload.prefetch, 3, reader, offload))
+            position = ledger.position(value, reader)
+            entries.append((reader, 0, position, value, prefetch, offload))
+            entries.append((prefetch, 3, reader, value, prefetch, offload))
         if offload.start is not None:
-            entries.append((offload.start, 1, offload.end, offload))
-            entries.append((offload.end, 2, offload.end, offload))
-    entries.sort(key=lambda entry: (*entry[:3], entry[3].value, entry[3].prefetch))
-    return [(slot, _ORDER[index], offload) for slot, index, _, offload in entries]
+            entries.append((offload.start, 1, offload.end, value, prefetch, offload))
+            entries.append((offload.end, 2, offload.end, value, prefetch, offload))
+    entries.sort()
+    return [(slot, _ORDER[index], offload) for slot, index, _, _, _, offload in entries]
 
 
 def slot_actions(ledger: Ledger) -> list[list[Action]]:

@@ -22,6 +22,7 @@
 Effort is counted, never timed, so every machine finds the same plan.
 """
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -331,7 +332,10 @@ class _OrderSearch:
         if recipe.stall_free and scheduler:
             stream(ledger, scheduler, limit, recipe.stall_free, min_nbytes)
             while stalls_s := scheduler.links.stalls_s:
-                undo_offload(ledger, next(iter(stalls_s)))
+                first = itertools.islice(stalls_s, 1 + len(stalls_s) // self._effort.undone_part)
+                for offload in first:
+                    if (offload.value, offload.prefetch) in ledger.offloads:
+                        undo_offload(ledger, offload)
                 scheduler.refresh()
         if recipe.evict:
             eviction = self._eviction(limit, recipe.evict)
