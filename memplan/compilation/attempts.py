@@ -38,6 +38,7 @@ class History:
     explorations: int = 0
     # the first program's module, if that was unmodified
     unmodified: ScheduledModule | None = None
+    unmodified_bytes: int | None = None  # of the smallest plan for the unmodified step
     # of all programs in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
     # of all programs, in order
@@ -64,6 +65,9 @@ class History:
     def add(self, explored: Explored) -> None:
         if not self.summaries and explored.program.rewritten is None:
             self.unmodified = explored.planned.plain
+        if explored.program.rewritten is None:
+            nbytes = explored.device_bytes
+            self.unmodified_bytes = min(nbytes, self.unmodified_bytes or nbytes)
         if isinstance(explored, Outcome):
             self.compilations += 1
         else:
@@ -118,6 +122,7 @@ class Attempts:
         return replace(
             best,
             unmodified=self.history.unmodified,
+            unmodified_bytes=self.history.unmodified_bytes,
             closest_slab_attempt=self.history.closest_slab_attempt,
         )
 

@@ -14,6 +14,7 @@ from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.transforms import Transform
 from memplan.program.candidates import Candidates
 from memplan.program.loops.choose import ResidualChoice
+from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import Program
 
 # A plan above 1.25 times its bound is slow, and compared with other programs.
@@ -46,6 +47,10 @@ _MOST_SLAB_PROGRAMS = 3
 # estimates (three of a ResNet-50 within 1,250 MiB), 0.97 to 1.00 (a U-Net of 304^3). Within 8 % of
 # a ResNet-50's bytes, slabs of one row took 2.3 times theirs, and their 13,110 kernels ten minutes.
 _SLAB_DOUBT = 1.1
+# Choose slabs again if they leave more than a twentieth of the limit free, and explore them if they
+# promise to save 2 % of the step's kernels. On a V100 of 15 GiB, a U-Net of 304^3 left 9.6 %: 5,803
+# ms, then 5,475. One of 240^3 left 9.8 %, for 0.8 % of its time.
+_FREE_PARTS = 20
 
 
 @dataclass(frozen=True)
@@ -120,12 +125,51 @@ class Variants:
             if candidate.expected_bytes > _SLAB_DOUBT * estimate_limit:
                 return
             candidates.remove(candidate)
-            outcome = yield Proposal(candidate.write(), "in slabs")
+            search = _LargerSlabs(self.candidates, self.notify, candidate)
+            outcome = yield Proposal(candidate.write(), "in slabs", search.is_last)
             if not needs_better(outcome):
+                yield from search.run(outcome)
                 return
             size = outcome.planned.plain if outcome.fits else outcome
             overshoot = size.device_bytes / outcome.limits.device_bytes
             estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
+
+
+@dataclass
+class _LargerSlabs:
+    """Explores slabs for the bytes that a candidate leaves free.
+
+    Their estimates are corrected by what the candidate takes.
+    """
+
+    candidates: Candidates
+    notify: Notify
+    first: SlabCandidate
+    choice: SlabCandidate | None = None  # if it promises to be faster
+    is_chosen: bool = False  # `choice` is known
+
+    def is_last(self, outcome: Explored) -> bool:
+        """Is nothing else explored after the first candidate's outcome?"""
+        return not needs_better(outcome) and self._chosen(outcome) is None
+
+    def run(self, outcome: Explored) -> Proposals[None]:
+        """Compares the outcome of the first candidate, which fits, with larger slabs."""
+        larger = self._chosen(outcome)
+        if larger is not None:
+            yield Proposal(
+                larger.write(), "in larger slabs", lambda other: better(outcome, other) is other
+            )
+
+    def _chosen(self, outcome: Explored) -> SlabCandidate | None:
+        limit = outcome.limits.device_bytes
+        if not self.is_chosen and outcome.device_bytes < limit - limit // _FREE_PARTS:
+            self.notify("choosing slabs for the bytes that are left", None)
+            estimate = self.first.expected_bytes / outcome.device_bytes
+            larger = next(self.candidates.in_slabs(math.inf, estimate), None)
+            if larger and larger.expected_s <= (1 - _LEAST_GAIN) * self.first.expected_s:
+                self.choice = larger
+        self.is_chosen = True
+        return self.choice
 
 
 @dataclass

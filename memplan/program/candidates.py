@@ -65,11 +65,16 @@ class Candidates:
         """The residuals that the step's loops may have."""
         return ResidualChoices(self.step, self.device)
 
-    def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
-        """Yield the step in slabs; none is expected to take more than `slowdown` times as long."""
+    def in_slabs(self, slowdown: float, estimate: float | None = None) -> Iterator[SlabCandidate]:
+        """Yield the step in slabs (see `slab_programs`).
+
+        Args:
+          slowdown: no candidate is expected to take more than this many times as long.
+          estimate: the estimate of a byte; None: not known yet.
+        """
         program = self.indexed_stacks(self.step) or self.step
         limits = self.device_bytes, self.host_bytes
-        for candidate in slab_programs(program, self.device, *limits, slowdown):
+        for candidate in slab_programs(program, self.device, *limits, slowdown, estimate):
             yield replace(candidate, write=functools.partial(self._written, candidate))
 
     def _written(self, slabs: SlabCandidate) -> Program:

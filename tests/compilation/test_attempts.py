@@ -101,6 +101,8 @@ class FakeCandidates:
     gain_s: float = 0.0  # that each choice promises after the one before it
     fewest: FakeChoice | None = None
     made: dict[tuple[int, bool, bool], FakeChoice | None] = field(default_factory=dict)
+    # estimate of a byte -> slabs that are chosen once it is known
+    corrected: dict[float, SlabCandidate] = field(default_factory=dict)
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
@@ -127,7 +129,9 @@ class FakeCandidates:
     def with_residuals(self, choice: FakeChoice) -> Program:
         return choice.program
 
-    def in_slabs(self, slowdown: float) -> Iterator[SlabCandidate]:
+    def in_slabs(self, slowdown: float, estimate: float | None = None) -> Iterator[SlabCandidate]:
+        if estimate is not None:
+            return iter([self.corrected[estimate]] if estimate in self.corrected else [])
         return iter(self.slabs if slowdown >= self.expected_s else ())
 
 
@@ -141,17 +145,19 @@ def attempt(
     by_index: Program | None = None,
     gain_s: float = 0.0,
     fewest: FakeChoice | None = None,
+    corrected: dict[float, SlabCandidate] | None = None,
     notify: Any = lambda *_: None,
     **options: Any,
 ) -> Outcome:
     nbytes = expected_bytes or (100,) * len(slabs)
     in_slabs = tuple(
-        SlabCandidate(size, lambda part=part: part)
+        SlabCandidate(size, 1.0, lambda part=part: part)
         for part, size in zip(slabs, nbytes, strict=True)
     )
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
     candidates.gain_s = gain_s
     candidates.fewest = fewest
+    candidates.corrected = corrected or {}
     attempts = Attempts(compiler, cast(Any, candidates), notify, **options)
     result = attempts.commit(attempts.explore(program))
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
@@ -473,9 +479,8 @@ def test_a_program_in_slabs_has_one_schedule_and_is_corrected() -> None:
 
 def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() -> None:
     slabs = tuple(in_slabs() for _ in range(5))
-    result = attempt(
-        Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160))), slabs=slabs
-    )
+    compiler = Fake(misses((PROGRAM, 130), (slabs[0], 150), (slabs[1], 140), (slabs[2], 160)))
+    result = attempt(compiler, slabs=slabs, expected_bytes=(95, 63, 45, 28, 28))
     assert result.program is PROGRAM and result.closest_slab_attempt is not None
     assert result.closest_slab_attempt.device_bytes == 140
     assert result.closest_slab_attempt.in_slabs == slabs[1].in_slabs
@@ -488,6 +493,43 @@ def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less
     assert not result.fits and count(result) == 4
 
 
+@pytest.mark.parametrize(("nbytes", "is_explored"), [(95, True), (96, False)])
+def test_after_a_miss_no_slabs_are_explored_that_would_miss_by_more_than_a_tenth(
+    nbytes: int, is_explored: bool
+) -> None:
+    slabs = in_slabs(), in_slabs()
+    tried = [(PROGRAM, 130), (slabs[0], 115), (slabs[1], 110)]
+    compiler = Fake(misses(*tried[: 3 if is_explored else 2]))
+    assert not attempt(compiler, slabs=slabs, expected_bytes=(100, nbytes)).fits
+
+
+@pytest.mark.parametrize(("expected_s", "is_explored"), [(0.98, True), (0.99, False)])
+@pytest.mark.parametrize(("nbytes", "leaves_bytes"), [(94, True), (95, False)])
+def test_slabs_that_leave_bytes_are_compared_with_larger_ones_that_promise_to_be_faster(
+    expected_s: float, is_explored: bool, nbytes: int, leaves_bytes: bool
+) -> None:
+    slabs, larger = in_slabs(), in_slabs()
+    estimate = 80 / nbytes
+    outcomes = [*misses((PROGRAM, 130)), outcome(slabs, nbytes, seconds=1.1)]
+    if is_explored and leaves_bytes:
+        outcomes.append(outcome(larger, 99, seconds=1.0))
+    compiler = Fake(outcomes)
+    corrected = {estimate: SlabCandidate(90, expected_s, lambda: larger)}
+    result = attempt(compiler, slabs=(slabs,), expected_bytes=(80,), corrected=corrected)
+    best = larger if is_explored and leaves_bytes else slabs
+    assert result.program is best and compiler.compiled == [best]
+
+
+@pytest.mark.parametrize("larger", [(101, 1.0), (99, 1.2)])
+def test_larger_slabs_that_do_not_fit_or_are_slower_are_not_taken(larger: Any) -> None:
+    slabs, other = in_slabs(), in_slabs()
+    tried = outcome(other, larger[0], seconds=larger[1], predicted_to_fit=False)
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(slabs, 90, seconds=1.1), tried])
+    corrected = {80 / 90: SlabCandidate(90, 0.9, lambda: other)}
+    result = attempt(compiler, slabs=(slabs,), expected_bytes=(80,), corrected=corrected)
+    assert result.program is slabs and compiler.compiled == [slabs]
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(
     order: tuple[int, int],
@@ -498,7 +540,8 @@ def test_the_closest_attempt_is_the_one_that_is_least_beyond_both_limits(
         outcome(slabs[1], 90, 60, predicted_to_fit=False),
     )
     compiler = Fake([*misses((PROGRAM, 120)), *(tried[number] for number in order)])
-    closest = attempt(compiler, slabs=tuple(slabs[number] for number in order)).closest_slab_attempt
+    ordered = tuple(slabs[number] for number in order)
+    closest = attempt(compiler, slabs=ordered, expected_bytes=(100, 70)).closest_slab_attempt
     assert closest is not None and (
         closest.device_bytes,
         closest.host_bytes,

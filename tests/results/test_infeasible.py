@@ -11,6 +11,7 @@ import pytest
 
 import memplan
 from memplan.compilation.callback import PlannedModule
+from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome, SlabAttempt
 from memplan.errors import InfeasibleBudgetError
 from memplan.hardware.backend import CPU
@@ -97,6 +98,26 @@ def test_the_smallest_plan_may_be_the_plain_step() -> None:
     step = outcome(PROGRAM, 600)
     works = working_budget(step, lambda budget: step)
     assert infeasible(step, works).smallest_bytes == 500
+
+
+@pytest.mark.parametrize(
+    ("unmodified_bytes", "works", "tried"),
+    [(195, 195, [120]), (196, 196, [120, 130]), (None, 140, [120, 130, 140])],
+)
+def test_a_budget_that_works_is_sought_until_the_unmodified_step_takes_little_more(
+    unmodified_bytes: int | None, works: int, tried: list[int]
+) -> None:
+    refused = replace(outcome(in_slabs(), 120), unmodified_bytes=unmodified_bytes)
+    takes = {120: 130, 130: 140, 140: 140}
+    explored = list[int]()
+
+    def plan_within(budget: int) -> Outcome:
+        explored.append(budget)
+        step = outcome(in_slabs(), takes[budget], predicted_to_fit=False)
+        return replace(step, limits=Limits(budget, 50))
+
+    assert working_budget(refused, plan_within) == works
+    assert explored == tried
 
 
 def in_slabs(op: str = "", nbytes: int = 0) -> Program:

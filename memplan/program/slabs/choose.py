@@ -51,8 +51,11 @@ _MOST_TRIPS = 1 << 14
 # Also split computations whose largest kernel is at least this share of the largest: alike branches
 # are.
 _ALIKE_SHARE = 0.9
-# Plan for this share of the limit. The estimate includes neither XLA's transposes nor packing.
-_MARGIN = 0.95
+# The estimate of a byte, before an estimate was compared with what slabs take. It includes neither
+# XLA's transposes nor packing.
+_ESTIMATE = 0.95
+# Once they were compared, the slabs that are chosen next may take a hundredth more than the first.
+_CORRECTED = 0.99
 
 
 @dataclass(frozen=True)
@@ -93,11 +96,17 @@ class SlabCandidate:
     """A program in slabs that can be written."""
 
     expected_bytes: int  # on the device, plus what exceeds the host's limit
+    expected_s: float  # of the computations that are split
     write: Callable[[], Program]
 
 
 def slab_programs(
-    program: Program, device: Device, device_bytes: int, host_bytes: int, slower: float
+    program: Program,
+    device: Device,
+    device_bytes: int,
+    host_bytes: int,
+    slower: float,
+    estimate: float | None = None,
 ) -> Iterator[SlabCandidate]:
     """Yield the step in slabs, in several ways, the most likely to fit first.
 
@@ -107,6 +116,7 @@ def slab_programs(
 
     Args:
       slower: omit slabs that are expected to take more than `slower` times as long.
+      estimate: the estimate of a byte that slabs of this step take; None: not known yet.
 
     Yields:
       Nothing for a step that writes into its arguments.
@@ -115,7 +125,8 @@ def slab_programs(
         flat = program.flat
     except UnsupportedProgramError:
         return
-    slabs_by_computation = _slabs_of_computations(program, flat, device, device_bytes, host_bytes)
+    limit = int((_CORRECTED * estimate if estimate else _ESTIMATE) * device_bytes)
+    slabs_by_computation = _slabs_of_computations(program, flat, device, limit, host_bytes)
     count = max((len(ranked) for _, ranked in slabs_by_computation), default=0)
     for rank in range(count):
         chosen = list[tuple[PlacedComputation, PricedSlabs]]()
@@ -132,15 +143,18 @@ def slab_programs(
             nbytes = max(nbytes, priced.price.device_bytes + excess)
         if seconds > slower * unsplit_seconds:
             continue
-        yield SlabCandidate(nbytes, functools.partial(_written, program, chosen))
+        yield SlabCandidate(nbytes, seconds, functools.partial(_written, program, chosen))
 
 
 def _slabs_of_computations(
-    program: Program, flat: Flat, device: Device, device_bytes: int, host_bytes: int
+    program: Program, flat: Flat, device: Device, limit: int, host_bytes: int
 ) -> list[tuple[PlacedComputation, list[PricedSlabs]]]:
-    """For each computation to split, its slabs, the best first."""
+    """For each computation to split, its slabs, the best first.
+
+    Args:
+      limit: of the estimate of the bytes on the device.
+    """
     resident = _resident_bytes(program)
-    limit = int(_MARGIN * device_bytes)
     donated = frozenset(
         var
         for var, is_donated in zip(
