@@ -271,6 +271,16 @@ LINKS = by_name(
 )
 
 
+DEPTH = by_name(
+    Case(
+        f"decoder_{layers}-a100",
+        decoder(4, 512, layers=layers, width=512, heads=8, vocab=4096, context=512, dtype=BF16),
+        "a100", facts={"layers": layers},
+    )
+    for layers in (6, 12, 24, 48, 96)
+)  # fmt: skip
+
+
 STATE = by_name(
     Case(
         f"{device}-{width}-b{batch}" + ("-scan" if scan else ""),

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
-from statistics import mean, median
+from statistics import linear_regression, mean, median
 
 from experiments.bench.cases import METHODS
 from experiments.bench.measures.by_hand import MORE, SAVES_NOTHING
@@ -683,6 +683,27 @@ releases = shown(
 
 def _timed(name: str) -> Callable[[Row], str]:
     return lambda row: f"{row[name] / row['unit_s']:.4g} {'s' if row['unit_s'] == 1 else 'us'}"
+
+
+_DEPTH = (
+    Column("layers", "layers"), Column("kernels", "kernels"), _JIT,
+    mib("smallest plan MiB", "smallest_bytes"),
+    Column("explored, no limit", "unlimited_cpu_s", "{:.1f}"),
+    Column("+ at half", "half_cpu_s", "{:.1f}"), Column("+ near the smallest", "tight_cpu_s", "{:.1f}"),
+    Column("near over half", _ratio("tight_cpu_s", "half_cpu_s"), "{:.1f}"),
+)  # fmt: skip
+
+
+def depth(rows: Rows) -> str:
+    """CPU seconds by depth, and the exponents of kernels with which they grow."""
+    measured = having("kernels")(rows)
+    lines = list[str]()
+    for what, seconds in (("At half", "half_cpu_s"), ("Near the smallest plan", "tight_cpu_s")):
+        points = [(math.log(row["kernels"]), math.log(row[seconds])) for row in measured]
+        if len(points) > 1:
+            slope = linear_regression(*zip(*points, strict=True)).slope
+            lines.append(f"{what}, planning takes as many CPU seconds as kernels^{slope:.2f}.")
+    return "\n\n".join((table(_DEPTH, rows), listed(lines)))
 
 
 overhead = shown(
