@@ -100,7 +100,11 @@ class Plans:
         fingerprint = self.plain.module.fingerprint
         copy_s = functools.partial(_copy_s, device=device) if self.host_bytes > 0 else None
         problem = self.plain.rewrite(rewrite_nbytes, extra).timed_problem
-        solution = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
+        earlier = (s for p, budget, s in self._solutions if (budget, p) == (budget_nbytes, problem))
+        solution = next(earlier, None)
+        if solution is None:
+            solution = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
+            self._solutions.append((problem, budget_nbytes, solution))
         plan = Plan(
             name_actions(problem, solution.schedule),
             fingerprint,
@@ -113,6 +117,11 @@ class Plans:
             pins=self.plain.pins,
         )
         return _PlanCandidate(plan, solution)
+
+    @functools.cached_property
+    def _solutions(self) -> list[tuple[Problem, int, Solution]]:
+        """Of each problem within a budget: rewritten for another, a module often stays the same."""
+        return []
 
     def _extra_outputs(self, base: ScheduledModule, budget_nbytes: int) -> Sequence[str]:
         """Values that a first plan recomputes if recomputation costs as much as an extra output."""

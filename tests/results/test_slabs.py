@@ -156,7 +156,7 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
     """The first convolution is written to the host, and read by both loops behind it."""
 
     def candidates(program: Program, *_: object) -> list[SlabCandidate]:
-        return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
+        return [SlabCandidate(0, 1.0, lambda: with_slabs(program, on_host(program)))]
 
     monkeypatch.setattr(program_candidates, "slab_programs", candidates)
     report = (

@@ -185,7 +185,7 @@ def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.Monke
     """The first convolution is written to the host by one loop, and read by two."""
 
     def one(program: Program, *_: object) -> list[SlabCandidate]:
-        return [SlabCandidate(0, lambda: with_slabs(program, on_host(program)))]
+        return [SlabCandidate(0, 1.0, lambda: with_slabs(program, on_host(program)))]
 
     monkeypatch.setattr(candidates, "slab_programs", one)
     options = dump_options(tmp_path)

@@ -259,7 +259,7 @@ class _OrderSearch:
             evaluations += self._construct(recipe, limit)
             plans.append(self._constructed(recipe, limit, len(plans)))
             is_enough = evaluations > self._effort.construction_evaluations
-            if not plans[-1].excess and (is_enough or self._is_close(plans[-1])):
+            if is_enough or self._is_close(plans[-1]):
                 break
         fitting = (plan.recipe.evict for plan in plans if not plan.excess)
         fitting_heuristics = [heuristic for heuristic in fitting if heuristic]
