@@ -80,9 +80,9 @@ class Effort:
         for reserve in (0.0, 1.0)
         for price in (0.03, 0.0)
     )
-    # of the offloads that stall kernels, the first fraction (1/x) is undone at a time. One by one, a
-    # decoder of 48 layers took 29 s of search, with this 10; no row of `bench budgets` is slower by
-    # more than 0.2 %, which is a decoder of 24 layers
+    # of the offloads that stall kernels, the first fraction (1/x) is undone at a time. By one, the
+    # search for a decoder of 48 layers took 29 s, with this 10. Rows of `bench budgets` are slower
+    # by at most 0.2 %, a decoder of 24 layers at 35 %
     undone_part: int = 8
     # after this many evaluations, no other heuristic is started: 1.5 s; a thousand kernels need no
     # more for all
