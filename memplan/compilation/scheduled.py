@@ -100,11 +100,13 @@ class Plans:
         fingerprint = self.plain.module.fingerprint
         copy_s = functools.partial(_copy_s, device=device) if self.host_bytes > 0 else None
         problem = self.plain.rewrite(rewrite_nbytes, extra).timed_problem
-        earlier = (s for p, budget, s in self._solutions if (budget, p) == (budget_nbytes, problem))
-        solution = next(earlier, None)
-        if solution is None:
+        for key, earlier in self._solutions:
+            if key == (budget_nbytes, problem):
+                solution = earlier
+                break
+        else:
             solution = self.planner.plan(problem, budget_nbytes, self.host_bytes, copy_s)
-            self._solutions.append((problem, budget_nbytes, solution))
+            self._solutions.append(((budget_nbytes, problem), solution))
         plan = Plan(
             name_actions(problem, solution.schedule),
             fingerprint,
@@ -119,8 +121,8 @@ class Plans:
         return _PlanCandidate(plan, solution)
 
     @functools.cached_property
-    def _solutions(self) -> list[tuple[Problem, int, Solution]]:
-        """Of each problem within a budget: rewritten for another, a module often stays the same."""
+    def _solutions(self) -> list[tuple[tuple[int, Problem], Solution]]:
+        """By budget and problem: rewritten for another budget, a module often stays the same."""
         return []
 
     def _extra_outputs(self, base: ScheduledModule, budget_nbytes: int) -> Sequence[str]:

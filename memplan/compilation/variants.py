@@ -108,8 +108,7 @@ class Variants:
         """Parts of the step in slabs.
 
         If a candidate misses the limit by x %, or fits by a slow plan only, the next is the fastest
-        whose estimate is x % lower, else the smallest if that is almost as low. It goes by the
-        ratio because on a mesh the estimate may be the bytes of several devices.
+        whose estimate is x % lower, else the smallest if that is almost as low.
         """
         # A value in slabs never exists as a whole, so no pin can hold on it.
         if not self.candidates.splits or (best.fits and best.program.pins):

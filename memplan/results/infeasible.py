@@ -25,8 +25,8 @@ from memplan.xla.sources import Sources
 # the first budget, and one needed three.
 _MAX_BUDGETS = 3
 # After a budget that does not work, name the smallest plan of the unmodified step if that takes at
-# most 1.5 times the next budget. For ResNet-50 at 8 %, the third of three
-# budgets worked (756 MiB) where that plan takes 875, and each was a minute of search.
+# most 1.5 times the next budget. For ResNet-50 at 8 %, the third budget worked (756 MiB) where that
+# plan takes 875, and each budget took a minute of search.
 _NEAR_UNMODIFIED = 1.5
 _MAX_NAMED = 3  # operations, axes or places named in an error
 # Name values that are not planned from 1 % of the budget on, as `results.findings` does.

@@ -53,6 +53,12 @@ def test_copies_are_offered_a_quarter_slower_where_the_host_has_room() -> None:
     assert with_host is not None and with_host(NBYTES) == 1.25 * copy_seconds(NBYTES, CPU)
 
 
+def test_no_problem_is_planned_twice_for_a_budget() -> None:
+    planner = InOrder()
+    within(PLAIN.resident_bytes, planner).make()  # no bytes are left: nothing but the smallest
+    assert [budget for _, budget, *_ in planner.calls] == [0]
+
+
 def has_extra(problem: Problem) -> bool:
     return any(".again" in kernel.name for kernel in problem.kernels)
 

@@ -33,6 +33,8 @@ def test_the_divided_dimension_is_never_cut(divided: int) -> None:
     limit = 64**3 * 8 * 4  # of one large array, of which a device has a quarter
     dims = dims_of_slabs(program, limit)
     assert dims and dims <= {1, 2, 3} - {divided}
+    best = next(slab_programs(program, V100, limit, 0, float("inf")))
+    assert best.expected_bytes <= limit  # of one device
 
 
 def test_nor_is_a_dimension_that_a_constraint_divides() -> None:

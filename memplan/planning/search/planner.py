@@ -332,8 +332,8 @@ class _OrderSearch:
         if recipe.stall_free and scheduler:
             stream(ledger, scheduler, limit, recipe.stall_free, min_nbytes)
             while stalls_s := scheduler.links.stalls_s:
-                first = itertools.islice(stalls_s, 1 + len(stalls_s) // self._effort.undone_part)
-                for offload in first:
+                count = 1 + len(stalls_s) // self._effort.undone_part
+                for offload in itertools.islice(stalls_s, count):
                     if (offload.value, offload.prefetch) in ledger.offloads:
                         undo_offload(ledger, offload)
                 scheduler.refresh()

@@ -45,6 +45,7 @@ class SlabLimits:
     device_bytes: int
     host_bytes: int
     resident_bytes: int
+    devices: int = 1  # that share the work: bytes are those of all of them
 
     def excess(self, price: Price) -> int:
         """Bytes beyond the budgets."""
@@ -64,6 +65,7 @@ class SlabLimits:
             parts * self.device_bytes,
             parts * self.host_bytes,
             parts * self.resident_bytes,
+            parts * self.devices,
         )
 
     def order(self, price: Price) -> tuple[int, float]:

@@ -95,7 +95,7 @@ class PricedSlabs:
 class SlabCandidate:
     """A program in slabs that can be written."""
 
-    expected_bytes: int  # on the device, plus what exceeds the host's limit
+    expected_bytes: int  # on a device, plus what exceeds the host's limit
     expected_s: float  # of the computations that are split
     write: Callable[[], Program]
 
@@ -139,8 +139,9 @@ def slab_programs(
             seconds += computation.trips * priced.price.seconds
             unsplit_seconds += computation.trips * priced.choice.pricer.whole_seconds
             # bytes above the host's limit would have to stay on the device
-            excess = max(0, priced.price.host_bytes - host_bytes)
-            nbytes = max(nbytes, priced.price.device_bytes + excess)
+            limits = priced.choice.limits
+            excess = max(0, priced.price.host_bytes - limits.host_bytes)
+            nbytes = max(nbytes, (priced.price.device_bytes + excess) // limits.devices)
         if seconds > slower * unsplit_seconds:
             continue
         yield SlabCandidate(nbytes, seconds, functools.partial(_written, program, chosen))

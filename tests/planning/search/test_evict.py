@@ -1,6 +1,7 @@
 """Evictions keep their limit if they say so, by the cheapest decisions, and prune the others."""
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -8,9 +9,13 @@ from experiments.planners.evict import tape_of_stages
 from experiments.planners.stages import stages_of_nodes
 from memplan.planning.search.evict import Eviction, prune, undo_offload
 from memplan.planning.search.ledger import Ledger, Offload, reconcile
-from memplan.planning.search.links import CopyScheduler
+from memplan.planning.search.links import CopyScheduler, Links
 from memplan.planning.search.tape import record
 from tests.planning.steps import training
+
+
+def copy_s(nbytes: int) -> float:
+    return nbytes / 2**23
 
 
 def there_and_back(length: int) -> Ledger:
@@ -27,10 +32,13 @@ def test_it_says_whether_the_limit_is_kept(
     problem = training(layers, seed)
     ledger = Ledger(reconcile(problem, record(problem)))
     limit = int(share * ledger.peak_nbytes)
-    scheduler = CopyScheduler(ledger, lambda nbytes: nbytes / 2**23, 2**40) if offloads else None
+    scheduler = CopyScheduler(ledger, copy_s, 2**40) if offloads else None
     eviction = Eviction(ledger, limit, scheduler=scheduler)
     is_kept = eviction.run()
     assert is_kept == (ledger.peak_nbytes <= limit) == (eviction.excess() == 0)
+    if scheduler is not None:  # the links are those of the ledger's plan
+        assert scheduler.links.stalls_s == pytest.approx(Links(ledger, copy_s).stalls_s)
+        assert scheduler.links.ends == pytest.approx(Links(ledger, copy_s).ends)
     before = ledger.peak_nbytes
     decisions = {*ledger.recomputations(), *ledger.offloads.values()}
     prune(ledger, limit)
