@@ -42,11 +42,13 @@ _STALL_SHARE = 0.05
 # ResNet of 14 layers in a loop the first missed 40 % by 12 %; without a second, copies that no
 # kernel hides made a trip 19 times as long.
 _MOST_SLAB_PROGRAMS = 3
-# After a program in slabs that does not fit, explore no other whose estimate, corrected by what
-# that takes, exceeds the limit by a tenth. Slabs of one step take 1.02 to 1.06 times their
-# estimates (three of a ResNet-50 within 1,250 MiB), 0.97 to 1.00 (a U-Net of 304^3). Within 8 % of
-# a ResNet-50's bytes, slabs of one row took 2.3 times theirs, and their 13,110 kernels ten minutes.
+# After a program in slabs of more than 1,500 kernels that does not fit, explore no other whose
+# estimate, corrected by what that takes, exceeds the limit by a tenth. Slabs of one step take 1.02
+# to 1.06 times their estimates (three of a ResNet-50 within 1,250 MiB), 0.97 to 1.00 (a U-Net of
+# 304^3); within 8 % of a ResNet-50's bytes, slabs of one row took 2.3 times theirs, and their
+# 13,110 kernels ten minutes. Steps of a few KiB fit at 1.4 times; U-Nets of 1,221 kernels take 4 s.
 _SLAB_DOUBT = 1.1
+_SLAB_KERNELS = 1_500
 # Choose slabs again if they leave more than a twentieth of the limit free, and explore them if they
 # promise to save 2 % of the step's kernels. On a V100 of 15 GiB, a U-Net of 304^3 left 9.6 %: 5,803
 # ms, then 5,475. One of 240^3 left 9.8 %, for 0.8 % of its time.
@@ -108,7 +110,8 @@ class Variants:
         """Parts of the step in slabs.
 
         If a candidate misses the limit by x %, or fits by a slow plan only, the next is the fastest
-        whose estimate is x % lower, else the smallest if that is almost as low.
+        whose estimate is x % lower, else the smallest; of many kernels, only if that is almost as
+        low.
         """
         # A value in slabs never exists as a whole, so no pin can hold on it.
         if not self.candidates.splits or (best.fits and best.program.pins):
@@ -117,11 +120,12 @@ class Variants:
         slowdown = best.step_s / best.planned.bound_s if best.fits else math.inf
         candidates = list(self.candidates.in_slabs(slowdown))
         estimate_limit = math.inf
+        is_costly = False
         for _ in range(min(_MOST_SLAB_PROGRAMS, len(candidates))):
             small_enough = (slabs for slabs in candidates if slabs.expected_bytes <= estimate_limit)
             smallest = min(candidates, key=lambda slabs: slabs.expected_bytes)
             candidate = next(small_enough, smallest)
-            if candidate.expected_bytes > _SLAB_DOUBT * estimate_limit:
+            if is_costly and candidate.expected_bytes > _SLAB_DOUBT * estimate_limit:
                 return
             candidates.remove(candidate)
             search = _LargerSlabs(self.candidates, self.notify, candidate)
@@ -132,6 +136,7 @@ class Variants:
             size = outcome.planned.plain if outcome.fits else outcome
             overshoot = size.device_bytes / outcome.limits.device_bytes
             estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
+            is_costly = len(outcome.planned.plain.problem.kernels) > _SLAB_KERNELS
 
 
 @dataclass

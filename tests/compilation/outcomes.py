@@ -34,17 +34,20 @@ def outcome(
     waits_s: float = 0.0,
     bound_s: float = 1.0,
     unplanned_s: float | None = None,
+    kernels: int = 1,
 ) -> Outcome:
     """An outcome with these bytes and seconds; its plain module has 500 bytes.
 
     Args:
       predicted_to_fit: whether the plan was predicted to take 100 bytes at most.
       unplanned_s: of the plain module; by default those of the plan.
+      kernels: of the plain module.
     """
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0, actions=1)
     unplanned = SimpleNamespace(step_s=seconds if unplanned_s is None else unplanned_s)
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=10, replay=unplanned)
+    problem = SimpleNamespace(kernels=range(kernels))
+    plain = SimpleNamespace(device_bytes=500, resident_bytes=10, replay=unplanned, problem=problem)
     result = SimpleNamespace(replay=replay)
     facts = {
         "fits": predicted_to_fit,

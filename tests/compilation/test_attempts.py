@@ -493,14 +493,18 @@ def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less
     assert not result.fits and count(result) == 4
 
 
-@pytest.mark.parametrize(("nbytes", "is_explored"), [(95, True), (96, False)])
-def test_after_a_miss_no_slabs_are_explored_that_would_miss_by_more_than_a_tenth(
-    nbytes: int, is_explored: bool
+@pytest.mark.parametrize(
+    ("nbytes", "kernels", "is_explored"),
+    [(95, 1501, True), (96, 1501, False), (200, 1500, True)],
+)
+def test_after_slabs_of_many_kernels_none_are_explored_that_would_miss_by_more_than_a_tenth(
+    nbytes: int, kernels: int, is_explored: bool
 ) -> None:
     slabs = in_slabs(), in_slabs()
-    tried = [(PROGRAM, 130), (slabs[0], 115), (slabs[1], 110)]
-    compiler = Fake(misses(*tried[: 3 if is_explored else 2]))
-    assert not attempt(compiler, slabs=slabs, expected_bytes=(100, nbytes)).fits
+    outcomes = [*misses((PROGRAM, 130))]
+    outcomes += [outcome(slabs[0], 115, predicted_to_fit=False, kernels=kernels)]
+    outcomes += misses((slabs[1], 110)) if is_explored else []
+    assert not attempt(Fake(outcomes), slabs=slabs, expected_bytes=(100, nbytes)).fits
 
 
 @pytest.mark.parametrize(("expected_s", "is_explored"), [(0.98, True), (0.99, False)])
