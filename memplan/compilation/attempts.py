@@ -63,9 +63,9 @@ class History:
         return f"{in_hand}, at best {format_seconds(best.planned.bound_s)}"
 
     def add(self, explored: Explored) -> None:
-        if not self.summaries and explored.program.rewritten is None:
-            self.unmodified = explored.planned.plain
         if explored.program.rewritten is None:
+            if not self.summaries:
+                self.unmodified = explored.planned.plain
             nbytes = explored.device_bytes
             self.unmodified_bytes = min(nbytes, self.unmodified_bytes or nbytes)
         if isinstance(explored, Outcome):
