@@ -11,7 +11,7 @@ from memplan.hardware.device import Device
 from memplan.planning.transforms import StateOnHost
 from memplan.program.loops.choose import ResidualChoice, ResidualChoices, pinned_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
-from memplan.program.slabs.choose import SlabCandidate, slab_programs
+from memplan.program.slabs.choose import SlabCandidate, SlabChoices
 from memplan.program.trace import Program
 from memplan.program.transforms import apply
 
@@ -66,16 +66,20 @@ class Candidates:
         return ResidualChoices(self.step, self.device)
 
     def in_slabs(self, slowdown: float, estimate: float | None = None) -> Iterator[SlabCandidate]:
-        """Yield the step in slabs (see `slab_programs`).
+        """Yield the step in slabs (see `SlabChoices`).
 
         Args:
           slowdown: no candidate is expected to take more than this many times as long.
           estimate: the estimate of a byte; None: not known yet.
         """
-        program = self.indexed_stacks(self.step) or self.step
         limits = self.device_bytes, self.host_bytes
-        for candidate in slab_programs(program, self.device, *limits, slowdown, estimate):
+        for candidate in self.slabs.programs(*limits, slowdown, estimate):
             yield replace(candidate, write=functools.partial(self._written, candidate))
+
+    @functools.cached_property
+    def slabs(self) -> SlabChoices:
+        """The slabs in which the step may run."""
+        return SlabChoices(self.indexed_stacks(self.step) or self.step, self.device)
 
     def _written(self, slabs: SlabCandidate) -> Program:
         return self._with_state(slabs.write())

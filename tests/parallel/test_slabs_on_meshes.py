@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import AbstractMesh, AxisType, NamedSharding, PartitionSpec
 
 from memplan.hardware import catalog
-from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.choose import SlabChoices
 from memplan.program.trace import Program, trace
 from memplan.xla.target import Target
 from tests.parallel.printed import printed_by
@@ -18,7 +18,7 @@ MESH = AbstractMesh((4,), ("device",), axis_types=(AxisType.Auto,))
 
 
 def dims_of_slabs(program: Program, nbytes: int) -> set[int]:
-    candidates = slab_programs(program, V100, nbytes, 0, float("inf"))
+    candidates = SlabChoices(program, V100).programs(nbytes, 0, float("inf"))
     return {candidate.write().in_slabs[0].transform.dim for candidate in candidates}
 
 
@@ -33,7 +33,7 @@ def test_the_divided_dimension_is_never_cut(divided: int) -> None:
     limit = 64**3 * 8 * 4  # of one large array, of which a device has a quarter
     dims = dims_of_slabs(program, limit)
     assert dims and dims <= {1, 2, 3} - {divided}
-    best = next(slab_programs(program, V100, limit, 0, float("inf")))
+    best = next(SlabChoices(program, V100).programs(limit, 0, float("inf")))
     assert best.expected_bytes <= limit  # of one device
 
 

@@ -6,8 +6,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from types import MappingProxyType
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from memplan.errors import UnsupportedProgramError
@@ -100,84 +99,95 @@ class SlabCandidate:
     write: Callable[[], Program]
 
 
-def slab_programs(
-    program: Program,
-    device: Device,
-    device_bytes: int,
-    host_bytes: int,
-    slower: float,
-    estimate: float | None = None,
-) -> Iterator[SlabCandidate]:
-    """Yield the step in slabs, in several ways, the most likely to fit first.
+@dataclass(frozen=True)
+class SlabChoices:
+    """The slabs in which a step may run.
 
-    The computations with the most demanding kernels are split: the program itself, branches, bodies
-    of loops. Over a mesh, slabs go along dimensions that every device has whole, and bytes are
-    those of one device.
-
-    Args:
-      slower: omit slabs that are expected to take more than `slower` times as long.
-      estimate: the estimate of a byte that slabs of this step take; None: not known yet.
-
-    Yields:
-      Nothing for a step that writes into its arguments.
+    Axes, and the cuts along them, depend on no limit: they are found once.
     """
-    try:
-        flat = program.flat
-    except UnsupportedProgramError:
-        return
-    limit = int((_CORRECTED * estimate if estimate else _ESTIMATE) * device_bytes)
-    slabs_by_computation = _slabs_of_computations(program, flat, device, limit, host_bytes)
-    count = max((len(ranked) for _, ranked in slabs_by_computation), default=0)
-    for rank in range(count):
-        chosen = list[tuple[PlacedComputation, PricedSlabs]]()
-        seconds = 0.0
-        unsplit_seconds = 0.0
-        nbytes = 0
-        for computation, ranked in slabs_by_computation:
-            priced = ranked[min(rank, len(ranked) - 1)]
-            chosen.append((computation, priced))
-            seconds += computation.trips * priced.price.seconds
-            unsplit_seconds += computation.trips * priced.choice.pricer.whole_seconds
-            # bytes above the host's limit would have to stay on the device
-            limits = priced.choice.limits
-            excess = max(0, priced.price.host_bytes - limits.host_bytes)
-            nbytes = max(nbytes, (priced.price.device_bytes + excess) // limits.devices)
-        if seconds > slower * unsplit_seconds:
-            continue
-        yield SlabCandidate(nbytes, seconds, functools.partial(_written, program, chosen))
 
+    program: Program
+    device: Device
 
-def _slabs_of_computations(
-    program: Program, flat: Flat, device: Device, limit: int, host_bytes: int
-) -> list[tuple[PlacedComputation, list[PricedSlabs]]]:
-    """For each computation to split, its slabs, the best first.
+    def programs(
+        self,
+        device_bytes: int,
+        host_bytes: int,
+        slower: float,
+        estimate: float | None = None,
+    ) -> Iterator[SlabCandidate]:
+        """Yield the step in slabs, in several ways, the most likely to fit first.
 
-    Args:
-      limit: of the estimate of the bytes on the device.
-    """
-    resident = _resident_bytes(program)
-    donated = frozenset(
-        var
-        for var, is_donated in zip(
-            flat.invars,
-            program.donated,
-            strict=True,
-        )
-        if is_donated
-    )
-    whole_program = PlacedComputation((), flat, 1, 0, _mesh_parts(program), donated)
-    placed = list(computations(whole_program))
-    largest = max(computation.kernel_nbytes for computation in placed)
-    slabs_by_computation = list[tuple[PlacedComputation, list[PricedSlabs]]]()
-    # The innermost come first: writing slabs changes the numbers of the surrounding equations.
-    for computation in reversed(placed):
-        around = resident + computation.around_nbytes
-        if computation.kernel_nbytes >= min(_ALIKE_SHARE * largest, limit - around):
-            limits = SlabLimits(limit, host_bytes, around)
-            ranked = list(frontier(computation.flat, device, limits, computation.parts))
-            if ranked:
-                slabs_by_computation.append((computation, ranked))
-    return slabs_by_computation
+        The computations with the most demanding kernels are split: the program itself, branches,
+        bodies of loops. Over a mesh, slabs go along dimensions that every device has whole, and
+        bytes are those of one device.
+
+        Args:
+          device_bytes: limit.
+          host_bytes: limit.
+          slower: omit slabs that are expected to take more than `slower` times as long.
+          estimate: the estimate of a byte that slabs of this step take; None: not known yet.
+
+        Yields:
+          Nothing for a step that writes into its arguments.
+        """
+        limit = int((_CORRECTED * estimate if estimate else _ESTIMATE) * device_bytes)
+        slabs_by_computation = self._slabs_of_computations(limit, host_bytes)
+        count = max((len(ranked) for _, ranked in slabs_by_computation), default=0)
+        for rank in range(count):
+            chosen = list[tuple[PlacedComputation, PricedSlabs]]()
+            seconds = 0.0
+            unsplit_seconds = 0.0
+            nbytes = 0
+            for computation, ranked in slabs_by_computation:
+                priced = ranked[min(rank, len(ranked) - 1)]
+                chosen.append((computation, priced))
+                seconds += computation.trips * priced.price.seconds
+                unsplit_seconds += computation.trips * priced.choice.pricer.whole_seconds
+                # bytes above the host's limit would have to stay on the device
+                limits = priced.choice.limits
+                excess = max(0, priced.price.host_bytes - limits.host_bytes)
+                nbytes = max(nbytes, (priced.price.device_bytes + excess) // limits.devices)
+            if seconds > slower * unsplit_seconds:
+                continue
+            write = functools.partial(_written, self.program, chosen)
+            yield SlabCandidate(nbytes, seconds, write)
+
+    def _slabs_of_computations(
+        self, limit: int, host_bytes: int
+    ) -> list[tuple[PlacedComputation, list[PricedSlabs]]]:
+        """For each computation to split, its slabs, the best first.
+
+        Args:
+          limit: of the estimate of the bytes on the device.
+        """
+        resident = _resident_bytes(self.program) if self._frontiers else 0
+        largest = max((computation.kernel_nbytes for computation, _ in self._frontiers), default=0)
+        slabs_by_computation = list[tuple[PlacedComputation, list[PricedSlabs]]]()
+        # The innermost come first: writing slabs changes the numbers of the surrounding equations.
+        for computation, frontier in reversed(self._frontiers):
+            around = resident + computation.around_nbytes
+            if computation.kernel_nbytes >= min(_ALIKE_SHARE * largest, limit - around):
+                ranked = [*frontier.within(SlabLimits(limit, host_bytes, around))]
+                if ranked:
+                    slabs_by_computation.append((computation, ranked))
+        return slabs_by_computation
+
+    @functools.cached_property
+    def _frontiers(self) -> Sequence[tuple[PlacedComputation, Frontier]]:
+        """All computations, and the slabs in which each may run; none if the step writes into
+        its arguments.
+        """
+        try:
+            flat = self.program.flat
+        except UnsupportedProgramError:
+            return []
+        donated = frozenset(itertools.compress(flat.invars, self.program.donated))
+        whole_program = PlacedComputation((), flat, 1, 0, _mesh_parts(self.program), donated)
+        return [
+            (computation, Frontier(computation.flat, self.device, computation.parts))
+            for computation in computations(whole_program)
+        ]
 
 
 def _written(program: Program, chosen: Sequence[tuple[PlacedComputation, PricedSlabs]]) -> Program:
@@ -213,54 +223,57 @@ def _mesh_parts(program: Program) -> dict[Any, tuple[int, ...]]:
     return parts
 
 
-def frontier(
-    flat: Flat,
-    device: Device,
-    limits: SlabLimits,
-    parts: Mapping[Any, tuple[int, ...]] = MappingProxyType({}),
-) -> Iterator[PricedSlabs]:
-    """Yield slabs of the first axis along which everything large can be split, the best first.
+@dataclass(frozen=True)
+class Frontier:
+    """The slabs in which a computation may run."""
 
-    If no slabs are expected to fit, the best of every axis come first, since the bytes of the
-    unsplit part are a guess: a plan of kernels may lower them.
+    flat: Flat
+    device: Device
+    # Into how many parts a mesh divides each dimension of a value. All arrays on an axis are
+    # assumed to be in as many parts as the one in most parts, so as many devices share the work.
+    parts: Mapping[Any, tuple[int, ...]] = field(default_factory=dict)
 
-    Args:
-      parts: into how many parts a mesh divides each dimension of a value. All arrays on an axis are
-        assumed to be in as many parts as the one in most parts, so as many devices share the work.
-    """
-    best_of_axes = dict[Price, PricedSlabs]()
-    remaining = list[PricedSlabs]()
-    for candidate in _candidate_axes(flat):
-        dims = candidate.axis.dims
-        on_axis = {var: parts_of_var for var, parts_of_var in parts.items() if var in dims}
-        if any(parts_of_var[dims[var]] > 1 for var, parts_of_var in on_axis.items()):
-            continue
-        share = max(map(math.prod, on_axis.values()), default=1)
-        ranked = _ranked_slabs(candidate, device.times(share), limits.times(share))
-        if any(priced.fits for priced in ranked):
-            yield from ranked
-            return
-        for priced in ranked[:1]:
-            best_of_axes.setdefault(priced.price, priced)
-        remaining += ranked[1:]
-    yield from best_of_axes.values()
-    yield from sorted(remaining, key=_order)
+    def within(self, limits: SlabLimits) -> Iterator[PricedSlabs]:
+        """Yield slabs of the first axis along which everything large can be split, the best first.
+
+        If no slabs are expected to fit, the best of every axis come first, since the bytes of the
+        unsplit part are a guess: a plan of kernels may lower them.
+        """
+        best_of_axes = dict[Price, PricedSlabs]()
+        remaining = list[PricedSlabs]()
+        for axis in self._axes:
+            ranked = _ranked_slabs(axis, limits.times(axis.devices))
+            if any(priced.fits for priced in ranked):
+                yield from ranked
+                return
+            for priced in ranked[:1]:
+                best_of_axes.setdefault(priced.price, priced)
+            remaining += ranked[1:]
+        yield from best_of_axes.values()
+        yield from sorted(remaining, key=_order)
+
+    @functools.cached_property
+    def _axes(self) -> Sequence[_CandidateAxis]:
+        """The axes that every device of a mesh has whole."""
+        whole = list[_CandidateAxis]()
+        for origin in _origins(self.flat):
+            dims = origin.axis.dims
+            on_axis = {var: parts for var, parts in self.parts.items() if var in dims}
+            if all(parts[dims[var]] == 1 for var, parts in on_axis.items()):
+                devices = max(map(math.prod, on_axis.values()), default=1)
+                whole.append(_CandidateAxis(origin, devices, self.device.times(devices)))
+        return whole
 
 
-def _ranked_slabs(
-    candidate: _CandidateAxis,
-    device: Device,
-    limits: SlabLimits,
-) -> list[PricedSlabs]:
+def _ranked_slabs(candidate: _CandidateAxis, limits: SlabLimits) -> list[PricedSlabs]:
     """Slabs of an axis, the best first.
 
     They are chosen for the limits and, if some fit, also for tighter ones. The best are refined.
     """
-    cuts = dict[frozenset[int], SlabCuts]()
-    searches = [sorted(_SlabSearch(candidate, device, limits, cuts).run(), key=_order)]
+    searches = [sorted(_SlabSearch(candidate, limits).run(), key=_order)]
     if any(limits.fits(priced.price) for priced in searches[0]):
         tighter = limits.less(_TIGHTER_SHARE)
-        searches.append(sorted(_SlabSearch(candidate, device, tighter, cuts).run(), key=_order))
+        searches.append(sorted(_SlabSearch(candidate, tighter).run(), key=_order))
     refined = sorted(
         (priced.refined().within(limits) for ranked in searches for priced in ranked[:_REFINED]),
         key=_order,
@@ -277,7 +290,7 @@ def _order(priced: PricedSlabs) -> tuple[int, float]:
 
 
 @dataclass(frozen=True)
-class _CandidateAxis:
+class _Origin:
     """An axis, and the dimension of a value at which it begins."""
 
     axis: SlabAxis
@@ -298,7 +311,7 @@ class _CandidateAxis:
         )
 
 
-def _candidate_axes(flat: Flat) -> list[_CandidateAxis]:
+def _origins(flat: Flat) -> list[_Origin]:
     """The different axes through the largest arrays that a step makes.
 
     The axis that splits most bytes comes first.
@@ -316,20 +329,37 @@ def _candidate_axes(flat: Flat) -> list[_CandidateAxis]:
         if variables[value] not in inputs:
             largest.setdefault(shape_of(variables[value]), value)
 
-    candidates = list[_CandidateAxis]()
+    origins = list[_Origin]()
     for shape, value in itertools.islice(largest.items(), _FIRST_SHAPES):
         for dim, size in enumerate(shape):
             is_on_axis = any(
-                candidate.axis.dims.get(
+                origin.axis.dims.get(
                     variables[value],
                 )
                 == dim
-                for candidate in candidates
+                for origin in origins
             )
             if size > 1 and not is_on_axis:
                 axis = axis_at(flat, value, dim, banded)
-                candidates.append(_CandidateAxis(axis, value, dim, size))
-    return sorted(candidates, key=lambda candidate: candidate.split_nbytes, reverse=True)
+                origins.append(_Origin(axis, value, dim, size))
+    return sorted(origins, key=lambda origin: origin.split_nbytes, reverse=True)
+
+
+@dataclass(frozen=True)
+class _CandidateAxis:
+    """An axis whose slabs are choices, and the cuts along it that were made."""
+
+    origin: _Origin
+    devices: int  # that share the work
+    device: Device  # all of them
+    _cuts: dict[frozenset[int], SlabCuts] = field(default_factory=dict, init=False)
+
+    def cuts(self, ops: frozenset[int]) -> SlabCuts:
+        """The cuts of loops with these ops."""
+        if ops not in self._cuts:
+            walls = Walls(self.origin.axis.graph, ops)
+            self._cuts[ops] = SlabCuts(Pricer(walls, self.device))
+        return self._cuts[ops]
 
 
 @dataclass(frozen=True)
@@ -337,13 +367,11 @@ class _SlabSearch:
     """The search along one axis."""
 
     candidate: _CandidateAxis
-    device: Device
     limits: SlabLimits
-    cuts: dict[frozenset[int], SlabCuts]  # by ops, for searches along the same axis
 
     def run(self) -> Iterator[PricedSlabs]:
         """Yield slabs of every set of large ops such that all other ops fit."""
-        graph = self.candidate.axis.graph
+        graph = self.candidate.origin.axis.graph
         limit = self.limits.device_bytes - self.limits.resident_bytes
         for ops in dict.fromkeys(large_ops(graph, limit // share) for share in _LARGE_SHARES):
             if ops and _widest_kernel_nbytes(graph, ops) <= limit:
@@ -351,45 +379,43 @@ class _SlabSearch:
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[PricedSlabs]:
         """Try the fewest slabs that fit, then more: smaller slabs take less device memory."""
-        graph = self.candidate.axis.graph
-        size = self.candidate.size
-        if ops not in self.cuts:
-            self.cuts[ops] = SlabCuts(Pricer(Walls(graph, ops), self.device))
-        cuts = self.cuts[ops]
+        origin = self.candidate.origin
+        graph, size = origin.axis.graph, origin.size
         min_rows = least_rows(graph, ops)
         min_rows *= math.ceil(size / (min_rows * _MOST_TRIPS))
-        choice = self._choice(cuts, ops, min_rows)
+        choice = self._choice(ops, min_rows)
         if choice is None:
             return
-        smallest = PricedSlabs(self.candidate.axis, choice, *choice.best())
+        smallest = PricedSlabs(origin.axis, choice, *choice.best())
         if not self.limits.fits(smallest.price):
             yield smallest
             return
         fitting = 0
         for rows in _fractions(size, min_rows):
-            priced = smallest if rows == min_rows else self._fastest(cuts, ops, rows)
+            priced = smallest if rows == min_rows else self._fastest(ops, rows)
             if priced is not None:
                 yield priced
                 fitting += 1
             if fitting == _FITTING_ROWS:
                 return
 
-    def _fastest(self, cuts: SlabCuts, ops: frozenset[int], rows: int) -> PricedSlabs | None:
+    def _fastest(self, ops: frozenset[int], rows: int) -> PricedSlabs | None:
         """The fastest slabs of this many rows that fit."""
-        choice = self._choice(cuts, ops, rows)
+        axis = self.candidate.origin.axis
+        choice = self._choice(ops, rows)
         fastest = choice.fastest() if choice else None
-        return PricedSlabs(self.candidate.axis, choice, *fastest) if choice and fastest else None
+        return PricedSlabs(axis, choice, *fastest) if choice and fastest else None
 
-    def _choice(self, cuts: SlabCuts, ops: frozenset[int], rows: int) -> Choice | None:
+    def _choice(self, ops: frozenset[int], rows: int) -> Choice | None:
         """Slabs of this many rows; None if one slab has all rows, or has too many elements."""
-        candidate = self.candidate
-        graph = candidate.axis.graph
-        nothing_stored = Slabs(candidate.value, candidate.dim, rows, ops, frozenset(), frozenset())
+        origin = self.candidate.origin
+        graph = origin.axis.graph
+        nothing_stored = Slabs(origin.value, origin.dim, rows, ops, frozenset(), frozenset())
         if trips_of(graph, nothing_stored) < 2:
             return None
         if _largest_slab_elements(graph, nothing_stored) >= _MOST_ELEMENTS:
             return None
-        return Choice(cuts, nothing_stored, self.limits)
+        return Choice(self.candidate.cuts(ops), nothing_stored, self.limits)
 
 
 def _largest_slab_elements(graph: SlabGraph, slabs: Slabs) -> int:

@@ -15,7 +15,7 @@ from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.price import SlabLimits
 from memplan.planning.slabs.slabs import least_rows, trips_of
 from memplan.program.slabs import choose
-from memplan.program.slabs.choose import PricedSlabs, frontier, large_ops, slab_programs
+from memplan.program.slabs.choose import Frontier, PricedSlabs, SlabChoices, large_ops
 from memplan.program.trace import Program, trace
 from tests.planning.slab_graphs import NamedGraph, NamedOp, named_graph
 from tests.xla.steps import array
@@ -100,7 +100,7 @@ def axis_of(priced: PricedSlabs) -> tuple[int, int]:
 
 def test_slabs_of_tokens_fit_where_their_logits_do_not() -> None:
     limits = SlabLimits(200 * KIB, 0, 30 * KIB)
-    ranked = [*frontier(tokens().flat, DEVICE, limits)]
+    ranked = [*Frontier(tokens().flat, DEVICE).within(limits)]
     check(ranked, limits)
     best = ranked[0]
     assert limits.excess(best.price) == 0 and best.slabs.dim == 0 and best.slabs.rows < 256
@@ -116,7 +116,7 @@ def test_the_axis_that_splits_most_comes_first() -> None:
 
     program = traced(loss, array(256, 4, 4), array(256, 4, 4), array(16, 512))
     limits = SlabLimits(1000 * KIB, 0, 100 * KIB)
-    ranked = [*frontier(program.flat, DEVICE, limits)]
+    ranked = [*Frontier(program.flat, DEVICE).within(limits)]
     check(ranked, limits)
     best = ranked[0]
     assert limits.excess(best.price) == 0
@@ -143,21 +143,21 @@ def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     program, limits = convolutions(4), SlabLimits(100 << 20, 1 << 40, 0)
-    ranked = [*frontier(program.flat, DEVICE, limits)]
+    ranked = [*Frontier(program.flat, DEVICE).within(limits)]
     check(ranked, limits)
     monkeypatch.setattr(choose, "_TIGHTER_SHARE", 1.0)
-    without = next(frontier(program.flat, DEVICE, limits))
+    without = next(Frontier(program.flat, DEVICE).within(limits))
     assert limits.fits(ranked[0].price) and not limits.less(0.6).fits(ranked[0].price)
     assert limits.fits(without.price) and ranked[0].price.seconds < 0.95 * without.price.seconds
 
 
 def test_where_nothing_is_expected_to_fit_the_best_of_every_axis_comes_first() -> None:
     limits = SlabLimits(40 * KIB, 0, 30 * KIB)
-    ranked = [*frontier(tokens().flat, DEVICE, limits)]
+    ranked = [*Frontier(tokens().flat, DEVICE).within(limits)]
     axes = [axis_of(priced) for priced in ranked]
     assert not any(limits.fits(priced.price) for priced in ranked)
     assert len(set(axes[:3])) == len(set(axes)) == 3
-    ranked = [*frontier(convolutions(2).flat, DEVICE, limits)]
+    ranked = [*Frontier(convolutions(2).flat, DEVICE).within(limits)]
     # the width is as good as the height
     assert [axis_of(priced)[1] for priced in ranked[:2]] == [1, 3]
 
@@ -166,26 +166,25 @@ def test_no_row_of_a_million_has_a_trip_of_its_own() -> None:
     """The gradient of what is hidden is too large, and no slab is small enough."""
     rows, limits = 1 << 20, SlabLimits(8 << 20, 0, 0)
     program = traced(jax.value_and_grad(token_loss, argnums=(0, 1)), array(rows, 4), array(4, 16))
-    ranked = [*frontier(program.flat, DEVICE, limits)]
+    ranked = [*Frontier(program.flat, DEVICE).within(limits)]
     assert ranked and not any(limits.fits(priced.price) for priced in ranked)
     assert all(trips_of(priced.axis.graph, priced.slabs) <= rows / 64 for priced in ranked)
 
 
 def test_nothing_is_found_to_fit_below_what_is_resident() -> None:
     limits = SlabLimits(20 * KIB, 0, 30 * KIB)
-    assert not [*frontier(tokens().flat, DEVICE, limits)]
+    assert not [*Frontier(tokens().flat, DEVICE).within(limits)]
 
 
 def test_programs_that_take_too_long_are_left_out() -> None:
-    candidates = [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1e3)]
+    candidates = [*SlabChoices(tokens(), DEVICE).programs(300 * KIB, 0, 1e3)]
     assert candidates and all(candidate.write().in_slabs for candidate in candidates)
-    assert not [*slab_programs(tokens(), DEVICE, 300 * KIB, 0, 1.0)]
+    assert not [*SlabChoices(tokens(), DEVICE).programs(300 * KIB, 0, 1.0)]
 
 
 def test_a_step_without_axes_has_no_slabs() -> None:
-    assert not [
-        *frontier(traced(jnp.linalg.inv, array(64, 64)).flat, DEVICE, SlabLimits(KIB, KIB, 0))
-    ]
+    program = traced(jnp.linalg.inv, array(64, 64))
+    assert not [*Frontier(program.flat, DEVICE).within(SlabLimits(KIB, KIB, 0))]
 
 
 TABLE = np.ones((256, 512), np.float32)
@@ -204,7 +203,7 @@ def test_what_is_donated_is_resident_once(
 ) -> None:
     """A state of 512 KiB that the step writes anew; one closes over a table that is as large."""
     requested: list[SlabLimits] = []
-    monkeypatch.setattr(choose, "frontier", lambda *args: requested.append(args[2]) or [])
+    monkeypatch.setattr(Frontier, "within", lambda _, limits: requested.append(limits) or [])
     program = traced(step, array(256, 512), **donated)
-    assert not [*slab_programs(program, DEVICE, 1000 * KIB, 7, 1e3)]
+    assert not [*SlabChoices(program, DEVICE).programs(1000 * KIB, 7, 1e3)]
     assert requested == [SlabLimits(950 * KIB, 7, resident * KIB)]

@@ -16,7 +16,7 @@ from memplan.hardware.backend import CPU
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program.computations import PlacedComputation, computations
 from memplan.program.lowerable import lowerable
-from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.choose import SlabChoices
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.trace import Program, comparable, trace
 from memplan.program.transforms import apply_all
@@ -91,7 +91,7 @@ def rewritten_of(name: str) -> tuple[Program, Program]:
 def in_slabs(program: Program) -> Program:
     """Within what its arguments, gradients and a tenth of its logits take."""
     room = sum(program.input_nbytes) * 2 + 2 * LOGITS_BYTES
-    return next(slab_programs(program, V100, room, 0, float("inf"))).write()
+    return next(SlabChoices(program, V100).programs(room, 0, float("inf"))).write()
 
 
 def numbers(program: Program) -> Any:
