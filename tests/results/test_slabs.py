@@ -12,8 +12,7 @@ import memplan
 from memplan.hardware import catalog
 from memplan.hardware.roofline import copy_seconds
 from memplan.planning.slabs.slabs import Slabs
-from memplan.program import candidates as program_candidates
-from memplan.program.slabs.choose import SlabCandidate
+from memplan.program.slabs.choose import SlabCandidate, SlabChoices
 from memplan.program.slabs.write import axis_at, with_slabs
 from memplan.program.trace import Program, trace
 from memplan.report.model import Report
@@ -155,10 +154,11 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
 def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host, and read by both loops behind it."""
 
-    def candidates(program: Program, *_: object) -> list[SlabCandidate]:
+    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
+        program = choices.program
         return [SlabCandidate(0, 1.0, lambda: with_slabs(program, on_host(program)))]
 
-    monkeypatch.setattr(program_candidates, "slab_programs", candidates)
+    monkeypatch.setattr(SlabChoices, "programs", programs)
     report = (
         memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0)
         .plan(*image_shapes())

@@ -182,7 +182,9 @@ class _Loop:
         them.
       stacked: variables that the loop stacks on the device.
       sums: equations whose results the loop adds up, and the variables of the results.
-      whole: by number of an equation, by position, operands that the loop reads whole.
+      reversals: variables of reversed filters -> equations that each trip runs again.
+      whole: by number of an equation, by position, operands that the loop reads whole; filters
+        before such a reversal.
     """
 
     def __init__(
@@ -217,16 +219,40 @@ class _Loop:
         }
         self.stacked = [variables[value] for value in loop.writes if value not in slabs.on_host]
         self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
+        self.reversals = self._reversals()
         self.whole = {number: self._read_whole(number) for number in loop.ops}
+
+    def _reversals(self) -> dict[Any, compat.JaxprEqn]:
+        """The equations that reverse filters of this loop's strided convolutions.
+
+        Each trip runs them again, since XLA's pattern for the gradient of a strided convolution
+        includes the reversal. Without it, cuDNN multiplies the zeros between the rows, too: 293
+        instead of 49 ms for one of a residual U-Net of 384^3 on a V100.
+        """
+        filters = {
+            eqn.invars[1]
+            for eqn in (self.eqns[number] for number in self.loop.ops)
+            if eqn.primitive.name == "conv_general_dilated" and max(eqn.params["lhs_dilation"]) > 1
+        }
+        return {
+            eqn.outvars[0]: eqn
+            for eqn in self.eqns
+            if eqn.primitive.name == "rev" and eqn.outvars[0] in filters - self.axis.dims.keys()
+        }
 
     def _read_whole(self, number: int) -> dict[int, Any]:
         """Operands, by position, that an equation does not read by slabs."""
         sliced = self.axis.equations[number].sliced
-        return {
-            position: whole(compat.read(self.values, atom))
-            for position, atom in enumerate(self.eqns[number].invars)
-            if position not in sliced
-        }
+        operands = dict[int, Any]()
+        for position, atom in enumerate(self.eqns[number].invars):
+            if position not in sliced:
+                reversal = self._reversal(atom)
+                source = reversal.invars[0] if reversal else atom
+                operands[position] = whole(compat.read(self.values, source))
+        return operands
+
+    def _reversal(self, atom: Any) -> compat.JaxprEqn | None:
+        return self.reversals.get(atom) if compat.is_var(atom) else None
 
     def slab_rows(self, var: Any) -> int:
         """Rows of a variable in a slab."""
@@ -404,7 +430,9 @@ class _Loop:
             if position in spans:
                 operands.append(self._cut(atom, env[atom], spans[position]))
             else:
-                operands.append(self.whole[number][position])
+                operand = self.whole[number][position]
+                reversal = self._reversal(atom)
+                operands += compat.bind(reversal, [operand]) if reversal else [operand]
         for position, rows in spans.items():
             atom = eqn.invars[position]
             fill = padding_value(eqn, along.axes, along.axis, position, operands)
