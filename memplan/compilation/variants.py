@@ -107,71 +107,82 @@ class Variants:
                 return
 
     def in_slabs(self, best: Explored) -> Proposals[None]:
-        """Parts of the step in slabs.
-
-        If a candidate misses the limit by x %, or fits by a slow plan only, the next is the fastest
-        whose estimate is x % lower, else the smallest; of many kernels, only if that is almost as
-        low.
-        """
+        """Parts of the step in slabs (see `_SlabSearch`)."""
         # A value in slabs never exists as a whole, so no pin can hold on it.
         if not self.candidates.splits or (best.fits and best.program.pins):
             return
-        self.notify("choosing slabs", None)
         slowdown = best.step_s / best.planned.bound_s if best.fits else math.inf
-        candidates = list(self.candidates.in_slabs(slowdown))
-        estimate_limit = math.inf
-        is_costly = False
-        for _ in range(min(_MOST_SLAB_PROGRAMS, len(candidates))):
-            small_enough = (slabs for slabs in candidates if slabs.expected_bytes <= estimate_limit)
-            smallest = min(candidates, key=lambda slabs: slabs.expected_bytes)
-            candidate = next(small_enough, smallest)
-            if is_costly and candidate.expected_bytes > _SLAB_DOUBT * estimate_limit:
-                return
-            candidates.remove(candidate)
-            search = _LargerSlabs(self.candidates, self.notify, candidate)
-            outcome = yield Proposal(candidate.write(), "in slabs", search.is_last)
-            if not needs_better(outcome):
-                yield from search.run(outcome)
-                return
-            size = outcome.planned.plain if outcome.fits else outcome
-            overshoot = size.device_bytes / outcome.limits.device_bytes
-            estimate_limit = candidate.expected_bytes / max(1.0, overshoot)
-            is_costly = len(outcome.planned.plain.problem.kernels) > _SLAB_KERNELS
+        yield from _SlabSearch(self.candidates, self.notify, slowdown).run()
 
 
 @dataclass
-class _LargerSlabs:
-    """Explores slabs for the bytes that a candidate leaves free.
+class _SlabSearch:
+    """Explores programs in slabs. The bytes of each correct the estimates of the next.
 
-    Their estimates are corrected by what the candidate takes.
+    After one that misses the limit, or fits by a slow plan only, the next takes fewer bytes. After
+    one that leaves bytes free, the next takes more, if that promises to be faster.
     """
 
     candidates: Candidates
     notify: Notify
-    first: SlabCandidate
-    choice: SlabCandidate | None = None  # if it promises to be faster
-    is_chosen: bool = False  # `choice` is known
+    slowdown: float  # no candidate is expected to take more than this many times as long
+    tried: list[SlabCandidate] = field(default_factory=list)
+    ranked: list[SlabCandidate] = field(default_factory=list)  # those of the last choice
+    # the best that fits, not by a slow plan, and its outcome
+    fitting: SlabCandidate | None = None
+    in_hand: Explored | None = None
+    # the choice after each candidate that was tried; None: nothing more is explored
+    choices: list[SlabCandidate | None] = field(default_factory=list)
 
-    def is_last(self, outcome: Explored) -> bool:
-        """Is nothing else explored after the first candidate's outcome?"""
-        return not needs_better(outcome) and self._chosen(outcome) is None
+    def run(self) -> Proposals[None]:
+        choice = self._choice("choosing slabs", None)
+        while choice is not None:
+            self.tried.append(choice)
+            outcome = yield Proposal(choice.write(), "in slabs", self._is_last)
+            choice = self._following(outcome)
 
-    def run(self, outcome: Explored) -> Proposals[None]:
-        """Compares the outcome of the first candidate, which fits, with larger slabs."""
-        larger = self._chosen(outcome)
-        if larger is not None:
-            yield Proposal(larger.write(), "in larger slabs", _is_better_than(outcome))
+    def _is_last(self, outcome: Explored) -> bool:
+        """Is nothing else explored after this outcome, and is it the best?"""
+        is_best = self.in_hand is None or better(self.in_hand, outcome) is outcome
+        return is_best and not needs_better(outcome) and self._following(outcome) is None
 
-    def _chosen(self, outcome: Explored) -> SlabCandidate | None:
+    def _following(self, outcome: Explored) -> SlabCandidate | None:
+        """What is explored after the outcome of the last candidate."""
+        if len(self.choices) < len(self.tried):
+            self.choices.append(self._corrected(outcome))
+        return self.choices[-1]
+
+    def _corrected(self, outcome: Explored) -> SlabCandidate | None:
+        """The choice by an estimate that the outcome of the last candidate corrects."""
+        if len(self.tried) == _MOST_SLAB_PROGRAMS:
+            return None
+        last = self.tried[-1]
         limit = outcome.limits.device_bytes
-        if not self.is_chosen and outcome.device_bytes < limit - limit // _FREE_PARTS:
-            self.notify("choosing slabs for the bytes that are left", None)
-            estimate = self.first.expected_bytes / outcome.device_bytes
-            larger = next(self.candidates.in_slabs(math.inf, estimate), None)
-            if larger and larger.expected_s <= (1 - _LEAST_GAIN) * self.first.expected_s:
-                self.choice = larger
-        self.is_chosen = True
-        return self.choice
+        if needs_better(outcome):
+            size = outcome.planned.plain if outcome.fits else outcome
+            estimate = last.expected_bytes / size.device_bytes
+            smallest = min(slabs.expected_bytes for slabs in self.ranked)
+            is_costly = len(outcome.planned.plain.problem.kernels) > _SLAB_KERNELS
+            if is_costly and smallest > _SLAB_DOUBT * estimate * limit:
+                return None
+            return self._choice("choosing smaller slabs", estimate)
+        if self.in_hand is None or better(self.in_hand, outcome) is outcome:
+            self.fitting, self.in_hand = last, outcome
+        if outcome.device_bytes >= limit - limit // _FREE_PARTS:
+            return None
+        estimate = last.expected_bytes / outcome.device_bytes
+        return self._choice("choosing slabs for the bytes that are left", estimate)
+
+    def _choice(self, stage: str, estimate: float | None) -> SlabCandidate | None:
+        """The best candidate that was not tried, and promises to be faster than what fits."""
+        self.notify(stage, None)
+        self.ranked = list(self.candidates.in_slabs(self.slowdown, estimate))
+        tried = {slabs.slabs for slabs in self.tried}
+        choice = next((slabs for slabs in self.ranked if slabs.slabs not in tried), None)
+        if choice is None or self.fitting is None:
+            return choice
+        promises = choice.expected_s <= (1 - _LEAST_GAIN) * self.fitting.expected_s
+        return choice if promises else None
 
 
 @dataclass

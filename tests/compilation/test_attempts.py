@@ -130,9 +130,16 @@ class FakeCandidates:
         return choice.program
 
     def in_slabs(self, slowdown: float, estimate: float | None = None) -> Iterator[SlabCandidate]:
-        if estimate is not None:
-            return iter([self.corrected[estimate]] if estimate in self.corrected else [])
-        return iter(self.slabs if slowdown >= self.expected_s else ())
+        if estimate in self.corrected:
+            return iter([self.corrected[estimate]])
+        slabs = self.slabs if slowdown >= self.expected_s else ()
+        if estimate is None:
+            return iter(slabs)
+        return iter(sorted(slabs, key=lambda each: max(0, each.expected_bytes - 100 * estimate)))
+
+
+def candidate(program: Program, nbytes: int, seconds: float = 1.0) -> SlabCandidate:
+    return SlabCandidate((cast(Any, id(program)),), nbytes, seconds, lambda: program)
 
 
 def attempt(
@@ -150,10 +157,7 @@ def attempt(
     **options: Any,
 ) -> Outcome:
     nbytes = expected_bytes or (100,) * len(slabs)
-    in_slabs = tuple(
-        SlabCandidate(size, 1.0, lambda part=part: part)
-        for part, size in zip(slabs, nbytes, strict=True)
-    )
+    in_slabs = tuple(candidate(part, size) for part, size in zip(slabs, nbytes, strict=True))
     candidates = FakeCandidates(program, by_index, list(programs), in_slabs, expected_s)
     candidates.gain_s = gain_s
     candidates.fewest = fewest
@@ -518,7 +522,7 @@ def test_slabs_that_leave_bytes_are_compared_with_larger_ones_that_promise_to_be
     if is_explored and leaves_bytes:
         outcomes.append(outcome(larger, 99, seconds=1.0))
     compiler = Fake(outcomes)
-    corrected = {estimate: SlabCandidate(90, expected_s, lambda: larger)}
+    corrected = {estimate: candidate(larger, 90, expected_s)}
     result = attempt(compiler, slabs=(slabs,), expected_bytes=(80,), corrected=corrected)
     best = larger if is_explored and leaves_bytes else slabs
     assert result.program is best and compiler.compiled == [best]
@@ -529,7 +533,7 @@ def test_larger_slabs_that_do_not_fit_or_are_slower_are_not_taken(larger: Any) -
     slabs, other = in_slabs(), in_slabs()
     tried = outcome(other, larger[0], seconds=larger[1], predicted_to_fit=False)
     compiler = Fake([*misses((PROGRAM, 130)), outcome(slabs, 90, seconds=1.1), tried])
-    corrected = {80 / 90: SlabCandidate(90, 0.9, lambda: other)}
+    corrected = {80 / 90: candidate(other, 90, 0.9)}
     result = attempt(compiler, slabs=(slabs,), expected_bytes=(80,), corrected=corrected)
     assert result.program is slabs and compiler.compiled == [slabs]
 

@@ -1,5 +1,6 @@
 """Programs with an axis, written down by name, and random ones."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -12,7 +13,7 @@ from memplan.planning.slabs.slabs import AlongOp, LoopOverSlabs, SlabGraph, Slab
 from tests.planning.unit import UNIT
 
 HALO, POOL, UPSAMPLE = Rows(1, 1, 1, 3), Rows(2, 1, 0, 2), Rows(1, 2, 1, 2)
-SOLVABLE = replace(UNIT, memory_bandwidth=1e12)
+SOLVABLE = replace(UNIT, memory_bandwidth=math.inf)
 """Kernels take a second per FLOP, copies a second per byte, and nothing else anything."""
 
 

@@ -156,7 +156,7 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
 
     def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
         program = choices.program
-        return [SlabCandidate(0, 1.0, lambda: with_slabs(program, on_host(program)))]
+        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(program, on_host(program)))]
 
     monkeypatch.setattr(SlabChoices, "programs", programs)
     report = (

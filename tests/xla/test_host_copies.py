@@ -11,10 +11,8 @@ import pytest
 
 import memplan
 from memplan.hardware import catalog
-from memplan.program import candidates
-from memplan.program.slabs.choose import SlabCandidate
+from memplan.program.slabs.choose import SlabCandidate, SlabChoices
 from memplan.program.slabs.write import with_slabs
-from memplan.program.trace import Program
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.edit import Edit, instruction
@@ -184,10 +182,11 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(
 def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host by one loop, and read by two."""
 
-    def one(program: Program, *_: object) -> list[SlabCandidate]:
-        return [SlabCandidate(0, 1.0, lambda: with_slabs(program, on_host(program)))]
+    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
+        program = choices.program
+        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(program, on_host(program)))]
 
-    monkeypatch.setattr(candidates, "slab_programs", one)
+    monkeypatch.setattr(SlabChoices, "programs", programs)
     options = dump_options(tmp_path)
     planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(
         *image_shapes()

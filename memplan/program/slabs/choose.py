@@ -94,6 +94,7 @@ class PricedSlabs:
 class SlabCandidate:
     """A program in slabs that can be written."""
 
+    slabs: tuple[Slabs, ...]  # of the computations that are split
     expected_bytes: int  # on a device, plus what exceeds the host's limit
     expected_s: float  # of the computations that are split
     write: Callable[[], Program]
@@ -151,7 +152,8 @@ class SlabChoices:
             if seconds > slower * unsplit_seconds:
                 continue
             write = functools.partial(_written, self.program, chosen)
-            yield SlabCandidate(nbytes, seconds, write)
+            slabs = tuple(priced.slabs for _, priced in chosen)
+            yield SlabCandidate(slabs, nbytes, seconds, write)
 
     def _slabs_of_computations(
         self, limit: int, host_bytes: int

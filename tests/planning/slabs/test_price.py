@@ -19,6 +19,7 @@ from tests.planning.slab_graphs import (
     norm,
     slab_graphs,
 )
+from tests.planning.unit import UNIT
 
 LIMITS = SlabLimits(100, 50, 7)
 LAUNCH = 1e-5
@@ -75,6 +76,20 @@ def test_the_same_on_the_device() -> None:
     seconds = 41.0 + 1.0 + 4 * (3 + 2) * LAUNCH
     assert price(program, slabs) == Price(seconds, 7 + 40 + 64, 0)  # behind: 40 + 20
     assert loops(program, slabs)[1].reads == (program.values["a"],)
+
+
+def test_copies_take_passes_over_device_memory() -> None:
+    """Of 40 bytes, on a device where a byte takes a second."""
+    program = norm(nbytes=40)
+    on_device = program.slabs(2, stored=["a"])
+    on_host = program.on_host(on_device, "a")
+
+    def kernels(slabs: Slabs) -> list[float]:
+        pricer = Pricer(Walls(program.graph, slabs.ops), UNIT)
+        return [pricer.streams(loop, slabs).kernels for loop in loops(program, slabs)]
+
+    (written_s, read_s), (stacked_s, whole_s) = kernels(on_host), kernels(on_device)
+    assert (written_s - stacked_s, read_s - whole_s) == (40.0, 3 * 40.0)
 
 
 def test_rows_around_a_slab_are_made_twice() -> None:
