@@ -48,6 +48,9 @@ def actions(draw: random.Random, document: dict[str, Any]) -> None:
     document["length"] = len(listed)
 
 
+_PAIRS = ("recomputed_in", "inside", "on_device")  # entries of slabs that are lists of pairs
+
+
 def slabs(draw: random.Random, document: dict[str, Any]) -> None:
     """Another number, one less or one more, in an entry of the slabs."""
     (entry,) = document["transforms"]
@@ -58,7 +61,7 @@ def slabs(draw: random.Random, document: dict[str, Any]) -> None:
         entry[name].pop(draw.randrange(len(entry[name])))
     else:
         pair = [draw.choice(NUMBERS), draw.choice(NUMBERS)]
-        entry[name].append(pair if name in ("recomputed_in", "inside") else pair[0])
+        entry[name].append(pair if name in _PAIRS else pair[0])
 
 
 def transforms(draw: random.Random, document: dict[str, Any]) -> None:

@@ -14,8 +14,9 @@ class SlabArray:
 
     Attributes:
       name: as in the graph.
-      shape, dtype, nbytes: of the full array.
-      place: its memory.
+      shape, dtype: of the full array.
+      place: a memory that has it, or a part of it.
+      nbytes: that are there.
     """
 
     name: str

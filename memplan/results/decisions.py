@@ -10,7 +10,7 @@ from memplan.planning.graph import Graph
 from memplan.planning.loops import Loop, stacked_trips
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
-from memplan.planning.slabs.slabs import trips_of
+from memplan.planning.slabs.slabs import device_share, trips_of
 from memplan.report.decisions import Choice, Decision
 from memplan.results.choices import Prices
 from memplan.results.memory import Origins, peak_lifetimes
@@ -121,9 +121,12 @@ def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
         for value in (value for loop in record.loops for value in loop.writes):
             array = graph.values[value]
             on_host = value in record.transform.on_host
-            copy_s = copy_seconds(array.nbytes, outcome.target.device)
+            share = 1 - device_share(record.graph, record.transform, value)
+            copy_s = copy_seconds(share * array.nbytes, outcome.target.device)
+            part = f", {share:.0%} of each" if share < 1 else ""
+            place = f"{part} on the host" if on_host else ""
             yield Decision(
-                name=f"{array.name} in {trips} slabs{' on the host' if on_host else ''}",
+                name=f"{array.name} in {trips} slabs{place}",
                 shape=array.shape,
                 dtype=array.dtype,
                 nbytes=array.nbytes,

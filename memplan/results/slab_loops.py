@@ -1,9 +1,10 @@
 """Rows of a report: the loops over slabs of a step."""
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from memplan.compilation.outcome import Outcome
-from memplan.planning.slabs.slabs import LoopOverSlabs, slab_rows, trips_of
+from memplan.planning.slabs.slabs import LoopOverSlabs, device_share, slab_rows, trips_of
 from memplan.program import compat
 from memplan.program.trace import InSlabs, Program
 from memplan.report.slabs import SlabArray, SlabLoopRow
@@ -42,8 +43,8 @@ def slab_loops(
             rows=record.transform.rows,
             halo=_halo(record, loop),
             ops=len(loop.ops),
-            reads=tuple(arrays.row(record, value) for value in loop.reads),
-            writes=tuple(arrays.row(record, value) for value in loop.writes),
+            reads=tuple(row for value in loop.reads for row in arrays.rows(record, value)),
+            writes=tuple(row for value in loop.writes for row in arrays.rows(record, value)),
             sums=len(loop.sums),
             seconds=blocks.get(name),
             source=graph.ops[loop.largest_op(graph)].source,
@@ -69,14 +70,19 @@ class _Arrays:
         # The first values of every graph are the inputs.
         self._inputs = compat.input_names(program.traced.jaxpr) if program.in_slabs else ()
 
-    def row(self, record: InSlabs, value: int) -> SlabArray:
+    def rows(self, record: InSlabs, value: int) -> Iterator[SlabArray]:
+        """One for each memory that has a part of the array."""
         array = record.graph.graph.values[value]
         is_input = value < len(self._inputs) and not record.transform.inside
         on_host = value in record.transform.on_host or value in self._on_host
-        return SlabArray(
+        row = SlabArray(
             name=self._inputs[value] if is_input else array.name,
             shape=array.shape,
             dtype=array.dtype,
             nbytes=array.nbytes,
             place="host" if on_host else "device",
         )
+        on_device = int(array.nbytes * device_share(record.graph, record.transform, value))
+        if on_device:
+            yield replace(row, nbytes=on_device, place="device")
+        yield replace(row, nbytes=array.nbytes - on_device)

@@ -1,6 +1,7 @@
 """Loops over slabs in a report, against the loops that the step and the budget imply."""
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -178,6 +179,37 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
     assert split.seconds == pytest.approx(3 * copy_seconds(ARRAY_BYTES, catalog.named("v100")))
     assert report.copy_s > 0
     assert "16.0 MiB host" in str(report)
+
+
+@pytest.mark.gpu_aot
+def test_a_share_of_a_host_array_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the first convolution: 16 of the 64 rows of each slab."""
+
+    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
+        slabs = on_host(choices.program)
+        [value] = slabs.on_host
+        split = replace(slabs, on_device=frozenset({(value, 16)}))
+        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(choices.program, split))]
+
+    monkeypatch.setattr(SlabChoices, "programs", programs)
+    report = memplan.jit(images, device="v100", budget=16 * MIB).plan(*image_shapes()).report
+    convolution = SlabArray(
+        "conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host"
+    )
+    parts = (
+        replace(convolution, nbytes=ARRAY_BYTES // 4, place="device"),
+        replace(convolution, nbytes=3 * ARRAY_BYTES // 4),
+    )
+    assert [loop.writes for loop in report.slab_loops] == [parts, (), ()]
+    assert [set(parts) <= set(loop.reads) for loop in report.slab_loops] == [False, True, True]
+    assert [(loop.copies, loop.kernels) for loop in report.slab_loops] == [(1, 0)] * 3
+    row = SIDE * CHANNELS * 4
+    assert report.offloaded_bytes == 3 * ARRAY_BYTES // 4 + 48 * row  # the first trip's spare rows
+    [split] = (decision for decision in report.decisions if decision.decision == "split")
+    trips = report.slab_loops[0].trips
+    assert split.name == f"conv_general_dilated:0 in {trips} slabs, 75% of each on the host"
+    copy_s = copy_seconds(3 * ARRAY_BYTES // 4, catalog.named("v100"))
+    assert split.seconds == pytest.approx(3 * copy_s)
 
 
 def on_host(program: Program) -> Slabs:

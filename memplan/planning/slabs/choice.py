@@ -14,7 +14,7 @@ from functools import cached_property
 
 from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import Slabs
+from memplan.planning.slabs.slabs import Slabs, slab_rows
 
 PricedSlabs = tuple[Slabs, Price]
 
@@ -31,6 +31,8 @@ _CHANGES = 2500
 # Limit of the pairs that are tried. They take half a second of the choice of a U-Net: 3.88 instead
 # of 4.08 s at 304^3.
 _PAIRS = 1200
+# Keep a share of a value on the device if it is larger than this.
+_LEAST_SHARE = 1 / 8
 _LARGE = 8  # values above this fraction (1/_LARGE) of the largest value are changed in pairs
 _STEP = 0.5  # exponent with which a loop's weight follows the ratio of its kernels and copies
 
@@ -167,13 +169,7 @@ class Choice:
         stored, stored on the host, or stored on the device for its first readers.
         """
         yield self._placed(slabs, slabs.stored ^ {value})
-        recomputed_in = frozenset(pair for pair in slabs.recomputed_in if pair[0] != value)
-        without = replace(
-            slabs,
-            stored=slabs.stored - {value},
-            on_host=slabs.on_host - {value},
-            recomputed_in=recomputed_in,
-        )
+        without = slabs.without(value)
         yield without
         on_device = replace(without, stored=without.stored | {value})
         yield replace(on_device, on_host=on_device.on_host | {value})
@@ -182,7 +178,7 @@ class Choice:
         levels = [loop.level for loop in loops if value in loop.reads]
         for first in range(1, len(levels)):
             later = {(value, level) for level in levels[first:]}
-            yield replace(on_device, recomputed_in=recomputed_in | later)
+            yield replace(on_device, recomputed_in=on_device.recomputed_in | later)
 
     def _worth_writing(self, slabs: Slabs) -> list[int]:
         """Values that are stored or that kernels write by slabs, the last first.
@@ -238,7 +234,7 @@ class Choice:
         """The slabs with these values stored, on the device as far as they fit there.
 
         The most copied values come first. Values that are read whole must be on the device then,
-        and stay there.
+        and stay there. Of those for which not all bytes are left, some rows are on the device.
         """
         pricer = self.pricer
         nbytes = pricer.graph.graph.nbytes
@@ -261,10 +257,19 @@ class Choice:
             loops = loops_before[lifetime.end] - loops_before[lifetime.first]
             return value not in read_whole, -(1 + lifetime.reads) / loops, lifetime.first, value
 
-        on_host = set(lifetimes)
+        on_host = list[int]()
         for value in sorted(lifetimes, key=order):
             during = free[lifetimes[value].first : lifetimes[value].end]
             if value in read_whole or during.min() >= nbytes(value):
-                on_host.discard(value)
                 during -= nbytes(value)
-        return replace(slabs, on_host=frozenset(on_host))
+            else:
+                on_host.append(value)
+        on_device = set[tuple[int, int]]()
+        for value in on_host:
+            during = free[lifetimes[value].first : lifetimes[value].end]
+            rows = slab_rows(pricer.graph, slabs, value)
+            device_rows = int(rows * during.min() / nbytes(value))
+            if device_rows > _LEAST_SHARE * rows:
+                on_device.add((value, device_rows))
+                during -= -(-nbytes(value) * device_rows // rows)
+        return replace(slabs, on_host=frozenset(on_host), on_device=frozenset(on_device))

@@ -20,6 +20,7 @@ from memplan.planning.slabs.slabs import (
     LoopOverSlabs,
     Slabs,
     Walls,
+    host_span,
     padding_rows,
     slab_rows,
     trips_of,
@@ -37,6 +38,7 @@ class Lifetime(NamedTuple):
     on_host: bool = False
     is_stored: bool = False  # a loop writes it
     reads: int = 0  # loops that read it
+    device_nbytes: int = 0  # of a value on the host: bytes of its rows on the device
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,6 +116,7 @@ class Lifetimes:
                 if added is not None:
                     memory = on_host if added.on_host else stored if added.is_stored else around
                     memory[added.first : added.end] += sign * added.nbytes
+                    stored[added.first : added.end] += sign * added.device_nbytes
         return Occupancy(current, around, stored, on_host)
 
     def _lifetimes(
@@ -153,25 +156,32 @@ class Lifetimes:
             return None
         end = max([first, *reads]) + 1
         end = max(end, self.read_whole.get(value, end))
-        on_host = value in slabs.on_host
-        if on_host:
-            nbytes += nbytes * self._padding(value, slabs, loops, reads) // self._size(value)
-        return Lifetime(first, end, nbytes, on_host, True, len(reads))
+        if value not in slabs.on_host:
+            return Lifetime(first, end, nbytes, False, True, len(reads))
+        rows, device_rows = self._host_rows(value, slabs, loops, reads)
+        size = self._size(value)
+        on_host, on_device = nbytes * rows // size, nbytes * device_rows // size
+        return Lifetime(first, end, on_host, True, True, len(reads), on_device)
 
     def _size(self, value: int) -> int:
         return self.walls.graph.sizes[value]
 
-    def _padding(
+    def _host_rows(
         self,
         value: int,
         slabs: Slabs,
         loops: Sequence[LoopOverSlabs | None],
         reads: Sequence[int],
-    ) -> int:
-        """Rows of a value on the host beyond its own."""
+    ) -> tuple[int, int]:
+        """Rows of a value on the host, with padding, and its rows on the device."""
         rows = slab_rows(self.walls.graph, slabs, value)
+        on_device = slabs.device_rows.get(value, 0)
         spans = (loop.spans[value] for at in reads if (loop := loops[at]) is not None)
-        return sum(padding_rows(rows, spans)) + self.trips(slabs) * rows - self._size(value)
+        padding = padding_rows(
+            rows - on_device, (host_span(span, rows, on_device) for span in spans)
+        )
+        trips = self.trips(slabs)
+        return sum(padding) + trips * (rows - on_device), trips * on_device
 
     @cached_property
     def operands(self) -> frozenset[int]:

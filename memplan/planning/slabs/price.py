@@ -22,15 +22,16 @@ from memplan.planning.slabs.slabs import (
     SlabGraph,
     Slabs,
     Walls,
+    device_share,
     slab_rows,
 )
 
 _LAUNCH_S = 1e-5  # per kernel in a loop, and per trip
-# Count so many passes over a value in device memory, besides its kernels, where a loop reads it from
-# the host or writes it there, and where it writes it to a stack. Windows are joined and transposed,
-# slabs cut and copied. Fitted to 173 loops of six U-Nets, 3.3, 3.2 and 2.4 passes were left. Of
-# three other steps (ResNet-50 of batch 1,152 and 1,920, DeepLabV3+ 16,384^2), programs then take
-# 1.03, 1.09 and 1.02 times their estimates.
+# Count so many passes over a value in device memory, besides its kernels, where a loop reads it
+# from the host or writes it there, and where it writes it to a stack: windows are joined and
+# transposed, slabs cut and copied. Fitted to 173 loops of six U-Nets, 3.3, 3.2 and 2.4 passes were
+# left. Of three other steps (ResNet-50 of batch 1,152 and 1,920, DeepLabV3+ 16,384^2), programs
+# then take 1.03, 1.09 and 1.02 times their estimates.
 _HOST_PASSES = 3
 _STACK_PASSES = 2
 _NO_LOOP = -(1 << 62)  # bytes of a trip of a level without a loop: the peak is elsewhere
@@ -207,8 +208,8 @@ class Pricer:
         return _NO_LOOP if loop is None else self.trip_bytes(loop, slabs)
 
     def streams(self, loop: LoopOverSlabs, slabs: Slabs) -> Streams:
-        read = sum([self.copy_seconds[value] for value in loop.reads if value in slabs.on_host])
-        written = sum([self.copy_seconds[value] for value in loop.writes if value in slabs.on_host])
+        read = self._copied_seconds(loop.reads, slabs)
+        written = self._copied_seconds(loop.writes, slabs)
         work = self._work(loop, slabs)
         passes_s = sum(
             [
@@ -224,6 +225,13 @@ class Pricer:
             ]
         )
         return Streams(read, written, work.kernels + passes_s, work.launches)
+
+    def _copied_seconds(self, values: Sequence[int], slabs: Slabs) -> float:
+        """Seconds of one-way copies of the values that are on the host."""
+        seconds = sum([self.copy_seconds[value] for value in values if value in slabs.on_host])
+        for value in slabs.device_rows.keys() & values if slabs.on_device else ():
+            seconds -= device_share(self.graph, slabs, value) * self.copy_seconds[value]
+        return seconds
 
     def trip_bytes(self, loop: LoopOverSlabs, slabs: Slabs) -> int:
         """Bytes of a trip: windows and slabs, each double-buffered, and those of the largest op."""

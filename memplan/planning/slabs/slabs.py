@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cached_property
 from typing import ClassVar
@@ -92,6 +92,23 @@ class Slabs:
     recomputed_in: frozenset[tuple[int, int]] = frozenset()
     # the computation; values and ops are numbered in its own jaxpr
     inside: ComputationPath = ()
+    # (value on the host, number of first rows of each of its slabs that are on the device instead)
+    on_device: frozenset[tuple[int, int]] = frozenset()
+
+    @cached_property
+    def device_rows(self) -> Mapping[int, int]:
+        """Value on the host -> first rows of each of its slabs that are on the device instead."""
+        return dict(self.on_device)
+
+    def without(self, value: int) -> Slabs:
+        """These slabs, with a value recomputed by all that read it."""
+        return replace(
+            self,
+            stored=self.stored - {value},
+            on_host=self.on_host - {value},
+            recomputed_in=frozenset(pair for pair in self.recomputed_in if pair[0] != value),
+            on_device=frozenset(pair for pair in self.on_device if pair[0] != value),
+        )
 
     @property
     def uses_host(self) -> bool:
@@ -123,6 +140,27 @@ def slab_rows(graph: SlabGraph, slabs: Slabs, value: int) -> int:
     rows, remainder = divmod(slabs.rows * scale.numerator, scale.denominator)
     assert not remainder
     return rows
+
+
+def device_share(graph: SlabGraph, slabs: Slabs, value: int) -> float:
+    """The share of a value on the host whose rows are on the device instead."""
+    rows = slabs.device_rows.get(value, 0)
+    return rows / slab_rows(graph, slabs, value) if rows else 0.0
+
+
+def host_span(span: Span, rows: int, on_device: int) -> Span:
+    """The rows of a span that are on the host, counted among those on the host only.
+
+    Args:
+      rows: of the value, in a slab.
+      on_device: first rows of each slab that are on the device.
+    """
+    low, high = (divmod(row, rows) for row in span)
+    on_host = rows - on_device
+    return (
+        low[0] * on_host + max(low[1] - on_device, 0),
+        high[0] * on_host + max(high[1] - on_device, 0),
+    )
 
 
 def padding_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
@@ -381,7 +419,8 @@ class EarlierSlabs:
         """The levels whose loops, or the memories of their values, may differ."""
         earlier = self.slabs
         changed = {level for _, level in earlier.recomputed_in ^ slabs.recomputed_in}
-        for values in (self.stored ^ stored, earlier.on_host ^ slabs.on_host):
+        moved = {value for value, _ in earlier.on_device ^ slabs.on_device}
+        for values in (self.stored ^ stored, earlier.on_host ^ slabs.on_host, moved):
             for value in values:
                 changed.update(self.levels.get(value, ()))
         return changed

@@ -27,8 +27,10 @@ from memplan.planning.slabs.slabs import (
     Slabs,
     Walls,
     arrange,
+    host_span,
     least_rows,
     padding_rows,
+    slab_rows,
     trips_of,
 )
 from memplan.program import compat
@@ -131,7 +133,13 @@ def _fits(slabs: Slabs, graph: SlabGraph, rows: int) -> bool:
     if not slabs.ops or slabs.ops != ops or not stored <= values:
         return False
     min_rows = least_rows(graph, ops)
-    return slabs.rows % min_rows == 0 and slabs.rows < rows + min_rows
+    if slabs.rows % min_rows or slabs.rows >= rows + min_rows:
+        return False
+    return (
+        len(slabs.device_rows) == len(slabs.on_device)
+        and slabs.device_rows.keys() <= slabs.on_host
+        and all(0 < at < slab_rows(graph, slabs, value) for value, at in slabs.on_device)
+    )
 
 
 def _mismatch() -> PlanMismatchError:
@@ -177,10 +185,11 @@ class _Loop:
       values: arrays, stacks of slabs and host arrays of variables outside of the loop.
       spans: rows of each variable in a trip, relative to the first row of its own slab.
       sources: variables that the loop reads by slabs, and where it reads them.
-      fetched: those of `sources` that are in host memory.
-      to_host: variables that the loop writes to the host, and the spans in which later loops read
-        them.
-      stacked: variables that the loop stacks on the device.
+      fetched: the arrays of `sources` that are in host memory.
+      windows: rows of each of `fetched` that a trip reads, counted among those on the host only.
+      to_host: variables that the loop writes to the host, and the windows in which later loops
+        read them.
+      stacked: variables that the loop stacks on the device, and the rows of a slab that it stacks.
       sums: equations whose results the loop adds up, and the variables of the results.
       whole: by number of an equation, by position, operands that the loop reads whole; filters of
         transposed convolutions are reversed.
@@ -203,20 +212,27 @@ class _Loop:
         self.trips = trips_of(axis.graph, slabs)
         self.spans = {variables[value]: span for value, span in loop.spans.items()}
         self.sources = {variables[value]: self._source(variables[value]) for value in loop.reads}
-        self.fetched = {
-            var: source
-            for var, source in self.sources.items()
-            if isinstance(
-                source,
-                HostArray,
-            )
-        }
+        self.device_rows = {variables[value]: rows for value, rows in slabs.on_device}
+        self.fetched = dict[Any, HostArray]()
+        self.windows = dict[Any, Span]()
+        for var, source in self.sources.items():
+            host = source.host if isinstance(source, SplitArray) else source
+            window = self._host_span(var, self.spans[var])
+            if isinstance(host, HostArray) and window[0] < window[1]:
+                self.fetched[var] = host
+                self.windows[var] = window
         self.to_host = {
-            variables[value]: [reader.spans[value] for reader in loops if value in reader.reads]
+            var: [self._host_span(var, r.spans[value]) for r in loops if value in r.reads]
             for value in loop.writes
             if value in slabs.on_host
+            for var in [variables[value]]
         }
-        self.stacked = [variables[value] for value in loop.writes if value not in slabs.on_host]
+        self.stacked = {
+            var: self.device_rows.get(var, self.slab_rows(var))
+            for value in loop.writes
+            if value not in slabs.on_host or value in slabs.device_rows
+            for var in [variables[value]]
+        }
         self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
         self.whole = {number: self._read_whole(number) for number in loop.ops}
 
@@ -236,9 +252,12 @@ class _Loop:
         rows = self.slabs.rows * self.axis.scales[var]
         return rows.numerator
 
-    def _source(self, var: Any) -> Stack | HostArray | DeviceArray:
+    def _host_span(self, var: Any, span: Span) -> Span:
+        return host_span(span, self.slab_rows(var), self.device_rows.get(var, 0))
+
+    def _source(self, var: Any) -> Stack | HostArray | SplitArray | DeviceArray:
         value = self.values[var]
-        if isinstance(value, Stack | HostArray):
+        if isinstance(value, Stack | HostArray | SplitArray):
             return value
         return DeviceArray(value, self.axis.dims[var], self.slab_rows(var), self.trips)
 
@@ -256,7 +275,7 @@ class _Loop:
         }
         pieces = [self._first_pieces(var) for var in self.fetched]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
-        slabs = [jnp.zeros(self._slab_shape(var), var.aval.dtype) for var in self.to_host]
+        slabs = [jnp.zeros(self._host_slab_shape(var), var.aval.dtype) for var in self.to_host]
         carry = jnp.int32(0), sums, rows_before, pieces, hosts, slabs
 
         (_, sums, _, _, hosts, slabs), stacks = lax.scan(self._trip, carry, length=self.trips)
@@ -267,19 +286,27 @@ class _Loop:
             self.values[var] = host.written(self.trips - 1, slab)
         for var, stack in zip(self.stacked, stacks, strict=True):
             dim = self.axis.dims[var]
-            self.values[var] = Stack(stack, dim, shape_of(var)[dim])
+            size = shape_of(var)[dim]
+            if var in self.to_host:
+                rows = self.trips * self.stacked[var]
+                self.values[var] = SplitArray(Stack(stack, dim, rows), self.values[var], size)
+            else:
+                self.values[var] = Stack(stack, dim, size)
 
-    def _slab_shape(self, var: Any) -> tuple[int, ...]:
+    def _host_slab_shape(self, var: Any) -> tuple[int, ...]:
         shape = list(shape_of(var))
-        shape[self.axis.dims[var]] = self.slab_rows(var)
+        shape[self.axis.dims[var]] = self.slab_rows(var) - self.device_rows.get(var, 0)
         return tuple(shape)
 
     def _empty(self, var: Any, spans: Sequence[Span]) -> HostArray:
-        """An uninitialized host array, padded for loops that read these spans."""
+        """An uninitialized host array, padded for loops that read these windows."""
         dim = self.axis.dims[var]
-        rows = self.slab_rows(var)
+        shape = list(shape_of(var))
+        rows = self._host_slab_shape(var)[dim]
+        if var in self.device_rows:
+            shape[dim] = self.trips * rows
         padding = padding_rows(rows, spans)
-        return HostArray.empty(shape_of(var), var.aval.dtype, dim, rows, self.trips, padding)
+        return HostArray.empty(shape, var.aval.dtype, dim, rows, self.trips, padding)
 
     def _trip(self, carry: Any, _: None) -> Any:
         trip, sums, rows_before, pieces, hosts, previous_slabs = carry
@@ -287,14 +314,19 @@ class _Loop:
         hosts = [host.written(trip - 1, slab) for host, slab in written]
 
         by_var = zip(self.fetched, pieces, strict=True)
-        windows = [joined(own_pieces, self.axis.dims[var]) for var, own_pieces in by_var]
-        env: dict[Any, Any] = dict(zip(self.fetched, windows, strict=True))
+        windows = {var: joined(own_pieces, self.axis.dims[var]) for var, own_pieces in by_var}
         # The fetched slab replaces the pieces, so it comes after them. The barrier holds the
         # arrays, not the index, which XLA must see.
-        host_sources, _ = lax.optimization_barrier((list(self.fetched.values()), windows))
+        host_sources, _ = lax.optimization_barrier(
+            (list(self.fetched.values()), list(windows.values()))
+        )
+        env = dict[Any, Any]()
         for var, source in self.sources.items():
-            if var not in env:
-                env[var] = source.rows(trip, self.spans[var])
+            span = self.spans[var]
+            if isinstance(source, SplitArray):
+                env[var] = source.rows(trip, span, windows.get(var))
+            else:
+                env[var] = windows[var] if var in windows else source.rows(trip, span)
 
         contributions = self._run_ops(trip, env, rows_before)
         sums = [
@@ -303,12 +335,16 @@ class _Loop:
         ]
 
         pieces = [
-            [*self._shared_pieces(var, env[var]), self._fetch(var, trip + 1, source)]
+            [*self._shared_pieces(var, windows[var]), self._fetch(var, trip + 1, source)]
             for var, source in zip(self.fetched, host_sources, strict=True)
         ]
-        slabs = [self._slab(var, env) for var in self.to_host]
+        slabs = [
+            self._cut(var, env[var], (self.device_rows.get(var, 0), self.slab_rows(var)))
+            for var in self.to_host
+        ]
         carry = trip + 1, sums, rows_before, pieces, hosts, slabs
-        return carry, [self._slab(var, env) for var in self.stacked]
+        stacked = self.stacked.items()
+        return carry, [self._cut(var, env[var], (0, rows)) for var, rows in stacked]
 
     def _run_ops(
         self,
@@ -328,27 +364,26 @@ class _Loop:
 
     def _first_new_row(self, var: Any) -> int:
         """The first row of a trip's window that the previous trip's window does not have."""
-        return max(self.spans[var][0], self.spans[var][1] - self.slab_rows(var))
+        low, high = self.windows[var]
+        return max(low, high - self.fetched[var].rows_per_slab)
 
     def _fetch(self, var: Any, trip: Any, source: HostArray) -> Any:
         """The rows of a trip's window that the previous window does not have."""
-        return source.rows(trip, (self._first_new_row(var), self.spans[var][1]))
+        return source.rows(trip, (self._first_new_row(var), self.windows[var][1]))
 
     def _first_pieces(self, var: Any) -> list[Any]:
         """The first trip's window: halo rows that no earlier trip fetched, and its own rows."""
         source = self.fetched[var]
-        halo = self.spans[var][0], self._first_new_row(var)
+        halo = self.windows[var][0], self._first_new_row(var)
         halo_rows = [source.rows(0, halo)] if halo[0] < halo[1] else []
         return [*halo_rows, self._fetch(var, 0, source)]
 
     def _shared_pieces(self, var: Any, window: Any) -> list[Any]:
         """The rows of this window that the next trip's window has, too."""
-        low, high = self.spans[var]
+        low, high = self.windows[var]
         count = self._first_new_row(var) - low
-        return [self._cut(var, window, (high - count, high))] if count else []
-
-    def _slab(self, var: Any, env: Mapping[Any, Any]) -> Any:
-        return self._cut(var, env[var], (0, self.slab_rows(var)))
+        dim = self.axis.dims[var]
+        return [lax.slice_in_dim(window, high - low - count, None, axis=dim)] if count else []
 
     def _cut(self, var: Any, window: Any, span: Span) -> Any:
         """Rows of a variable's window."""
@@ -542,11 +577,63 @@ class DeviceArray:
         return joined(pieces, self.dim)
 
 
+@dataclass(frozen=True)
+class SplitArray:
+    """An array of which each slab's first rows are on the device, and its others on the host."""
+
+    device: Stack
+    host: HostArray
+    size: int  # rows of the array
+
+    @property
+    def _device_rows(self) -> int:
+        """First rows of each slab that are on the device."""
+        return self.device.slabs.shape[self.dim + 1]
+
+    @property
+    def dim(self) -> int:
+        """The array's dimension of rows."""
+        return self.device.dim
+
+    @functools.cached_property
+    def whole(self) -> Any:
+        """The array, on the device."""
+        trips = self.device.slabs.shape[0]
+        on_device = [lax.squeeze(slab, (0,)) for slab in jnp.split(self.device.slabs, trips)]
+        on_host = jnp.split(self.host.whole, trips, self.dim)
+        slabs = itertools.chain(*zip(on_device, on_host, strict=True))
+        return lax.slice_in_dim(joined([*slabs], self.dim), 0, self.size, axis=self.dim)
+
+    def rows(self, trip: Any, span: Span, window: Any) -> Any:
+        """Rows of the array, counted from the first row of a trip's slab.
+
+        Rows that the array does not have contain arbitrary values.
+
+        Args:
+          window: those of the rows that are on the host, on the device; None: there are none.
+        """
+        on_device, on_host = self._device_rows, self.host.rows_per_slab
+        rows = on_device + on_host
+        first, _ = host_span(span, rows, on_device)
+        pieces = list[Any]()
+        for slab in range(span[0] // rows, -(-span[1] // rows)):
+            low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
+            if low < on_device:
+                start = slab * on_device
+                device_span = start + low, start + min(high, on_device)
+                pieces.append(self.device.rows(trip, device_span))
+            if high > on_device:
+                start = slab * on_host - first - on_device
+                low = start + max(low, on_device)
+                pieces.append(lax.slice_in_dim(window, low, start + high, axis=self.dim))
+        return joined(pieces, self.dim)
+
+
 def joined(pieces: Sequence[Any], dim: int) -> Any:
     """The pieces, concatenated along a dimension."""
     return pieces[0] if len(pieces) == 1 else lax.concatenate(pieces, dim)
 
 
 def whole(value: Any) -> Any:
-    """The array on the device, of a stack of slabs, a host array or an array."""
-    return value.whole if isinstance(value, Stack | HostArray) else value
+    """The array on the device, of a stack of slabs, a host array, a split array or an array."""
+    return value.whole if isinstance(value, Stack | HostArray | SplitArray) else value

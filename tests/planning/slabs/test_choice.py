@@ -11,7 +11,7 @@ from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import Slabs, Walls
+from memplan.planning.slabs.slabs import Slabs, Walls, slab_rows
 from tests.planning.slab_graphs import (
     HALO,
     SOLVABLE,
@@ -47,9 +47,12 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(
     refined = choices.refined(best[0])
     for slabs, price in (best, refined):
         empty = frozenset()
-        bare = replace(slabs, stored=empty, on_host=empty, recomputed_in=empty)
+        bare = replace(slabs, stored=empty, on_host=empty, recomputed_in=empty, on_device=empty)
         assert bare == program.slabs(2)
         assert slabs.on_host <= written_by(program, slabs)
+        assert slabs.device_rows.keys() <= slabs.on_host
+        for value, rows in slabs.on_device:
+            assert 0 < rows < slab_rows(program.graph, slabs, value)
         assert not slabs.on_host & choices.pricer.lifetimes.read_whole.keys()
         assert price == price_of(program, slabs, limits)
     assert order(limits, refined[1]) <= order(limits, best[1])
@@ -84,7 +87,8 @@ def test_refined_no_value_written_or_not_makes_it_faster_by_itself(program: Name
     [
         # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
         (104, {"a"}, set(), 42.0),
-        (103, set(), set(), 82.0),
+        # half of it fits, and the other half is copied beside the kernels of the first loop
+        (103, {"a"}, {"a"}, 41.0 + 20.0 + 2 * 20 / 4),
     ],
 )
 def test_refined_what_was_to_be_made_again_is_kept_where_there_is_room(
@@ -127,7 +131,9 @@ def test_without_room_on_the_device_what_is_written_lies_on_the_host() -> None:
     program = norm(nbytes=10)
     slabs, price = choice(program, SlabLimits(41, 100, 0)).best()
     assert program.named(slabs.stored) == program.named(slabs.on_host) == {"a"}
-    assert price.host_bytes == 10 + 2 * 10 * slabs.rows // 8 and price.device_bytes <= 41
+    # a row of two fits in each slab, and the other is on the host, with a spare slab at each end
+    assert program.named(slabs.device_rows) == {"a"} and set(slabs.device_rows.values()) == {1}
+    assert price.host_bytes == (8 // 2 + 2) * 10 // 8 and price.device_bytes <= 41
     assert not choice(program, SlabLimits(42, 100, 0)).best()[0].on_host
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, least_rows
+from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, least_rows, slab_rows
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
@@ -51,7 +51,10 @@ def without_and_with_slabs(step: Step, cut: Cut) -> tuple[Results, Results] | No
 
 
 def check_exact(step: Step, cut: Cut) -> None:
-    """In slabs, and with all that is written on the host, between spare rows of anything."""
+    """In slabs, and with all that is written on the host, between spare rows of anything.
+
+    Also with the first rows of each of its slabs on the device.
+    """
     closed, args = step.flat_and_operands()
     axis_and_slabs = cut.of(closed)
     if axis_and_slabs is not None:
@@ -59,12 +62,20 @@ def check_exact(step: Step, cut: Cut) -> None:
         written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(compat, "empty", anything)
-            on_host = in_slabs(axis, replace(slabs, on_host=written))
-        plain, *variants = results([closed, in_slabs(axis, slabs), on_host], args)
+            on_host = replace(slabs, on_host=written)
+            placed = [on_host, replace(on_host, on_device=some_rows(axis, on_host))]
+            moved = [in_slabs(axis, each) for each in placed]
+        plain, *variants = results([closed, in_slabs(axis, slabs), *moved], args)
         types = [(array.shape, array.dtype) for array in plain]
         for variant in variants:
             assert [(array.shape, array.dtype) for array in variant] == types
             assert_equal(variant, plain)
+
+
+def some_rows(axis: SlabAxis, slabs: Slabs) -> frozenset[tuple[int, int]]:
+    """Of the values on the host, first rows of each slab: one, two, ... as many as there are."""
+    rows = {value: slab_rows(axis.graph, slabs, value) for value in slabs.on_host}
+    return frozenset((value, 1 + value % (count - 1)) for value, count in rows.items() if count > 1)
 
 
 def anything(shape: tuple[int, ...], dtype: Any, space: jax.memory.Space) -> Any:
@@ -458,6 +469,7 @@ def test_a_plan_is_followed_and_recorded() -> None:
         {"stored": frozenset({1})},  # an input
         {"on_host": frozenset({1})},
         {"recomputed_in": frozenset({(1, 1)})},
+        {"on_device": frozenset({(1, 1)})},  # not on the host
     ],
     ids=str,
 )
