@@ -84,6 +84,11 @@ class PricedSlabs:
         slabs, price = self.choice.paired(self.slabs)
         return replace(self, slabs=slabs, price=price)
 
+    def perturbed(self) -> PricedSlabs:
+        """Refined by many values at once."""
+        slabs, price = self.choice.perturbed(self.slabs)
+        return replace(self, slabs=slabs, price=price)
+
     @property
     def fits(self) -> bool:
         """Are they expected to fit the limits for which they were chosen?"""
@@ -280,7 +285,7 @@ def _ranked_slabs(candidate: _CandidateAxis, limits: SlabLimits) -> list[PricedS
         (priced.refined().within(limits) for ranked in searches for priced in ranked[:_REFINED]),
         key=_order,
     )
-    paired = [priced.paired() for priced in refined[:_REFINED_BY_PAIRS]]
+    paired = [priced.paired().perturbed() for priced in refined[:_REFINED_BY_PAIRS]]
     unrefined = [priced for ranked in searches for priced in ranked[_REFINED:]]
     ranked = sorted([*paired, *refined[_REFINED_BY_PAIRS:], *unrefined], key=_order)
     return [*{priced.slabs: priced for priced in ranked}.values()]
