@@ -22,7 +22,7 @@ from memplan import pipeline
 from memplan.compilation.attempts import copies_by_itself
 from memplan.errors import MemplanError
 from memplan.program import compat
-from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.choose import SlabChoices
 from memplan.request import Request, traced
 from tests.goldens import expected, texts
 from tests.goldens.planned import (
@@ -180,7 +180,7 @@ def _in_slabs(program: Any, request: Request) -> Any:
     """The first of the step in slabs for half of its arrays' bytes."""
     device = request.target.device
     nbytes = 40 * 64**3 * 16 * 4 // 2
-    candidates = slab_programs(program, device, nbytes, device.memory_bytes, 10.0)
+    candidates = SlabChoices(program, device).programs(nbytes, device.memory_bytes, 10.0)
     return next(iter(candidates)).write()
 
 

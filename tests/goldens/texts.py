@@ -23,7 +23,7 @@ from memplan.errors import InfeasibleBudgetError
 from memplan.hardware import catalog
 from memplan.program.loops.choose import ResidualChoices
 from memplan.program.loops.stacks import with_indexed_stacks
-from memplan.program.slabs.choose import slab_programs
+from memplan.program.slabs.choose import SlabChoices
 from memplan.program.trace import Program, comparable, trace
 from tests.goldens.planned import FOLDER
 from tests.goldens.steps import STEPS, array
@@ -49,7 +49,7 @@ def traced(name: str) -> Program:
 def in_slabs(name: str, nbytes: int) -> str:
     """The equations of the likeliest program in slabs for a device of so many bytes."""
     program = traced(name)
-    candidates = slab_programs(program, V100, nbytes, V100.memory_bytes, 10.0)
+    candidates = SlabChoices(program, V100).programs(nbytes, V100.memory_bytes, 10.0)
     return _equations(next(candidates).write())
 
 

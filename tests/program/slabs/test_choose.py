@@ -142,7 +142,7 @@ def convolutions(count: int) -> Program:
 def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    program, limits = convolutions(4), SlabLimits(80 << 20, 1 << 40, 0)
+    program, limits = convolutions(4), SlabLimits(100 << 20, 1 << 40, 0)
     ranked = [*Frontier(program.flat, DEVICE).within(limits)]
     check(ranked, limits)
     monkeypatch.setattr(choose, "_TIGHTER_SHARE", 1.0)
