@@ -211,19 +211,10 @@ class Pricer:
         read = self._copied_seconds(loop.reads, slabs)
         written = self._copied_seconds(loop.writes, slabs)
         work = self._work(loop, slabs)
-        passes_s = sum(
-            [
-                (_HOST_PASSES if value in slabs.on_host else _STACK_PASSES)
-                * self.pass_seconds[value]
-                for value in loop.writes
-            ]
-        ) + sum(
-            [
-                _HOST_PASSES * self.pass_seconds[value]
-                for value in loop.reads
-                if value in slabs.on_host
-            ]
-        )
+        pass_s = self.pass_seconds
+        copied = [pass_s[v] for v in (*loop.reads, *loop.writes) if v in slabs.on_host]
+        stacked = [pass_s[value] for value in loop.writes if value not in slabs.on_host]
+        passes_s = _HOST_PASSES * sum(copied) + _STACK_PASSES * sum(stacked)
         return Streams(read, written, work.kernels + passes_s, work.launches)
 
     def _copied_seconds(self, values: Sequence[int], slabs: Slabs) -> float:

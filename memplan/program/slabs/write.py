@@ -185,6 +185,8 @@ class _Loop:
       values: arrays, stacks of slabs and host arrays of variables outside of the loop.
       spans: rows of each variable in a trip, relative to the first row of its own slab.
       sources: variables that the loop reads by slabs, and where it reads them.
+      device_rows: variables of which each slab's first rows are on the device and the others on
+        the host, and how many are on the device.
       fetched: the arrays of `sources` that are in host memory.
       windows: rows of each of `fetched` that a trip reads, counted among those on the host only.
       to_host: variables that the loop writes to the host, and the windows in which later loops
@@ -221,18 +223,15 @@ class _Loop:
             if isinstance(host, HostArray) and window[0] < window[1]:
                 self.fetched[var] = host
                 self.windows[var] = window
-        self.to_host = {
-            var: [self._host_span(var, r.spans[value]) for r in loops if value in r.reads]
-            for value in loop.writes
-            if value in slabs.on_host
-            for var in [variables[value]]
-        }
-        self.stacked = {
-            var: self.device_rows.get(var, self.slab_rows(var))
-            for value in loop.writes
-            if value not in slabs.on_host or value in slabs.device_rows
-            for var in [variables[value]]
-        }
+        self.to_host = dict[Any, list[Span]]()
+        self.stacked = dict[Any, int]()
+        for value in loop.writes:
+            var = variables[value]
+            if value in slabs.on_host:
+                spans = [reader.spans[value] for reader in loops if value in reader.reads]
+                self.to_host[var] = [self._host_span(var, span) for span in spans]
+            if value not in slabs.on_host or value in slabs.device_rows:
+                self.stacked[var] = self.device_rows.get(var, self.slab_rows(var))
         self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
         self.whole = {number: self._read_whole(number) for number in loop.ops}
 
@@ -253,6 +252,7 @@ class _Loop:
         return rows.numerator
 
     def _host_span(self, var: Any, span: Span) -> Span:
+        """The rows of a span that are on the host, counted among those on the host only."""
         return host_span(span, self.slab_rows(var), self.device_rows.get(var, 0))
 
     def _source(self, var: Any) -> Stack | HostArray | SplitArray | DeviceArray:

@@ -53,7 +53,7 @@ def without_and_with_slabs(step: Step, cut: Cut) -> tuple[Results, Results] | No
 def check_exact(step: Step, cut: Cut) -> None:
     """In slabs, and with all that is written on the host, between spare rows of anything.
 
-    Also with the first rows of each of its slabs on the device.
+    Of every other value, the first rows of each slab are on the device.
     """
     closed, args = step.flat_and_operands()
     axis_and_slabs = cut.of(closed)
@@ -63,9 +63,8 @@ def check_exact(step: Step, cut: Cut) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(compat, "empty", anything)
             on_host = replace(slabs, on_host=written)
-            placed = [on_host, replace(on_host, on_device=some_rows(axis, on_host))]
-            moved = [in_slabs(axis, each) for each in placed]
-        plain, *variants = results([closed, in_slabs(axis, slabs), *moved], args)
+            moved = in_slabs(axis, replace(on_host, on_device=some_rows(axis, on_host)))
+        plain, *variants = results([closed, in_slabs(axis, slabs), moved], args)
         types = [(array.shape, array.dtype) for array in plain]
         for variant in variants:
             assert [(array.shape, array.dtype) for array in variant] == types
@@ -73,8 +72,8 @@ def check_exact(step: Step, cut: Cut) -> None:
 
 
 def some_rows(axis: SlabAxis, slabs: Slabs) -> frozenset[tuple[int, int]]:
-    """Of the values on the host, first rows of each slab: one, two, ... as many as there are."""
-    rows = {value: slab_rows(axis.graph, slabs, value) for value in slabs.on_host}
+    """Of every other value on the host, first rows of each slab: one, two, ..., all but one."""
+    rows = {value: slab_rows(axis.graph, slabs, value) for value in sorted(slabs.on_host)[::2]}
     return frozenset((value, 1 + value % (count - 1)) for value, count in rows.items() if count > 1)
 
 
