@@ -143,8 +143,11 @@ class _SlabSearch:
 
     def _is_last(self, outcome: Explored) -> bool:
         """Is nothing else explored after this outcome, and is it the best?"""
-        is_best = self.in_hand is None or better(self.in_hand, outcome) is outcome
+        is_best = self._is_best(outcome)
         return is_best and not needs_better(outcome) and self._following(outcome) is None
+
+    def _is_best(self, outcome: Explored) -> bool:
+        return self.in_hand is None or _is_better_than(self.in_hand)(outcome)
 
     def _following(self, outcome: Explored) -> SlabCandidate | None:
         """What is explored after the outcome of the last candidate."""
@@ -166,7 +169,7 @@ class _SlabSearch:
             if is_costly and smallest > _SLAB_DOUBT * estimate * limit:
                 return None
             return self._choice("choosing smaller slabs", estimate)
-        if self.in_hand is None or better(self.in_hand, outcome) is outcome:
+        if self._is_best(outcome):
             self.fitting, self.in_hand = last, outcome
         if outcome.device_bytes >= limit - limit // _FREE_PARTS:
             return None

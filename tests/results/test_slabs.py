@@ -1,6 +1,7 @@
 """Loops over slabs in a report, against the loops that the step and the budget imply."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -155,11 +156,7 @@ def test_loops_over_planes_have_a_halo_and_walls_between_them(planes: Planned) -
 def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host, and read by both loops behind it."""
 
-    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
-        program = choices.program
-        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(program, on_host(program)))]
-
-    monkeypatch.setattr(SlabChoices, "programs", programs)
+    choose_only(monkeypatch, on_host)
     report = (
         memplan.jit(images, device="v100", budget=16 * MIB, donate_argnums=0)
         .plan(*image_shapes())
@@ -185,13 +182,12 @@ def test_host_arrays_of_slabs_are_in_the_figures(monkeypatch: pytest.MonkeyPatch
 def test_a_share_of_a_host_array_is_on_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the first convolution: 16 of the 64 rows of each slab."""
 
-    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
-        slabs = on_host(choices.program)
+    def split(program: Program) -> Slabs:
+        slabs = on_host(program)
         [value] = slabs.on_host
-        split = replace(slabs, on_device=frozenset({(value, 16)}))
-        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(choices.program, split))]
+        return replace(slabs, on_device=frozenset({(value, 16)}))
 
-    monkeypatch.setattr(SlabChoices, "programs", programs)
+    choose_only(monkeypatch, split)
     report = memplan.jit(images, device="v100", budget=16 * MIB).plan(*image_shapes()).report
     convolution = SlabArray(
         "conv_general_dilated:0", (1, SIDE, SIDE, CHANNELS), "float32", ARRAY_BYTES, "host"
@@ -205,11 +201,21 @@ def test_a_share_of_a_host_array_is_on_the_device(monkeypatch: pytest.MonkeyPatc
     assert [(loop.copies, loop.kernels) for loop in report.slab_loops] == [(1, 0)] * 3
     row = SIDE * CHANNELS * 4
     assert report.offloaded_bytes == 3 * ARRAY_BYTES // 4 + 48 * row  # the first trip's spare rows
-    [split] = (decision for decision in report.decisions if decision.decision == "split")
+    [stored] = (decision for decision in report.decisions if decision.decision == "split")
     trips = report.slab_loops[0].trips
-    assert split.name == f"conv_general_dilated:0 in {trips} slabs, 75% of each on the host"
+    assert stored.name == f"conv_general_dilated:0 in {trips} slabs, 75% of each on the host"
     copy_s = copy_seconds(3 * ARRAY_BYTES // 4, catalog.named("v100"))
-    assert split.seconds == pytest.approx(3 * copy_s)
+    assert stored.seconds == pytest.approx(3 * copy_s)
+
+
+def choose_only(monkeypatch: pytest.MonkeyPatch, slabs: Callable[[Program], Slabs]) -> None:
+    """Have memplan choose the given slabs of a program, and no others."""
+
+    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
+        program = choices.program
+        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(program, slabs(program)))]
+
+    monkeypatch.setattr(SlabChoices, "programs", programs)
 
 
 def on_host(program: Program) -> Slabs:

@@ -11,8 +11,6 @@ import pytest
 
 import memplan
 from memplan.hardware import catalog
-from memplan.program.slabs.choose import SlabCandidate, SlabChoices
-from memplan.program.slabs.write import with_slabs
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.edit import Edit, instruction
@@ -22,7 +20,7 @@ from memplan.xla.replay import replay
 from memplan.xla.schema import InstructionMessage
 from memplan.xla.serialize import serialize
 from tests.hlo import lines_of, read_module
-from tests.results.test_slabs import MIB, image_shapes, images, on_host
+from tests.results.test_slabs import MIB, choose_only, image_shapes, images, on_host
 from tests.xla.thunks import Thunk, dump_options, dumped_thunks, loops
 
 _HOST, _SLAB = "f32[8,4]{1,0:S(5)}", "f32[1,4]{1,0}"
@@ -182,11 +180,7 @@ def test_a_kernel_that_moves_a_slice_takes_the_place_of_computation(
 def test_slabs_are_copied(device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first convolution is written to the host by one loop, and read by two."""
 
-    def programs(choices: SlabChoices, *_: object) -> list[SlabCandidate]:
-        program = choices.program
-        return [SlabCandidate((), 0, 1.0, lambda: with_slabs(program, on_host(program)))]
-
-    monkeypatch.setattr(SlabChoices, "programs", programs)
+    choose_only(monkeypatch, on_host)
     options = dump_options(tmp_path)
     planned = memplan.jit(images, device=device, budget=16 * MIB, compiler_options=options).plan(
         *image_shapes()

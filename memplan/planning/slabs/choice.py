@@ -292,8 +292,8 @@ class Choice:
         for value in on_host:
             during = free[lifetimes[value].first : lifetimes[value].end]
             rows = slab_rows(pricer.graph, slabs, value)
-            quarters = int(_SHARES * during.min() / nbytes(value))
-            device_rows = rows * quarters // _SHARES
+            shares = int(_SHARES * during.min() / nbytes(value))
+            device_rows = rows * shares // _SHARES
             if device_rows > 0:
                 on_device.add((value, device_rows))
                 during -= -(-nbytes(value) * device_rows // rows)

@@ -212,7 +212,8 @@ class Pricer:
         written = self._copied_seconds(loop.writes, slabs)
         work = self._work(loop, slabs)
         pass_s = self.pass_seconds
-        copied = [pass_s[v] for v in (*loop.reads, *loop.writes) if v in slabs.on_host]
+        both = (*loop.reads, *loop.writes)
+        copied = [pass_s[value] for value in both if value in slabs.on_host]
         stacked = [pass_s[value] for value in loop.writes if value not in slabs.on_host]
         passes_s = _HOST_PASSES * sum(copied) + _STACK_PASSES * sum(stacked)
         return Streams(read, written, work.kernels + passes_s, work.launches)

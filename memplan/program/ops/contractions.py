@@ -152,6 +152,17 @@ def _convolution_shape(eqn: Eqn) -> MatrixShape:
     )
 
 
+def _reversed_filter_dims(eqn: Eqn, position: int) -> tuple[int, ...]:
+    """The filter's spatial dimensions, if the convolution is transposed.
+
+    By the reversal next to it, XLA recognizes a transposed convolution, which also is the gradient
+    of a strided one. Otherwise cuDNN multiplies the zeros between the image's rows, too: 293
+    instead of 49 ms for a gradient in a residual U-Net of 384^3 on a V100.
+    """
+    is_transposed = max(eqn.params["lhs_dilation"]) > 1
+    return eqn.params["dimension_numbers"].rhs_spec[2:] if position == 1 and is_transposed else ()
+
+
 register(
     "conv_general_dilated",
     Primitive(
@@ -159,5 +170,6 @@ register(
         matrix_shape=_convolution_shape,
         axes=_convolution,
         run_rows=_convolution_rows,
+        reversed_dims=_reversed_filter_dims,
     ),
 )

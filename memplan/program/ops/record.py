@@ -71,6 +71,9 @@ class Primitive:
     # equation, position of an operand, operands -> the value of out-of-range rows; None: zero, or
     # the identity of the reduction
     padding_value: Callable[[Eqn, int, Sequence[Any]], Any] | None = None
+    # equation, position of an operand -> dimensions in which a loop over slabs holds it reversed
+    # (each trip reverses it again)
+    reversed_dims: Callable[[Eqn, int], tuple[int, ...]] = lambda eqn, position: ()
     accumulate: Callable[[Any, Any], Any] | None = None  # combines two rows of a cumulative result
 
 

@@ -68,8 +68,7 @@ class PricedSlabs:
 
     def refined(self) -> PricedSlabs:
         """Refined value by value."""
-        slabs, price = self.choice.refined(self.slabs)
-        return replace(self, slabs=slabs, price=price)
+        return self._changed(*self.choice.refined(self.slabs))
 
     def within(self, limits: SlabLimits) -> PricedSlabs:
         """Refined for other limits."""
@@ -81,12 +80,13 @@ class PricedSlabs:
 
     def paired(self) -> PricedSlabs:
         """Refined by pairs of values."""
-        slabs, price = self.choice.paired(self.slabs)
-        return replace(self, slabs=slabs, price=price)
+        return self._changed(*self.choice.paired(self.slabs))
 
     def perturbed(self) -> PricedSlabs:
         """Refined by many values at once."""
-        slabs, price = self.choice.perturbed(self.slabs)
+        return self._changed(*self.choice.perturbed(self.slabs))
+
+    def _changed(self, slabs: Slabs, price: Price) -> PricedSlabs:
         return replace(self, slabs=slabs, price=price)
 
     @property
@@ -168,8 +168,10 @@ class SlabChoices:
         Args:
           limit: of the estimate of the bytes on the device.
         """
-        resident = _resident_bytes(self.program) if self._frontiers else 0
-        largest = max((computation.kernel_nbytes for computation, _ in self._frontiers), default=0)
+        if not self._frontiers:
+            return []
+        resident = _resident_bytes(self.program)
+        largest = max(computation.kernel_nbytes for computation, _ in self._frontiers)
         slabs_by_computation = list[tuple[PlacedComputation, list[PricedSlabs]]]()
         # The innermost come first: writing slabs changes the numbers of the surrounding equations.
         for computation, frontier in reversed(self._frontiers):
@@ -182,14 +184,15 @@ class SlabChoices:
 
     @functools.cached_property
     def _frontiers(self) -> Sequence[tuple[PlacedComputation, Frontier]]:
-        """All computations, and the slabs in which each may run; none if the step writes into
-        its arguments.
+        """All computations, and the slabs in which each may run.
+
+        Empty for a step that writes into its arguments.
         """
         try:
             flat = self.program.flat
         except UnsupportedProgramError:
             return []
-        donated = frozenset(itertools.compress(flat.invars, self.program.donated))
+        donated = frozenset(_donated(self.program))
         whole_program = PlacedComputation((), flat, 1, 0, _mesh_parts(self.program), donated)
         return [
             (computation, Frontier(computation.flat, self.device, computation.parts))
@@ -263,12 +266,12 @@ class Frontier:
     def _axes(self) -> Sequence[_CandidateAxis]:
         """The axes that every device of a mesh has whole."""
         whole = list[_CandidateAxis]()
-        for origin in _origins(self.flat):
-            dims = origin.axis.dims
+        for candidate in _candidate_axes(self.flat, self.device):
+            dims = candidate.axis.dims
             on_axis = {var: parts for var, parts in self.parts.items() if var in dims}
             if all(parts[dims[var]] == 1 for var, parts in on_axis.items()):
                 devices = max(map(math.prod, on_axis.values()), default=1)
-                whole.append(_CandidateAxis(origin, devices, self.device.times(devices)))
+                whole.append(replace(candidate, devices=devices))
         return whole
 
 
@@ -277,10 +280,10 @@ def _ranked_slabs(candidate: _CandidateAxis, limits: SlabLimits) -> list[PricedS
 
     They are chosen for the limits and, if some fit, also for tighter ones. The best are refined.
     """
-    searches = [sorted(_SlabSearch(candidate, limits).run(), key=_order)]
+    searches = [sorted(_AxisSearch(candidate, limits).run(), key=_order)]
     if any(limits.fits(priced.price) for priced in searches[0]):
         tighter = limits.less(_TIGHTER_SHARE)
-        searches.append(sorted(_SlabSearch(candidate, tighter).run(), key=_order))
+        searches.append(sorted(_AxisSearch(candidate, tighter).run(), key=_order))
     refined = sorted(
         (priced.refined().within(limits) for ranked in searches for priced in ranked[:_REFINED]),
         key=_order,
@@ -297,13 +300,23 @@ def _order(priced: PricedSlabs) -> tuple[int, float]:
 
 
 @dataclass(frozen=True)
-class _Origin:
-    """An axis, and the dimension of a value at which it begins."""
+class _CandidateAxis:
+    """An axis, the dimension of a value at which it begins, and the cuts made along it."""
 
     axis: SlabAxis
     value: int
     dim: int
     size: int  # rows of the value
+    device: Device
+    devices: int = 1  # that share the work
+    _cuts: dict[frozenset[int], SlabCuts] = field(default_factory=dict, init=False)
+
+    def cuts(self, ops: frozenset[int]) -> SlabCuts:
+        """The cuts of loops with these ops."""
+        if ops not in self._cuts:
+            pricer = Pricer(Walls(self.axis.graph, ops), self.device.times(self.devices))
+            self._cuts[ops] = SlabCuts(pricer)
+        return self._cuts[ops]
 
     @property
     def split_nbytes(self) -> int:
@@ -318,7 +331,7 @@ class _Origin:
         )
 
 
-def _origins(flat: Flat) -> list[_Origin]:
+def _candidate_axes(flat: Flat, device: Device) -> list[_CandidateAxis]:
     """The different axes through the largest arrays that a step makes.
 
     The axis that splits most bytes comes first.
@@ -336,41 +349,24 @@ def _origins(flat: Flat) -> list[_Origin]:
         if variables[value] not in inputs:
             largest.setdefault(shape_of(variables[value]), value)
 
-    origins = list[_Origin]()
+    candidates = list[_CandidateAxis]()
     for shape, value in itertools.islice(largest.items(), _FIRST_SHAPES):
         for dim, size in enumerate(shape):
             is_on_axis = any(
-                origin.axis.dims.get(
+                candidate.axis.dims.get(
                     variables[value],
                 )
                 == dim
-                for origin in origins
+                for candidate in candidates
             )
             if size > 1 and not is_on_axis:
                 axis = axis_at(flat, value, dim, banded)
-                origins.append(_Origin(axis, value, dim, size))
-    return sorted(origins, key=lambda origin: origin.split_nbytes, reverse=True)
+                candidates.append(_CandidateAxis(axis, value, dim, size, device))
+    return sorted(candidates, key=lambda candidate: candidate.split_nbytes, reverse=True)
 
 
 @dataclass(frozen=True)
-class _CandidateAxis:
-    """An axis whose slabs are choices, and the cuts along it that were made."""
-
-    origin: _Origin
-    devices: int  # that share the work
-    device: Device  # all of them
-    _cuts: dict[frozenset[int], SlabCuts] = field(default_factory=dict, init=False)
-
-    def cuts(self, ops: frozenset[int]) -> SlabCuts:
-        """The cuts of loops with these ops."""
-        if ops not in self._cuts:
-            walls = Walls(self.origin.axis.graph, ops)
-            self._cuts[ops] = SlabCuts(Pricer(walls, self.device))
-        return self._cuts[ops]
-
-
-@dataclass(frozen=True)
-class _SlabSearch:
+class _AxisSearch:
     """The search along one axis."""
 
     candidate: _CandidateAxis
@@ -378,7 +374,7 @@ class _SlabSearch:
 
     def run(self) -> Iterator[PricedSlabs]:
         """Yield slabs of every set of large ops such that all other ops fit."""
-        graph = self.candidate.origin.axis.graph
+        graph = self.candidate.axis.graph
         limit = self.limits.device_bytes - self.limits.resident_bytes
         for ops in dict.fromkeys(large_ops(graph, limit // share) for share in _LARGE_SHARES):
             if ops and _widest_kernel_nbytes(graph, ops) <= limit:
@@ -386,14 +382,14 @@ class _SlabSearch:
 
     def _by_rows(self, ops: frozenset[int]) -> Iterator[PricedSlabs]:
         """Try the fewest slabs that fit, then more: smaller slabs take less device memory."""
-        origin = self.candidate.origin
-        graph, size = origin.axis.graph, origin.size
+        axis, size = self.candidate.axis, self.candidate.size
+        graph = axis.graph
         min_rows = least_rows(graph, ops)
         min_rows *= math.ceil(size / (min_rows * _MOST_TRIPS))
         choice = self._choice(ops, min_rows)
         if choice is None:
             return
-        smallest = PricedSlabs(origin.axis, choice, *choice.best())
+        smallest = PricedSlabs(axis, choice, *choice.best())
         if not self.limits.fits(smallest.price):
             yield smallest
             return
@@ -408,21 +404,21 @@ class _SlabSearch:
 
     def _fastest(self, ops: frozenset[int], rows: int) -> PricedSlabs | None:
         """The fastest slabs of this many rows that fit."""
-        axis = self.candidate.origin.axis
+        axis = self.candidate.axis
         choice = self._choice(ops, rows)
         fastest = choice.fastest() if choice else None
         return PricedSlabs(axis, choice, *fastest) if choice and fastest else None
 
     def _choice(self, ops: frozenset[int], rows: int) -> Choice | None:
         """Slabs of this many rows; None if one slab has all rows, or has too many elements."""
-        origin = self.candidate.origin
-        graph = origin.axis.graph
-        nothing_stored = Slabs(origin.value, origin.dim, rows, ops, frozenset(), frozenset())
+        candidate = self.candidate
+        graph = candidate.axis.graph
+        nothing_stored = Slabs(candidate.value, candidate.dim, rows, ops, frozenset(), frozenset())
         if trips_of(graph, nothing_stored) < 2:
             return None
         if _largest_slab_elements(graph, nothing_stored) >= _MOST_ELEMENTS:
             return None
-        return Choice(self.candidate.cuts(ops), nothing_stored, self.limits)
+        return Choice(candidate.cuts(ops), nothing_stored, self.limits)
 
 
 def _largest_slab_elements(graph: SlabGraph, slabs: Slabs) -> int:
@@ -494,6 +490,12 @@ def _widest_kernel_nbytes(graph: SlabGraph, ops: frozenset[int]) -> int:
     )
 
 
+def _donated(program: Program) -> list[Any]:
+    """The inputs whose buffers the step's outputs may take."""
+    inputs = zip(program.flat.invars, program.donated, strict=True)
+    return [var for var, is_donated in inputs if is_donated]
+
+
 def _resident_bytes(program: Program) -> int:
     """Bytes of arguments, constants, and outputs that alias no argument."""
     flat = program.flat
@@ -505,12 +507,6 @@ def _resident_bytes(program: Program) -> int:
         )
         if position not in program.on_host
     )
-    donated = sum(
-        compat.nbytes_of(
-            var.aval,
-        )
-        for var, is_donated in zip(flat.invars, program.donated, strict=True)
-        if is_donated
-    )
+    donated = sum(compat.nbytes_of(var.aval) for var in _donated(program))
     outputs = sum(compat.nbytes_of(atom.aval) for atom in flat.outvars)
     return inputs + constants + max(outputs - donated, 0)
