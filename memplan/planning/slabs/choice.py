@@ -147,7 +147,8 @@ class Choice:
             count = max(2, len(values) // _PERTURBED_PARTS[restart % len(_PERTURBED_PARTS)])
             changed = draw.sample(values, min(count, len(values)))
             start = self._placed(best[0], best[0].stored ^ frozenset(changed))
-            best = self._best([best, self.descended(start)])
+            concerned = self._concerned(best[0], start) | set(changed)
+            best = self._best([best, self.descended(start, concerned)])
         return best
 
     def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:
@@ -157,36 +158,49 @@ class Choice:
         large_nbytes = max(map(nbytes, values), default=0) // _LARGE
         values = [value for value in values if nbytes(value) > large_nbytes]
         for first in (value for value in values if value in slabs.stored):
-            for changed in self._neighbours(slabs, first):
+            for changed in self._moved(slabs, first):
                 for second in values:
                     if second != first:
-                        yield from self._neighbours(changed, second)
+                        yield from self._moved(changed, second)
 
-    def descended(self, slabs: Slabs) -> PricedSlabs:
-        """The slabs after changing one value after another, until no change makes them faster."""
+    def descended(self, slabs: Slabs, values: Collection[int] | None = None) -> PricedSlabs:
+        """The slabs after changing one value after another, until no change makes them faster.
+
+        A value is tried again only once a loop has changed for which it matters.
+
+        Args:
+          values: those tried first; None: all.
+        """
+        walls = self.pricer.walls
         best = self._priced(slabs)
-        self.pricer.walls.compare_with(slabs)
+        walls.compare_with(slabs)
         changes = _CHANGES
-        before: Price | None = None
-        while before != best[1] and changes > 0:
-            before = best[1]
-            for value in self._worth_writing(best[0]):
+        pending = {*self._worth_writing(slabs), *walls.forced} if values is None else {*values}
+        while pending and changes > 0:
+            # The order is that of `cut`: later loops' reads decide the writes of earlier loops.
+            for value in sorted(pending, reverse=True):
+                pending.discard(value)
                 neighbours = [*self._neighbours(best[0], value)] if changes > 0 else []
                 changes -= len(neighbours)
-                best = self._better(best, neighbours)
-            best = self._better(best, self._toggled(best[0]))
+                better = self._better(best, neighbours)
+                if better is not best:
+                    pending |= self._concerned(best[0], better[0])
+                    best = better
         return best
 
-    def _toggled(self, slabs: Slabs) -> Iterator[Slabs]:
-        """Slabs in which one loop recomputes a value instead of reading it, or the reverse."""
+    def _concerned(self, slabs: Slabs, changed: Slabs) -> set[int]:
+        """The values that matter for loops in which two slabs differ."""
         walls = self.pricer.walls
-        written = slabs.stored | walls.forced
-        loops = walls.loops(slabs)
-        reads = {(value, loop.level) for loop in loops for value in loop.reads if value in written}
-        for pair in sorted(reads | slabs.recomputed_in):
-            yield replace(slabs, recomputed_in=slabs.recomputed_in ^ {pair})
+        worth_writing = {*self._worth_writing(changed), *walls.forced}
+        return walls.concerned(slabs, changed) & worth_writing
 
     def _neighbours(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
+        """Slabs with one value stored or not, or recomputed by one loop more or less."""
+        if value not in self.pricer.walls.forced:
+            yield from self._moved(slabs, value)
+        yield from self._toggled(slabs, value)
+
+    def _moved(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
         """Slabs with one value stored or not.
 
         First with the memories of all values chosen again, then with only that value changed: not
@@ -204,11 +218,17 @@ class Choice:
             later = {(value, level) for level in levels[first:]}
             yield replace(on_device, recomputed_in=on_device.recomputed_in | later)
 
-    def _worth_writing(self, slabs: Slabs) -> list[int]:
-        """Values that are stored or that kernels write by slabs, the last first.
+    def _toggled(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
+        """Slabs in which one loop recomputes a written value instead of reading it, or reverse."""
+        walls = self.pricer.walls
+        levels = {level for recomputed, level in slabs.recomputed_in if recomputed == value}
+        if value in slabs.stored or value in walls.forced:
+            levels |= {loop.level for loop in walls.loops(slabs) if value in loop.reads}
+        for level in sorted(levels):
+            yield replace(slabs, recomputed_in=slabs.recomputed_in ^ {(value, level)})
 
-        The order is that of `cut`: later loops' reads decide the writes of earlier loops.
-        """
+    def _worth_writing(self, slabs: Slabs) -> list[int]:
+        """Values that are stored or that kernels write by slabs, the last first."""
         graph = self.pricer.graph.graph
         along = self.pricer.graph.along
         values = set(slabs.stored)

@@ -283,6 +283,15 @@ class Walls:
             entries[level] = self._entry(level, slabs, stored)
         return Arranged(earlier, entries, changed)
 
+    def concerned(self, slabs: Slabs, changed: Slabs) -> set[int]:
+        """The values that matter for loops in which slabs of as many rows differ."""
+        values = set[int]()
+        before, after = self.arranged(slabs), self.arranged(changed)
+        for level in {*before.changed, *after.changed}:
+            for entry in (before.entries[level], after.entries[level]):
+                values |= entry.written | entry.unwritten
+        return values
+
     def compare_with(self, slabs: Slabs) -> EarlierSlabs:
         """Compare later slabs of as many rows with these: best if they differ in few values."""
         stored = self.forced | slabs.stored
