@@ -437,7 +437,7 @@ class Instruction:
         for name in _FACTS:
             message.ClearField(name)
         literal = b""
-        if self.nbytes >= LARGE_NBYTES and message.HasField("literal"):
+        if message.HasField("literal") and self.nbytes >= LARGE_NBYTES:
             literal = hashlib.sha256(message.literal.SerializeToString()).digest()
             message.ClearField("literal")
         return (("message", message.SerializeToString(deterministic=True)), ("literal", literal))
@@ -505,6 +505,9 @@ class Computation:
         The device holds them beside what `memory_analysis()` counts, one for each instruction:
         XLA:GPU makes them globals of the code that it loads. It does not count smaller ones.
         """
+        # Most computations have none, which their messages tell in a tenth of the time.
+        if self.is_as_read and not any(map(_is_large_constant, self.message.instructions)):
+            return ()
         constants = (op for op in self.ops.values() if op.opcode == "constant")
         return tuple(op for op in constants if op.nbytes >= LARGE_NBYTES)
 
@@ -811,6 +814,12 @@ def with_blocks(module: Module, body: Computation) -> Iterator[Computation]:
         if op.opcode in BLOCKS:
             for name in op.called:
                 yield from with_blocks(module, module[name])
+
+
+def _is_large_constant(message: Any) -> bool:
+    if message.opcode != "constant":
+        return False
+    return sum(leaf.nbytes for leaf in leaves(shape_of(message.shape))) >= LARGE_NBYTES
 
 
 def _copy_of(message: Any) -> Any:
