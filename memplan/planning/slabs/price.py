@@ -34,6 +34,10 @@ _LAUNCH_S = 1e-5  # per kernel in a loop, and per trip
 # then take 1.03, 1.09 and 1.02 times their estimates.
 _HOST_PASSES = 3
 _STACK_PASSES = 2
+# Limits are near each other if their bytes on the device differ by at most an eighth. Slabs of as
+# many rows are then as fast as those of a new search (`Frontier`); with twice the bytes, slabs of
+# twice the rows may take half the time.
+_NEAR_PARTS = 8
 _NO_LOOP = -(1 << 62)  # bytes of a trip of a level without a loop: the peak is elsewhere
 
 
@@ -62,6 +66,10 @@ class SlabLimits:
 
     def fits(self, price: Price) -> bool:
         return self.excess(price) == 0
+
+    def are_near(self, other: SlabLimits) -> bool:
+        difference = abs(other.device_bytes - self.device_bytes)
+        return difference <= self.device_bytes // _NEAR_PARTS
 
     def less(self, part: float) -> SlabLimits:
         """These limits with this fraction of the device's bytes."""

@@ -151,6 +151,31 @@ def test_what_was_chosen_for_less_room_is_refined_within_all_of_it(
     assert limits.fits(without.price) and ranked[0].price.seconds < 0.95 * without.price.seconds
 
 
+def test_near_limits_refine_the_slabs_before_and_others_search_anew(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    searched = list[SlabLimits]()
+    search = choose._ranked_slabs
+
+    def ranked_slabs(candidate: Any, limits: SlabLimits) -> list[PricedSlabs]:
+        searched.append(limits)
+        return search(candidate, limits)
+
+    monkeypatch.setattr(choose, "_ranked_slabs", ranked_slabs)
+    program = convolutions(4)
+    frontier = Frontier(program.flat, DEVICE)
+    first, near, far = (SlabLimits(mib << 20, 1 << 40, 0) for mib in (100, 92, 200))
+    within = {limits: [*frontier.within(limits)] for limits in (first, near, far)}
+    assert searched == [first, far]
+    for limits, ranked in within.items():
+        check(ranked, limits)
+        assert all(priced.choice.limits == limits for priced in ranked)
+        fastest = next(Frontier(program.flat, DEVICE).within(limits))
+        assert ranked[0].fits and fastest.fits
+        assert ranked[0].price.seconds <= 1.02 * fastest.price.seconds
+    assert within[far][0].slabs == fastest.slabs
+
+
 def test_where_nothing_is_expected_to_fit_the_best_of_every_axis_comes_first() -> None:
     limits = SlabLimits(40 * KIB, 0, 30 * KIB)
     ranked = [*Frontier(tokens().flat, DEVICE).within(limits)]
