@@ -144,7 +144,7 @@ class Lifetimes:
             if reads and value in self.operands:
                 return Lifetime(min(reads), max(reads) + 1, nbytes, reads=len(reads))
             return None
-        if maker not in self.walls.ops:
+        if maker not in self.walls.ops or self.walls.graph.along[maker].reduces:
             # loops that recompute the value's readers extend its lifetime
             end = self.outside.spans[value][1] if value in self.outside.spans else len(loops)
             if reads and end <= max(reads):
@@ -191,24 +191,27 @@ class Lifetimes:
 
     @cached_property
     def read_whole(self) -> Mapping[int, int]:
-        """Values that loops write and ops read whole -> the last level that reads them so."""
+        """Values that loops write and ops read whole -> the level at which the last of these ends."""
         walls = self.walls
         graph = walls.graph
         levels = walls.levels
-        last_level = dict[int, int]()
+        end_level = dict[int, int]()
         for number in walls.ops:
             for value in graph.graph.ops[number].outputs if not graph.along[number].reduces else ():
                 later = [op for op in graph.readers.get(value, ()) if levels[op] > levels[number]]
                 whole = [op for op in later if op not in walls.ops or graph.reads_whole(op, value)]
                 if value in graph.outputs:
-                    last_level[value] = max(levels.values()) + 1
+                    end_level[value] = max(levels.values()) + 1
                 elif whole:
-                    last_level[value] = max(levels[op] for op in whole)
-        return last_level
+                    end_level[value] = max(levels[op] + (op in walls.ops) for op in whole)
+        return end_level
 
     @cached_property
     def outside(self) -> Outside:
-        """Values of ops outside of the loops. A fused elementwise value stands for its operands."""
+        """Values of ops outside of the loops, and sums.
+
+        A fused elementwise value stands for its operands.
+        """
         walls = self.walls
         levels = walls.levels
         ops = walls.graph.graph.ops
@@ -238,14 +241,23 @@ class Lifetimes:
                 if value in ends and (op.fusion == "kernel" or value in read):
                     spans[value] = levels[number], ends[value]
         by_level = [0] * (max(levels.values(), default=0) + 1)
+        nbytes = walls.graph.graph.nbytes
+        for number in walls.ops:
+            for value in walls.graph.sums(number):
+                first = levels[number]
+                by_level[first] += walls.graph.total_nbytes(value)
+                if value in ends:
+                    spans[value] = first + 1, ends[value]
+                else:
+                    by_level[first] -= nbytes(value)  # resident, as a result of the program
         for value, span in spans.items():
             for level in range(*span):
-                by_level[level] += walls.graph.graph.nbytes(value)
+                by_level[level] += nbytes(value)
         return Outside(spans, by_level)
 
 
 class Outside(NamedTuple):
-    """Values in memory that ops outside of all loops make."""
+    """Whole values in memory: those that ops outside of all loops make, and sums."""
 
     spans: Mapping[int, tuple[int, int]]  # value -> [first, end) levels of its lifetime
     by_level: Sequence[int]  # by level: bytes

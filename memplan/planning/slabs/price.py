@@ -242,12 +242,20 @@ class Pricer:
             seconds = [self.op_seconds[number] for number in loop.ops]
             timed_ops = zip(loop.ops, seconds, strict=True)
             kernels_s = sum(op_s * self._row_ratio(op, loop, slabs) for op, op_s in timed_ops)
+            kernels_s += self.lifetimes.trips(slabs) * self._adding_seconds(loop)
             launches = 1 + sum(op_s > 0 for op_s in seconds)
             windows = (self._window(value, loop) for value in (*loop.reads, *loop.writes))
             touched = (self._touched(number, loop) for number in loop.ops)
             nbytes = 2 * sum(windows) + max(touched, default=0)
             self._work_cache[loop] = _Work(kernels_s, launches, nbytes)
         return self._work_cache[loop]
+
+    def _adding_seconds(self, loop: LoopOverSlabs) -> float:
+        """Seconds of a trip in which parts of sums are written, read, and added to their totals."""
+        graph = self.graph
+        values = [value for number in loop.sums for value in graph.sums(number)]
+        nbytes = sum(graph.graph.nbytes(value) + graph.total_nbytes(value) for value in values)
+        return 2 * nbytes / self.device.achieved_bandwidth
 
     def _row_ratio(self, number: int, loop: LoopOverSlabs, slabs: Slabs) -> float:
         """Rows that an op makes in all trips, per row of its value.
@@ -268,7 +276,8 @@ class Pricer:
             return 0
         values = {value for value, _ in self.graph.along[number].reads}
         values |= {value for value in op.outputs if value in loop.spans}
-        return 2 * sum(self._window(value, loop) for value in values)
+        parts_nbytes = sum(map(self.graph.graph.nbytes, self.graph.sums(number)))
+        return 2 * sum(self._window(value, loop) for value in values) + parts_nbytes
 
     def _window(self, value: int, loop: LoopOverSlabs) -> int:
         """Bytes of a value's rows in a trip."""

@@ -9,6 +9,7 @@ an earlier level is read from the array that its loop wrote (`stored`), or recom
 from __future__ import annotations
 
 import heapq
+import math
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,8 @@ from functools import cached_property
 from typing import ClassVar
 
 from memplan.planning.graph import Graph, Rows, Span
+
+_TOTAL_ITEM_NBYTES = 4  # of an element of a sum, which is added up in float32 at least
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,15 @@ class SlabGraph:
         """The op in `ops` that makes a value by slabs; None if it is an input, or made whole."""
         op = self.graph.producer[value]
         return op if op is not None and op in ops and not self.along[op].reduces else None
+
+    def sums(self, op: int) -> Sequence[int]:
+        """The results that an op adds up over all slabs."""
+        return self.graph.ops[op].outputs if self.along[op].reduces else ()
+
+    def total_nbytes(self, value: int) -> int:
+        """Bytes of a sum while it is added up, in float32 at least."""
+        shape = self.graph.values[value].shape
+        return max(self.graph.nbytes(value), _TOTAL_ITEM_NBYTES * math.prod(shape))
 
     def reads_whole(self, op: int, value: int) -> bool:
         """Does an op on the axis read a value whole (too)?"""
