@@ -12,7 +12,7 @@ from memplan.compilation.compiler import Notify
 from memplan.compilation.outcome import Explored
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.planning.transforms import Transform
-from memplan.program.candidates import Candidates
+from memplan.program.candidates import MORE_THAN_ANY, Candidates
 from memplan.program.loops.choose import ResidualChoice
 from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import Program
@@ -24,8 +24,6 @@ _SLOW_RATIO = 1.25
 # boundaries on an A100 took 9 to 48 % less after a second compilation. Promises are off by up to
 # 4 % of a step (eleven choices for a scan of ten layers on a V100).
 _LEAST_GAIN = 0.02
-# More bytes than any step has: with this excess, loops keep as few residuals as they can.
-_EXCEEDS_ALL = 1 << 62
 # Raise the excess by at least a hundredth of the budget, so that a near miss or a slow plan does
 # not select the same residuals again. A GRU of 1,000 trips missed half its bytes by 1 MiB, less
 # than a trip stacks; the same residuals were chosen again, and at last all were on the host: 253
@@ -220,13 +218,13 @@ class _ResidualSearch:
                 outcome = yield Proposal(candidate, "with fewer residuals", self._is_last)
                 best = outcome if best is None else better(best, outcome)
                 offset = min(offset, outcome.planned.plain.device_bytes - choice.nbytes)
-                if self.excess == _EXCEEDS_ALL:
+                if self.excess == MORE_THAN_ANY:
                     break
                 self.excess = self._next_excess(outcome)
             if not is_new or len(self.tried) >= self.tries:
-                if self.excess == _EXCEEDS_ALL or best is None or best.fits:
+                if self.excess == MORE_THAN_ANY or best is None or best.fits:
                     break
-                self.excess = _EXCEEDS_ALL
+                self.excess = MORE_THAN_ANY
         if best is None or not best.fits:
             return best
         if self._choice(best).has_segments:
@@ -260,7 +258,7 @@ class _ResidualSearch:
     def _fewest(self) -> ResidualChoice | None:
         """The choice with the fewest residuals, without segments and the host."""
         return self.candidates.fewer_residuals(
-            self.baseline.program, _EXCEEDS_ALL, may_use_host=False, may_segment=False
+            self.baseline.program, MORE_THAN_ANY, may_use_host=False, may_segment=False
         )
 
     def _fewest_promises(self, outcome: Explored) -> bool:
@@ -279,7 +277,7 @@ class _ResidualSearch:
             return False
         if self._choice(outcome).has_segments or self._fewest_promises(outcome):
             return False
-        if len(self.tried) >= self.tries or self.excess == _EXCEEDS_ALL:
+        if len(self.tried) >= self.tries or self.excess == MORE_THAN_ANY:
             return True
         following = self._fewer(self._next_excess(outcome))
         return following is None or not self._promises(following, outcome)

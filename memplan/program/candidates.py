@@ -15,6 +15,9 @@ from memplan.program.slabs.choose import SlabCandidate, SlabChoices
 from memplan.program.trace import Program
 from memplan.program.transforms import apply
 
+MORE_THAN_ANY = 1 << 62
+"""More bytes than any step has: with this excess, loops keep as few residuals as they can."""
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -78,8 +81,21 @@ class Candidates:
 
     @functools.cached_property
     def slabs(self) -> SlabChoices:
-        """The slabs in which the step may run."""
-        return SlabChoices(self.indexed_stacks(self.step) or self.step, self.device)
+        """The slabs in which the step may run.
+
+        If none are expected to fit beside the residuals of its loops, those of the step with the
+        fewest residuals: a layer in slabs helps nothing while the loop over the layers stacks what
+        all of them computed.
+        """
+        slabs = SlabChoices(self.indexed_stacks(self.step) or self.step, self.device)
+        fewest = self._fewest_residuals
+        if fewest is None or slabs.may_fit(self.device_bytes, self.host_bytes):
+            return slabs
+        return SlabChoices(self.residuals.write(fewest), self.device)
+
+    @property
+    def _fewest_residuals(self) -> ResidualChoice | None:
+        return self.fewer_residuals(self.step, MORE_THAN_ANY, may_use_host=True, may_segment=False)
 
     def _written(self, slabs: SlabCandidate) -> Program:
         return self._with_state(slabs.write())

@@ -140,8 +140,8 @@ class SlabChoices:
         Yields:
           Nothing for a step that writes into its arguments.
         """
-        limit = int((_CORRECTED * estimate if estimate else _ESTIMATE) * device_bytes)
-        slabs_by_computation = self._slabs_of_computations(limit, host_bytes)
+        factor = _CORRECTED * estimate if estimate else _ESTIMATE
+        slabs_by_computation = self._slabs_of_computations(int(factor * device_bytes), host_bytes)
         count = max((len(ranked) for _, ranked in slabs_by_computation), default=0)
         for rank in range(count):
             chosen = list[tuple[PlacedComputation, PricedSlabs]]()
@@ -162,6 +162,11 @@ class SlabChoices:
             write = functools.partial(_written, self.program, chosen)
             slabs = tuple(priced.slabs for _, priced in chosen)
             yield SlabCandidate(slabs, nbytes, seconds, write)
+
+    def may_fit(self, device_bytes: int, host_bytes: int) -> bool:
+        """Are any slabs expected to fit these limits?"""
+        chosen = self._slabs_of_computations(int(_ESTIMATE * device_bytes), host_bytes)
+        return bool(chosen) and all(any(slabs.fits for slabs in ranked) for _, ranked in chosen)
 
     def _slabs_of_computations(
         self, limit: int, host_bytes: int
@@ -272,7 +277,10 @@ class Frontier:
     def _ranked(self, candidate: _CandidateAxis, limits: SlabLimits) -> list[PricedSlabs]:
         """Slabs of an axis, the best first."""
         start = candidate.value, candidate.dim
-        adjusted = _adjusted(self._fitting.get(start, []), limits)
+        fitting = self._fitting.get(start, [])
+        if fitting and fitting[0].choice.limits == limits:
+            return fitting
+        adjusted = _adjusted(fitting, limits)
         if any(priced.fits for priced in adjusted):
             return adjusted
         ranked = _ranked_slabs(candidate, limits)
