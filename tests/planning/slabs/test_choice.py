@@ -85,10 +85,10 @@ def test_refined_no_value_written_or_not_makes_it_faster_by_itself(program: Name
 @pytest.mark.parametrize(
     ("device", "stored", "on_host", "seconds"),
     [
-        # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip
-        (104, {"a"}, set(), 42.0),
+        # 40 bytes; 40 of its second copy, laid out anew, or 64 of the first loop's trip; 4 of the mean
+        (108, {"a"}, set(), 42.0),
         # half of it fits, and the other half is copied beside the kernels of the first loop
-        (103, {"a"}, {"a"}, 41.0 + 20.0 + 2 * 20 / 4),
+        (107, {"a"}, {"a"}, 41.0 + 20.0 + 2 * 20 / 4),
     ],
 )
 def test_refined_what_was_to_be_made_again_is_kept_where_there_is_room(
@@ -129,21 +129,21 @@ def test_a_value_is_written_for_the_first_that_read_it_where_the_last_has_no_roo
 
 def test_without_room_on_the_device_what_is_written_lies_on_the_host() -> None:
     program = norm(nbytes=10)
-    slabs, price = choice(program, SlabLimits(41, 100, 0)).best()
+    slabs, price = choice(program, SlabLimits(45, 100, 0)).best()
     assert program.named(slabs.stored) == program.named(slabs.on_host) == {"a"}
     # a row of two fits in each slab, and the other is on the host, with a spare slab at each end
     assert program.named(slabs.device_rows) == {"a"} and set(slabs.device_rows.values()) == {1}
-    assert price.host_bytes == (8 // 2 + 2) * 10 // 8 and price.device_bytes <= 41
-    assert not choice(program, SlabLimits(42, 100, 0)).best()[0].on_host
+    assert price.host_bytes == (8 // 2 + 2) * 10 // 8 and price.device_bytes <= 45
+    assert not choice(program, SlabLimits(46, 100, 0)).best()[0].on_host
 
 
 def test_what_is_dear_is_made_again_where_there_is_no_room_for_it_anywhere() -> None:
     program = norm(nbytes=40, seconds=1000.0)
     enough = 40 + 2 * 10  # with spare rows for two slabs of two of its eight rows
-    assert program.named(choice(program, SlabLimits(64, enough, 0)).best()[0].stored) == {"a"}
-    slabs, price = choice(program, SlabLimits(64, 0, 0)).best()
+    assert program.named(choice(program, SlabLimits(68, enough, 0)).best()[0].stored) == {"a"}
+    slabs, price = choice(program, SlabLimits(68, 0, 0)).best()
     assert not slabs.stored
-    assert price.device_bytes <= 64 and price.seconds > 2000
+    assert price.device_bytes <= 68 and price.seconds > 2000
 
 
 def test_what_takes_the_least_is_told_where_nothing_fits() -> None:
