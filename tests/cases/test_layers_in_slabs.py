@@ -1,4 +1,4 @@
-"""Training steps with a scan over layers, of which no single layer fits: few residuals, and slabs in the scan's bodies."""
+"""Training steps with a scan over layers, none of which fits: few residuals, and slabs in the bodies of the scan."""
 
 from __future__ import annotations
 
