@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments.bench import boundaries, second_order, situations
+from experiments.bench import boundaries, field_steps, second_order, situations
 from experiments.bench.long_scans import LONG_SCANS, nested
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.public.mesh_steps import MESH_STEPS
@@ -231,6 +231,14 @@ SLABS = by_name(
             "tokens"),
         ("decoder_12_139264", _long(1, 139264), "a100", "75GiB", 139264, "tokens"),
         ("decoder_2_mlp65536", _WIDE_MLP, "a100", "9GiB", 32 * 1024, "tokens"),
+        ("pair_inference_6000", partial(field_steps.pair_inference, 6000, blocks=48), "a100",
+            "37GiB", 6000, "residues"),
+        ("pair_training_1536", partial(field_steps.pair_training, 1536, blocks=8), "a100",
+            "37GiB", 1536, "residues"),
+        ("pair_training_768", partial(field_steps.pair_training, 768, blocks=2), "a100",
+            "5GiB", 768, "residues"),
+        ("weather", field_steps.weather_training, "a100", "75GiB", field_steps.GRID, "points"),
+        ("natural_gradient", field_steps.natural_gradient, "h100", 10, 4096, "samples"),
     )
 )  # fmt: skip
 # One case of each kind: loops with copies in each direction, GPUs below and above capability 8.0.
