@@ -191,7 +191,7 @@ class Lifetimes:
 
     @cached_property
     def read_whole(self) -> Mapping[int, int]:
-        """Values that loops write and ops read whole -> the level at which the last of these ends."""
+        """Values that loops write and ops read whole -> the level at which the last op ends."""
         walls = self.walls
         graph = walls.graph
         levels = walls.levels
