@@ -259,7 +259,7 @@ class Frontier:
         If no slabs are expected to fit, the best of every axis come first, since the bytes of the
         unsplit part are a guess: a plan of kernels may lower them.
 
-        Slabs that fitted limits are refined for limits near these.
+        For limits near earlier ones, the slabs that fitted those are refined.
         """
         best_of_axes = dict[Price, PricedSlabs]()
         remaining = list[PricedSlabs]()
