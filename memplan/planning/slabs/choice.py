@@ -15,7 +15,7 @@ from functools import cached_property
 
 from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import Slabs, slab_rows
+from memplan.planning.slabs.slabs import Slabs, slab_rows, wide_levels
 
 PricedSlabs = tuple[Slabs, Price]
 
@@ -41,6 +41,8 @@ _SHARES = 4
 # ResNet-50 of batch 1,920 5 % for 16 s, five of six U-Nets 0.3 to 6 % for 1 to 5 s.
 _RESTARTS = 10
 _PERTURBED_PARTS = (20, 8)
+# At most so many slabs in one trip: each is a slice of its own of what an earlier loop wrote.
+MOST_AT_ONCE = 64
 _LARGE = 8  # values above this fraction (1/_LARGE) of the largest value are changed in pairs
 _STEP = 0.5  # exponent with which a loop's weight follows the ratio of its kernels and copies
 
@@ -149,6 +151,23 @@ class Choice:
             start = self._placed(best[0], best[0].stored ^ frozenset(changed))
             concerned = self._concerned(best[0], start) | set(changed)
             best = self._best([best, self.descended(start, concerned)])
+        return best
+
+    def widened(self, slabs: Slabs) -> PricedSlabs:
+        """The slabs with twice as many at once in single loops, again and again.
+
+        A trip reads and writes the sums so far: the fewer, the faster. Whatever else changes the
+        slabs comes before.
+        """
+        best = self._priced(slabs)
+        for level in sorted(wide_levels(slabs, self.pricer.walls.loops(slabs))):
+            count = 2
+            while count <= MOST_AT_ONCE:
+                at_once = {**best[0].slabs_at_once, level: count}
+                wider = replace(best[0], at_once=frozenset(at_once.items()))
+                better = self._better(best, [wider])
+                count = 2 * count if better is not best else MOST_AT_ONCE + 1
+                best = better
         return best
 
     def _pairs(self, slabs: Slabs) -> Iterator[Slabs]:

@@ -14,6 +14,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from memplan.planning.graph import Span
 from memplan.planning.slabs.slabs import (
     Arranged,
     EarlierSlabs,
@@ -22,6 +23,7 @@ from memplan.planning.slabs.slabs import (
     Walls,
     host_span,
     padding_rows,
+    shifted,
     slab_rows,
     trips_of,
 )
@@ -174,13 +176,21 @@ class Lifetimes:
         reads: Sequence[int],
     ) -> tuple[int, int]:
         """Rows of a value on the host, with padding, and its rows on the device."""
-        rows = slab_rows(self.walls.graph, slabs, value)
+        graph = self.walls.graph
+        maker = graph.graph.producer[value]
+        assert maker is not None
+        own = slabs.in_level(self.walls.levels[maker])
+        rows, trips = slab_rows(graph, own, value), self.trips(own)
         on_device = slabs.device_rows.get(value, 0)
-        spans = (loop.spans[value] for at in reads if (loop := loops[at]) is not None)
-        padding = padding_rows(
-            rows - on_device, (host_span(span, rows, on_device) for span in spans)
-        )
-        trips = self.trips(slabs)
+        spans = list[Span]()
+        for at in reads:
+            loop = loops[at]
+            if loop is not None:
+                span = host_span(loop.spans[value], rows, on_device)
+                reader = slabs.in_level(at)
+                reader_rows = self.trips(reader) * slab_rows(graph, reader, value)
+                spans.append(shifted(span, trips * rows, reader_rows))
+        padding = padding_rows(rows - on_device, spans)
         return sum(padding) + trips * (rows - on_device), trips * on_device
 
     @cached_property

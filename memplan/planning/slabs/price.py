@@ -210,7 +210,8 @@ class Pricer:
     def _loop_seconds(self, loop: LoopOverSlabs | None, slabs: Slabs) -> float:
         if loop is None:
             return 0.0
-        return self.streams(loop, slabs).seconds(self.lifetimes.trips(slabs))
+        trips = self.lifetimes.trips(slabs.in_level(loop.level))
+        return self.streams(loop, slabs).seconds(trips)
 
     def _loop_nbytes(self, loop: LoopOverSlabs | None, slabs: Slabs) -> int:
         return _NO_LOOP if loop is None else self.trip_bytes(loop, slabs)
@@ -239,6 +240,7 @@ class Pricer:
 
     def _work(self, loop: LoopOverSlabs, slabs: Slabs) -> _Work:
         if loop not in self._work_cache:
+            slabs = slabs.in_level(loop.level)
             seconds = [self.op_seconds[number] for number in loop.ops]
             timed_ops = zip(loop.ops, seconds, strict=True)
             kernels_s = sum(op_s * self._row_ratio(op, loop, slabs) for op, op_s in timed_ops)

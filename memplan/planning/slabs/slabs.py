@@ -106,6 +106,18 @@ class Slabs:
     inside: ComputationPath = ()
     # (value on the host, number of first rows of each of its slabs that are on the device instead)
     on_device: frozenset[tuple[int, int]] = frozenset()
+    # (level of a loop, number of slabs that it takes in a trip), if several
+    at_once: frozenset[tuple[int, int]] = frozenset()
+
+    def in_level(self, level: int) -> Slabs:
+        """These slabs as the loop of a level takes them: several as one."""
+        count = self.slabs_at_once.get(level, 1)
+        return self if count == 1 else replace(self, rows=self.rows * count, at_once=frozenset())
+
+    @cached_property
+    def slabs_at_once(self) -> Mapping[int, int]:
+        """Level -> slabs that its loop takes in a trip, if several."""
+        return dict(self.at_once)
 
     @cached_property
     def device_rows(self) -> Mapping[int, int]:
@@ -175,6 +187,16 @@ def host_span(span: Span, rows: int, on_device: int) -> Span:
     )
 
 
+def shifted(span: Span, rows: int, reader_rows: int) -> Span:
+    """A span of a loop, whose last trip ends at other rows than the writer's, counted from these.
+
+    Args:
+      rows: of all slabs that the writer writes.
+      reader_rows: of all slabs that the reader reads.
+    """
+    return span[0], span[1] + reader_rows - rows
+
+
 def padding_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
     """Padding rows of a host value, before its first row and after its last slab.
 
@@ -191,6 +213,21 @@ def padding_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
         before = max(before, -low)
         after = max(after, high)
     return before, after
+
+
+def wide_levels(slabs: Slabs, loops: Sequence[LoopOverSlabs]) -> set[int]:
+    """The levels whose loops may take several slabs in a trip.
+
+    What other loops read by slabs must not be stacked by such a loop: a stack has the slabs of the
+    loop that wrote it. Arrays on the host have rows.
+    """
+    read = {value for loop in loops for value in loop.reads}
+    stacked = read - (slabs.on_host - slabs.device_rows.keys())
+    return {
+        loop.level
+        for loop in loops
+        if stacked.isdisjoint(loop.writes) and slabs.device_rows.keys().isdisjoint(loop.reads)
+    }
 
 
 def trips_of(graph: SlabGraph, slabs: Slabs) -> int:
@@ -315,6 +352,7 @@ class Walls:
         written = stored
         if slabs.recomputed_in:
             written = stored - {value for value, at in slabs.recomputed_in if at == level}
+        slabs = slabs.in_level(level)
         cache = self._loop_cache.setdefault((level, slabs.rows), [])
         for number, entry in enumerate(cache):
             if entry.written <= written and entry.unwritten.isdisjoint(written):
@@ -440,6 +478,7 @@ class EarlierSlabs:
         """The levels whose loops, or the memories of their values, may differ."""
         earlier = self.slabs
         changed = {level for _, level in earlier.recomputed_in ^ slabs.recomputed_in}
+        changed |= {level for level, _ in earlier.at_once ^ slabs.at_once}
         moved = {value for value, _ in earlier.on_device ^ slabs.on_device}
         for values in (self.stored ^ stored, earlier.on_host ^ slabs.on_host, moved):
             for value in values:

@@ -75,7 +75,8 @@ class PricedSlabs:
         if limits == self.choice.limits:
             return self
         other = self.priced_for(limits)
-        return other._changed(*other.choice.descended(self.slabs))
+        narrow = replace(self.slabs, at_once=frozenset())
+        return other._changed(*other.choice.descended(narrow))
 
     def priced_for(self, limits: SlabLimits) -> PricedSlabs:
         """The same slabs, for other limits."""
@@ -88,6 +89,10 @@ class PricedSlabs:
     def perturbed(self) -> PricedSlabs:
         """Refined by many values at once."""
         return self._changed(*self.choice.perturbed(self.slabs))
+
+    def widened(self) -> PricedSlabs:
+        """With several slabs at once in single loops."""
+        return self._changed(*self.choice.widened(self.slabs))
 
     def _changed(self, slabs: Slabs, price: Price) -> PricedSlabs:
         return replace(self, slabs=slabs, price=price)
@@ -333,7 +338,8 @@ def _finished(refined: list[PricedSlabs], unrefined: list[PricedSlabs]) -> list[
     """Slabs, the best first, of which the best are refined further."""
     refined = sorted(refined, key=_order)
     finished = [priced.paired().perturbed() for priced in refined[:_REFINED_FURTHER]]
-    ranked = sorted([*finished, *refined[_REFINED_FURTHER:], *unrefined], key=_order)
+    narrow = [*finished, *refined[_REFINED_FURTHER:], *unrefined]
+    ranked = sorted((priced.widened() for priced in narrow), key=_order)
     return [*{priced.slabs: priced for priced in ranked}.values()]
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax import lax
 
 from memplan.errors import PlanMismatchError
 from memplan.planning.graph import Span
+from memplan.planning.slabs.choice import MOST_AT_ONCE
 from memplan.planning.slabs.slabs import (
     ComputationPath,
     LoopOverSlabs,
@@ -30,8 +31,10 @@ from memplan.planning.slabs.slabs import (
     host_span,
     least_rows,
     padding_rows,
+    shifted,
     slab_rows,
     trips_of,
+    wide_levels,
 )
 from memplan.program import compat, ops
 from memplan.program.computations import computation_at, with_computation
@@ -135,8 +138,13 @@ def _fits(slabs: Slabs, graph: SlabGraph, rows: int) -> bool:
     min_rows = least_rows(graph, ops)
     if slabs.rows % min_rows or slabs.rows >= rows + min_rows:
         return False
+    narrow = replace(slabs, at_once=frozenset())
+    may_widen = wide_levels(narrow, Walls(graph, slabs.ops).loops(narrow))
     return (
-        len(slabs.device_rows) == len(slabs.on_device)
+        len(slabs.slabs_at_once) == len(slabs.at_once)
+        and slabs.slabs_at_once.keys() <= may_widen
+        and all(1 < count <= MOST_AT_ONCE for count in slabs.slabs_at_once.values())
+        and len(slabs.device_rows) == len(slabs.on_device)
         and slabs.device_rows.keys() <= slabs.on_host
         and all(0 < at < slab_rows(graph, slabs, value) for value, at in slabs.on_device)
     )
@@ -188,6 +196,7 @@ class _Loop:
       device_rows: variables of which each slab's first rows are on the device and the others on
         the host, and how many are on the device.
       fetched: the arrays of `sources` that are in host memory.
+      slabs_per_trip: how many slabs of other loops a trip takes as one.
       windows: rows of each of `fetched` that a trip reads, counted among those on the host only.
       to_host: variables that the loop writes to the host, and the windows in which later loops
         read them.
@@ -206,12 +215,14 @@ class _Loop:
         values: dict[Any, Any],
     ):
         self.axis = axis
-        self.slabs = slabs
+        self.all_slabs = slabs
+        self.slabs_per_trip = slabs.slabs_at_once.get(loop.level, 1)
+        self.slabs = slabs.in_level(loop.level)
         self.loop = loop
         self.values = values
         self.eqns = axis.flat.eqns
         variables = axis.flat.values
-        self.trips = trips_of(axis.graph, slabs)
+        self.trips = trips_of(axis.graph, self.slabs)
         self.spans = {variables[value]: span for value, span in loop.spans.items()}
         self.sources = {variables[value]: self._source(variables[value]) for value in loop.reads}
         self.device_rows = {variables[value]: rows for value, rows in slabs.on_device}
@@ -228,8 +239,8 @@ class _Loop:
         for value in loop.writes:
             var = variables[value]
             if value in slabs.on_host:
-                spans = [reader.spans[value] for reader in loops if value in reader.reads]
-                self.to_host[var] = [self._host_span(var, span) for span in spans]
+                readers = [reader for reader in loops if value in reader.reads]
+                self.to_host[var] = [self._reader_span(var, reader) for reader in readers]
             if value not in slabs.on_host or value in slabs.device_rows:
                 self.stacked[var] = self.device_rows.get(var, self.slab_rows(var))
         self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
@@ -255,9 +266,22 @@ class _Loop:
         """The rows of a span that are on the host, counted among those on the host only."""
         return host_span(span, self.slab_rows(var), self.device_rows.get(var, 0))
 
+    def _reader_span(self, var: Any, reader: LoopOverSlabs) -> Span:
+        """The rows of a variable on the host that another loop reads in a trip."""
+        graph = self.axis.graph
+        value = self.axis.flat.number_of[var]
+        span = self._host_span(var, reader.spans[value])
+        slabs = self.all_slabs.in_level(reader.level)
+        rows = trips_of(graph, slabs) * slab_rows(graph, slabs, value)
+        return shifted(span, self.trips * self.slab_rows(var), rows)
+
     def _source(self, var: Any) -> Stack | HostArray | SplitArray | DeviceArray:
         value = self.values[var]
-        if isinstance(value, Stack | HostArray | SplitArray):
+        if isinstance(value, Stack):
+            return replace(value, per_trip=self.slabs_per_trip)
+        if isinstance(value, HostArray):
+            return replace(value, rows_per_slab=self.slab_rows(var))
+        if isinstance(value, SplitArray):
             return value
         return DeviceArray(value, self.axis.dims[var], self.slab_rows(var), self.trips)
 
@@ -506,6 +530,7 @@ class Stack:
     slabs: Any
     dim: int  # the array's dimension of rows
     size: int  # rows of the array
+    per_trip: int = 1  # slabs that a trip of its reader reads as one
 
     @functools.cached_property
     def whole(self) -> Any:
@@ -526,7 +551,7 @@ class Stack:
         for slab in range(span[0] // rows, -(-span[1] // rows)):
             low, high = max(span[0] - slab * rows, 0), min(span[1] - slab * rows, rows)
             starts = [jnp.zeros((), jnp.int32)] * self.slabs.ndim
-            starts[0] = jnp.clip(trip + slab, 0, trips - 1)
+            starts[0] = jnp.clip(trip * self.per_trip + slab, 0, trips - 1)
             starts[self.dim + 1] = jnp.full((), low, jnp.int32)
             sizes = [1, *self.slabs.shape[1:]]
             sizes[self.dim + 1] = high - low

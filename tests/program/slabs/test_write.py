@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax import lax
 
 from memplan.errors import PlanMismatchError
-from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, least_rows, slab_rows
+from memplan.planning.slabs.slabs import LoopOverSlabs, Slabs, least_rows, slab_rows, wide_levels
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.interpret import interpret
@@ -53,7 +53,7 @@ def without_and_with_slabs(step: Step, cut: Cut) -> tuple[Results, Results] | No
 def check_exact(step: Step, cut: Cut) -> None:
     """In slabs, and with all that is written on the host, between spare rows of anything.
 
-    Of every other value, the first rows of each slab are on the device.
+    Of every other value, the first rows of each slab are on the device. Every other loop takes several slabs in a trip.
     """
     closed, args = step.flat_and_operands()
     axis_and_slabs = cut.of(closed)
@@ -63,8 +63,10 @@ def check_exact(step: Step, cut: Cut) -> None:
         with pytest.MonkeyPatch.context() as patched:
             patched.setattr(compat, "empty", anything)
             on_host = replace(slabs, on_host=written)
-            moved = in_slabs(axis, replace(on_host, on_device=some_rows(axis, on_host)))
-        plain, *variants = results([closed, in_slabs(axis, slabs), moved], args)
+            split = replace(on_host, on_device=some_rows(axis, on_host))
+            moved = in_slabs(axis, with_wide_loops(axis, split))
+        wide = in_slabs(axis, with_wide_loops(axis, slabs))
+        plain, *variants = results([closed, wide, moved], args)
         types = [(array.shape, array.dtype) for array in plain]
         for variant in variants:
             assert [(array.shape, array.dtype) for array in variant] == types
@@ -75,6 +77,12 @@ def some_rows(axis: SlabAxis, slabs: Slabs) -> frozenset[tuple[int, int]]:
     """Of every other value on the host, first rows of each slab: one, two, ..., all but one."""
     rows = {value: slab_rows(axis.graph, slabs, value) for value in sorted(slabs.on_host)[::2]}
     return frozenset((value, 1 + value % (count - 1)) for value, count in rows.items() if count > 1)
+
+
+def with_wide_loops(axis: SlabAxis, slabs: Slabs) -> Slabs:
+    """Every other loop that may take several slabs in a trip takes two to four."""
+    levels = sorted(wide_levels(slabs, loops_of(axis, slabs)))[::2]
+    return replace(slabs, at_once=frozenset((level, 2 + level % 3) for level in levels))
 
 
 def anything(shape: tuple[int, ...], dtype: Any, space: jax.memory.Space) -> Any:
