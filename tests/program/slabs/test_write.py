@@ -1,5 +1,6 @@
 """Programs in loops over slabs compute what they computed: random ones, and those that people want in slabs."""
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -290,6 +291,45 @@ def test_logits_that_are_resized_to_the_image_never_exist(method: str) -> None:
     assert names.count("banded") == 4
     assert len(loop.sums) == 2  # the loss, the gradient of the weights
     assert_same_numbers(closed, axis, slabs, args)
+
+
+@pytest.mark.parametrize("memory", ["device", "host"])
+def test_loops_take_several_slabs_in_a_trip(memory: str) -> None:
+    """Whole numbers in 13 rows with halos: loops store convolutions, and others read them behind a maximum."""
+
+    def step(x: Any, kernel: Any) -> Any:
+        def conv(x: Any) -> Any:
+            return lax.conv_general_dilated(
+                x, kernel, (1,), "SAME", dimension_numbers=("NHC", "HIO", "NHC")
+            )
+
+        a = conv(x)
+        b = conv(a) - a.max(1, keepdims=True)
+        c = conv(b) + b.min(1, keepdims=True)
+        return c.max(1), jnp.square(c).sum(1)
+
+    args = jnp.round(normals(1, 13, 2)), jnp.round(normals(3, 2, 2, seed=1))
+    closed, axis, slabs = everything(step, args, (1, 13, 2), 1, 2)
+    graph = axis.graph.graph
+    convolved = (op.outputs for op in graph.ops if op.fusion == "kernel")
+    slabs = replace(slabs, stored=frozenset(value for outputs in convolved for value in outputs))
+    loops = loops_of(axis, slabs)
+    written = frozenset(value for loop in loops for value in loop.writes)
+    if memory == "host":
+        slabs = replace(slabs, on_host=written)
+    levels = wide_levels(slabs, loops)
+    assert len(loops) == 3 and len(levels) == (3 if memory == "host" else 1)
+    assert any(loop.level in levels and written.intersection(loop.reads) for loop in loops)
+    wide = [
+        replace(slabs, at_once=frozenset(zip(levels, counts, strict=True)))
+        for counts in itertools.product((2, 3, 7), repeat=len(levels))
+    ]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compat, "empty", anything)
+        programs = [in_slabs(axis, each) for each in wide]
+    plain, *variants = results([closed, *programs], args)
+    for variant in variants:
+        assert_equal(variant, plain)
 
 
 @pytest.mark.parametrize("rows", [pytest.param(1, marks=pytest.mark.slow), 2, 5])
