@@ -21,6 +21,7 @@ from tests.planning.slab_graphs import (
     norm,
     slab_graphs,
 )
+from tests.planning.unit import UNIT
 
 ROOMY = SlabLimits(10**6, 10**6, 0)
 
@@ -57,6 +58,25 @@ def test_a_choice_is_what_it_says_and_refined_no_worse(
         assert price == price_of(program, slabs, limits)
     assert order(limits, refined[1]) <= order(limits, best[1])
     assert choices.refined(refined[0])[1] == refined[1]
+
+
+def test_a_loop_that_adds_up_a_large_sum_takes_many_slabs_in_a_trip() -> None:
+    """As many as fit beside it."""
+    program = named_graph(
+        {"x": 128},
+        {
+            "sum": NamedOp({"x": ALIGNED}, rows=128, reduces=True, nbytes=1000, shape=(250,)),
+            "b": NamedOp({"x": ALIGNED}, ["sum"], rows=128, nbytes=128),
+        },
+        ["b"],
+    )
+    narrow = program.slabs(2)
+    least = price_of(program, narrow, ROOMY).device_bytes
+    for device, count in ((10**6, 64), (least + 4, 8)):
+        limits = SlabLimits(device, 0, 0)
+        unit = Choice(SlabCuts(Pricer(Walls(program.graph, narrow.ops), UNIT)), narrow, limits)
+        slabs, price = unit.widened(narrow)
+        assert limits.fits(price) and slabs.slabs_at_once[0] == count
 
 
 def price_of(program: NamedGraph, slabs: Slabs, limits: SlabLimits) -> Price:

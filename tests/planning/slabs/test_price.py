@@ -174,6 +174,22 @@ def test_a_sum_is_there_from_its_loop_to_its_last_reader() -> None:
     assert passes == 4 * 2 * (200 + 400)
 
 
+def test_a_loop_that_takes_three_slabs_in_a_trip() -> None:
+    """Of four slabs, in two trips: the second fetches four rows too many, and a third trip's six before it ends."""
+    program = norm(nbytes=40)
+    slabs = replace(
+        program.on_host(program.slabs(2, stored=["a"]), "a"), at_once=frozenset({(1, 3)})
+    )
+    first, second = loops(program, slabs)
+    value = program.values["a"]
+    assert (first.spans[value], second.spans[value]) == ((0, 2), (0, 6))
+    pricer = pricer_of(program, slabs)
+    assert pricer.trip_bytes(second, slabs) == 2 * 30
+    assert pricer.streams(second, slabs).kernels == 1.5  # of the 12 rows, 8 are the array's
+    rows = 2 + 8 + (6 + 12 - 8)
+    assert lifetimes(program, slabs)[value].nbytes == 40 * rows // 8
+
+
 @given(slab_graphs(), st.data())
 @settings(max_examples=50)
 def test_slabs_compared_with_earlier_ones_cost_what_they_cost_alone(

@@ -517,6 +517,10 @@ def test_a_plan_is_followed_and_recorded() -> None:
         {"on_host": frozenset({1})},
         {"recomputed_in": frozenset({(1, 1)})},
         {"on_device": frozenset({(1, 1)})},  # not on the host
+        {"at_once": frozenset({(10_000, 2)})},
+        {"at_once": frozenset({(0, 1)})},
+        {"at_once": frozenset({(0, 1 << 30)})},
+        {"at_once": frozenset({(0, 2), (0, 3)})},
     ],
     ids=str,
 )
