@@ -115,11 +115,12 @@ def _slab_decisions(outcome: Outcome) -> Iterator[Decision]:
     """A row for every array that is computed in slabs and stored."""
     for record in outcome.program.in_slabs:
         graph = record.graph.graph
-        trips = trips_of(record.graph, record.transform)
         # A host array is copied when it is written, and by every loop that reads it.
         copies = Counter(value for loop in record.loops for value in (*loop.writes, *loop.reads))
-        for value in (value for loop in record.loops for value in loop.writes):
+        writers = {value: loop for loop in record.loops for value in loop.writes}
+        for value, writer in writers.items():
             array = graph.values[value]
+            trips = trips_of(record.graph, record.transform.in_level(writer.level))
             on_host = value in record.transform.on_host
             share = 1 - device_share(record.graph, record.transform, value)
             copy_s = copy_seconds(share * array.nbytes, outcome.target.device)

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from memplan.compilation.outcome import Outcome
-from memplan.planning.slabs.slabs import LoopOverSlabs, device_share, slab_rows, trips_of
+from memplan.planning.slabs.slabs import (
+    LoopOverSlabs,
+    SlabGraph,
+    Slabs,
+    device_share,
+    slab_rows,
+    trips_of,
+)
 from memplan.program import compat
 from memplan.program.trace import InSlabs, Program
 from memplan.report.slabs import SlabArray, SlabLoopRow
@@ -36,12 +43,13 @@ def slab_loops(
         graph = record.graph.graph
         name = loop_of_scope.get(record.scope(number), "")
         copies, kernels = transfers_of_loops.get(name, (0, 0))
+        slabs = record.transform.in_level(loop.level)
         yield SlabLoopRow(
             number=number,
             axis=axis_of(record),
-            trips=trips_of(record.graph, record.transform),
-            rows=record.transform.rows,
-            halo=_halo(record, loop),
+            trips=trips_of(record.graph, slabs),
+            rows=slabs.rows,
+            halo=_halo(record.graph, slabs, loop),
             ops=len(loop.ops),
             reads=tuple(row for value in loop.reads for row in arrays.rows(record, value)),
             writes=tuple(row for value in loop.writes for row in arrays.rows(record, value)),
@@ -53,12 +61,12 @@ def slab_loops(
         )
 
 
-def _halo(record: InSlabs, loop: LoopOverSlabs) -> int:
+def _halo(graph: SlabGraph, slabs: Slabs, loop: LoopOverSlabs) -> int:
     """The most rows that a loop reads beside a slab."""
     halos = [0]
     for value in loop.reads:
         low, high = loop.spans[value]
-        halos += [-low, high - slab_rows(record.graph, record.transform, value)]
+        halos += [-low, high - slab_rows(graph, slabs, value)]
     return max(halos)
 
 

@@ -208,6 +208,26 @@ def test_a_share_of_a_host_array_is_on_the_device(monkeypatch: pytest.MonkeyPatc
     assert stored.seconds == pytest.approx(3 * copy_s)
 
 
+@pytest.mark.gpu_aot
+def test_a_loop_that_takes_two_slabs_in_a_trip_fetches_both_by_one_copy(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The first loop, which writes to the host, and the last."""
+
+    def wide(program: Program) -> Slabs:
+        return replace(on_host(program), at_once=frozenset({(0, 2), (2, 2)}))
+
+    choose_only(monkeypatch, wide)
+    report = memplan.jit(images, device="v100", budget=32 * MIB).plan(*image_shapes()).report
+    assert [loop.trips for loop in report.slab_loops] == [4, 8, 4]
+    assert [loop.rows for loop in report.slab_loops] == [SIDE // 4, SIDE // 8, SIDE // 4]
+    assert [(loop.copies, loop.kernels) for loop in report.slab_loops] == [(1, 0)] * 3
+    assert max(loop.halo for loop in report.slab_loops) <= 4
+    [stored] = (decision for decision in report.decisions if decision.decision == "split")
+    assert stored.name == "conv_general_dilated:0 in 4 slabs on the host"
+    check_written_and_read(report)
+
+
 def choose_only(monkeypatch: pytest.MonkeyPatch, slabs: Callable[[Program], Slabs]) -> None:
     """Have memplan choose the given slabs of a program, and no others."""
 
