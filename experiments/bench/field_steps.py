@@ -1,12 +1,14 @@
 """Steps of other fields: pairs of a protein's residues, a mesh around the Earth, gradients of every sample."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from models.steps import Built
+Built = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A step and the shapes of its arguments."""
 
 HEADS = 4
 GRID = 721 * 1440  # a quarter of a degree

@@ -19,6 +19,9 @@ from typing import ClassVar
 
 from memplan.planning.graph import Graph, Rows, Span
 
+# An operand has fewer elements than this. Above, cuDNN's 3D kernels fail or ask for 27 to 110 GiB
+# of workspace.
+MOST_ELEMENTS = 1 << 31
 _TOTAL_ITEM_NBYTES = 4  # of an element of a sum, which is added up in float32 at least
 
 
@@ -64,6 +67,10 @@ class SlabGraph:
         """The op in `ops` that makes a value by slabs; None if it is an input, or made whole."""
         op = self.graph.producer[value]
         return op if op is not None and op in ops and not self.along[op].reduces else None
+
+    def row_elements(self, value: int) -> int:
+        """Elements of a row of a value on the axis."""
+        return math.prod(self.graph.values[value].shape) // self.sizes[value]
 
     def sums(self, op: int) -> Sequence[int]:
         """The results that an op adds up over all slabs."""
@@ -152,6 +159,15 @@ class LoopOverSlabs:
     sums: tuple[int, ...]  # ops whose results it adds up
     # rows of each value on the axis in a trip, relative to the first row of its own slab
     spans: Mapping[int, Span]
+
+    def largest_elements(self, graph: SlabGraph) -> int:
+        """Elements of the largest window that one of its kernels reads or makes."""
+        kernels = (op for op in self.ops if graph.graph.ops[op].fusion == "kernel")
+        values = {value for op in kernels for value in graph.along[op].values} & self.spans.keys()
+        spans = ((value, *self.spans[value]) for value in values)
+        return max(
+            (graph.row_elements(value) * (high - low) for value, low, high in spans), default=0
+        )
 
     def largest_op(self, graph: Graph) -> int:
         """Of its ops, the one that reads and writes most."""

@@ -14,7 +14,15 @@ from memplan.hardware.device import Device
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import SlabGraph, Slabs, Walls, least_rows, slab_rows, trips_of
+from memplan.planning.slabs.slabs import (
+    MOST_ELEMENTS,
+    SlabGraph,
+    Slabs,
+    Walls,
+    least_rows,
+    slab_rows,
+    trips_of,
+)
 from memplan.program import compat
 from memplan.program.computations import PlacedComputation, computations
 from memplan.program.flat import Flat
@@ -41,9 +49,6 @@ _REFINED = 4
 # Refine this many of the refined slabs by pairs of values, and by many values at once. 304^3 takes
 # 3.88 s with pairs, 4.08 s without.
 _REFINED_FURTHER = 2
-# An operand has fewer elements than this. Above, cuDNN's 3D kernels fail or ask for 27 to 110 GiB
-# of workspace.
-_MOST_ELEMENTS = 1 << 31
 # A loop has at most so many trips: 0.16 s of launches. XLA of jax 0.11 does not finish compiling
 # loops of millions (`dynamic-slice-annotator`).
 _MOST_TRIPS = 1 << 14
@@ -465,7 +470,7 @@ class _AxisSearch:
         nothing_stored = Slabs(candidate.value, candidate.dim, rows, ops, frozenset(), frozenset())
         if trips_of(graph, nothing_stored) < 2:
             return None
-        if _largest_slab_elements(graph, nothing_stored) >= _MOST_ELEMENTS:
+        if _largest_slab_elements(graph, nothing_stored) >= MOST_ELEMENTS:
             return None
         return Choice(candidate.cuts(ops), nothing_stored, self.limits)
 
@@ -476,8 +481,8 @@ def _largest_slab_elements(graph: SlabGraph, slabs: Slabs) -> int:
     values = {value for op in kernels for value in graph.along[op].values}
     largest = 0
     for value in values:
-        row_elements = math.prod(graph.graph.values[value].shape) // graph.sizes[value]
-        largest = max(largest, row_elements * 2 * slab_rows(graph, slabs, value))
+        rows = slab_rows(graph, slabs, value)
+        largest = max(largest, graph.row_elements(value) * 2 * rows)
     return largest
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import memplan.planning.slabs.choice
 from memplan.planning.graph import ALIGNED
 from memplan.planning.slabs.choice import Choice
 from memplan.planning.slabs.cut import SlabCuts
@@ -65,18 +66,22 @@ def test_a_loop_that_adds_up_a_large_sum_takes_many_slabs_in_a_trip() -> None:
     program = named_graph(
         {"x": 128},
         {
-            "sum": NamedOp({"x": ALIGNED}, rows=128, reduces=True, nbytes=1000, shape=(250,)),
+            "a": NamedOp({"x": ALIGNED}, rows=128, nbytes=128, shape=(128,)),
+            "sum": NamedOp({"a": ALIGNED}, rows=128, reduces=True, nbytes=1000, shape=(250,)),
             "b": NamedOp({"x": ALIGNED}, ["sum"], rows=128, nbytes=128),
         },
         ["b"],
     )
     narrow = program.slabs(2)
     least = price_of(program, narrow, ROOMY).device_bytes
-    for device, count in ((10**6, 64), (least + 4, 8)):
+    for device, count in ((10**6, 64), (least + 30, 8)):
         limits = SlabLimits(device, 0, 0)
         unit = Choice(SlabCuts(Pricer(Walls(program.graph, narrow.ops), UNIT)), narrow, limits)
         slabs, price = unit.widened(narrow)
         assert limits.fits(price) and slabs.slabs_at_once[0] == count
+    with pytest.MonkeyPatch.context() as patched:  # fewer than 33 of the 128 rows
+        patched.setattr(memplan.planning.slabs.choice, "MOST_ELEMENTS", 33)
+        assert choice(program, ROOMY).widened(narrow)[0].slabs_at_once[0] == 16
 
 
 def price_of(program: NamedGraph, slabs: Slabs, limits: SlabLimits) -> Price:
