@@ -46,7 +46,9 @@ def trained(layer: Any, weights: jax.Array) -> Made:
     return step, (weights, normal(TOKENS, WIDTH, seed=1))
 
 
-@pytest.mark.parametrize(("make", "share"), [(attention, 0.1), (wide, 0.12)])
+@pytest.mark.parametrize(
+    ("make", "share"), [(attention, 0.1), pytest.param(wide, 0.12, marks=pytest.mark.slow)]
+)
 def test_layers_that_do_not_fit_are_recomputed_in_slabs(make: Any, share: float) -> None:
     step, args = make()
     run = within_share(share, step, args)
@@ -58,7 +60,7 @@ def test_layers_that_do_not_fit_are_recomputed_in_slabs(make: Any, share: float)
 
 
 @pytest.mark.gpu_aot
-@pytest.mark.parametrize("make", [attention, wide])
+@pytest.mark.parametrize("make", [attention, pytest.param(wide, marks=pytest.mark.slow)])
 def test_on_a_gpu_it_takes_a_part_of_what_one_layer_does(make: Any) -> None:
     step, args = make()
     plain = memplan.jit(step, device="a100", budget=NO_LIMIT, donate_argnums=0).plan(*args)
