@@ -7,12 +7,13 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from experiments.bench.situations import trained
+
 Built = tuple[Callable[..., Any], tuple[Any, ...]]
 """A step and the shapes of its arguments."""
 
 HEADS = 4
 GRID = 721 * 1440  # a quarter of a degree
-RATE = 1e-3
 
 
 def _array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
@@ -24,12 +25,6 @@ def _normalized(x: jax.Array, scale: jax.Array) -> jax.Array:
     mean = wide.mean(-1, keepdims=True)
     variance = jnp.square(wide - mean).mean(-1, keepdims=True)
     return ((wide - mean) * lax.rsqrt(variance + 1e-5)).astype(x.dtype) * scale
-
-
-def _descended(weights: Any, gradients: Any) -> Any:
-    return jax.tree.map(
-        lambda weight, gradient: weight - (RATE * gradient).astype(weight.dtype), weights, gradients
-    )
 
 
 # Pairs: a block of a Pairformer, as in AlphaFold 3 (Abramson et al., Nature 2024, supplement,
@@ -104,13 +99,9 @@ def pair_training(residues: int, blocks: int, channels: int = 128) -> Built:
     def loss(weights: Any, pairs: jax.Array, target: jax.Array) -> jax.Array:
         return jnp.square(lax.scan(_pair_block, pairs, weights)[0] - target).mean()
 
-    def step(weights: Any, pairs: jax.Array, target: jax.Array) -> Any:
-        value, gradients = jax.value_and_grad(loss)(weights, pairs, target)
-        return _descended(weights, gradients), value
-
     shape = residues, residues, channels
     pairs, target = _array(*shape, dtype=jnp.bfloat16), _array(*shape)
-    return step, (_pair_weights(blocks, channels), pairs, target)
+    return trained(loss), (_pair_weights(blocks, channels), pairs, target)
 
 
 # A mesh around the Earth: sizes of GraphCast (Lam et al., Science 2023): 0.25 degrees, 227 outputs
@@ -173,10 +164,6 @@ def weather_training(
         _, on_grid = _messages(weights["out"], edge["out"], on_mesh, on_grid, ends["out"])
         return jnp.square(on_grid @ weights["head"] - target).mean()
 
-    def step(weights: Any, graph: Any, state: jax.Array, target: jax.Array) -> Any:
-        value, gradients = jax.value_and_grad(loss)(weights, graph, state, target)
-        return _descended(weights, gradients), value
-
     def pass_weights(*layers: int) -> Any:
         return {
             "edge": _mlp_weights(3 * channels, channels, *layers),
@@ -194,7 +181,7 @@ def weather_training(
     }
     features = {name: _array(count, 4) for name, count in counts.items()}
     ends = {name: _array(2, count, dtype=jnp.int32) for name, count in counts.items()}
-    return step, (weights, (features, ends), _array(grid, 474), _array(grid, 227))
+    return trained(loss), (weights, (features, ends), _array(grid, 474), _array(grid, 227))
 
 
 # Gradients of every sample, as for natural gradients.

@@ -33,7 +33,7 @@ def _maybe(by_hand: bool, function: Callable[..., Any]) -> Callable[..., Any]:
     return jax.checkpoint(function, prevent_cse=False) if by_hand else function
 
 
-def _trained(loss: Callable[..., Array]) -> Callable[..., Any]:
+def trained(loss: Callable[..., Array]) -> Callable[..., Any]:
     """A step of gradient descent."""
 
     def step(weights: Any, *batch: Any) -> tuple[Any, Array]:
@@ -74,7 +74,7 @@ def ring_attention(by_hand: bool) -> Situation:
     )
     wide = heads * size
     weights = tuple(_over(all_of, wide, wide) for _ in range(3))
-    step = _trained(lambda weights, x: jnp.square(layer(x, *weights)).mean())
+    step = trained(lambda weights, x: jnp.square(layer(x, *weights)).mean())
     return step, (weights, _over(rows, 65536, wide)), (0,)
 
 
@@ -103,7 +103,7 @@ def pipeline(by_hand: bool) -> Situation:
     by_stage, all_of = PartitionSpec("d"), PartitionSpec()
     run = jax.shard_map(piped, mesh=_MESH, in_specs=(by_stage, all_of), out_specs=by_stage)
     weights = _over(by_stage, _DEVICES, 4, wide, wide)
-    step = _trained(lambda weights, x: jnp.square(run(weights, x)).mean())
+    step = trained(lambda weights, x: jnp.square(run(weights, x)).mean())
     return step, (weights, _over(all_of, batches, rows, wide)), (0,)
 
 
@@ -125,7 +125,7 @@ def message_passing(by_hand: bool) -> Situation:
 
     sides = ((3 * wide, wide), (wide, wide), (2 * wide, wide), (wide, wide))
     weights = tuple(_shape(rounds, *pair) for pair in sides)
-    return _trained(loss), (weights, _shape(nodes, wide), _shape(edges, wide)), (0,)
+    return trained(loss), (weights, _shape(nodes, wide), _shape(edges, wide)), (0,)
 
 
 def pair_stack(by_hand: bool) -> Situation:
@@ -155,7 +155,7 @@ def pair_stack(by_hand: bool) -> Situation:
     square = (wide, wide)
     sides = (*[square] * 4, (wide, 3 * wide), square, (wide, 4 * wide), (4 * wide, wide))
     weights = tuple(_shape(blocks, *pair) for pair in sides)
-    return _trained(loss), (weights, _shape(residues, residues, wide)), (0,)
+    return trained(loss), (weights, _shape(residues, residues, wide)), (0,)
 
 
 def rollout(by_hand: bool) -> Situation:
@@ -177,7 +177,7 @@ def rollout(by_hand: bool) -> Situation:
         return lax.scan(step, x, truth)[1].mean()
 
     weights = _shape(layers, wide, 4 * wide), _shape(layers, 4 * wide, wide)
-    return _trained(loss), (weights, _shape(points, wide), _shape(steps, points, wide)), (0,)
+    return trained(loss), (weights, _shape(points, wide), _shape(steps, points, wide)), (0,)
 
 
 def soap(by_hand: bool) -> Situation:
@@ -230,7 +230,7 @@ def rnn_transducer(by_hand: bool) -> Situation:
         return -alpha[:, -1].mean()
 
     args = _shape(wide, words), _shape(batch, frames, wide), _shape(batch, tokens, wide)
-    return _trained(loss), args, (0,)
+    return trained(loss), args, (0,)
 
 
 def pixels(by_hand: bool) -> Situation:
@@ -259,7 +259,7 @@ def pixels(by_hand: bool) -> Situation:
         pieces = jax.tree.map(lambda x: x.reshape(minibatches, size, *x.shape[1:]), batch)
 
         def epoch(weights: Any, _: None) -> tuple[Any, Array]:
-            weights, losses = lax.scan(lambda w, piece: _trained(loss)(w, *piece), weights, pieces)
+            weights, losses = lax.scan(lambda w, piece: trained(loss)(w, *piece), weights, pieces)
             return weights, losses.mean()
 
         weights, losses = lax.scan(epoch, weights, None, length=epochs)
@@ -290,7 +290,7 @@ def chunked_cross_entropy(by_hand: bool) -> Situation:
         return lax.scan(add, jnp.float32(0), (hidden, labels.reshape(-1, chunk)))[0] / tokens
 
     weights = _shape(wide, wide), _shape(wide, words)
-    return _trained(loss), (weights, _shape(tokens, wide), _shape(tokens, dtype=jnp.int32)), (0,)
+    return trained(loss), (weights, _shape(tokens, wide), _shape(tokens, dtype=jnp.int32)), (0,)
 
 
 def state_space(by_hand: bool) -> Situation:
@@ -316,7 +316,7 @@ def state_space(by_hand: bool) -> Situation:
         _shape(layers, states), _shape(layers, wide, states), _shape(layers, states, wide),
         _shape(layers, wide, wide),
     )  # fmt: skip
-    return _trained(loss), (weights, _shape(batch, length, wide)), (0,)
+    return trained(loss), (weights, _shape(batch, length, wide)), (0,)
 
 
 SITUATIONS: dict[str, tuple[Callable[[bool], Situation], str | None]] = {

@@ -88,14 +88,12 @@ class Candidates:
         all of them computed.
         """
         slabs = SlabChoices(self.indexed_stacks(self.step) or self.step, self.device)
-        fewest = self._fewest_residuals
+        fewest = self.fewer_residuals(
+            self.step, MORE_THAN_ANY, may_use_host=True, may_segment=False
+        )
         if fewest is None or slabs.may_fit(self.device_bytes, self.host_bytes):
             return slabs
         return SlabChoices(self.residuals.write(fewest), self.device)
-
-    @property
-    def _fewest_residuals(self) -> ResidualChoice | None:
-        return self.fewer_residuals(self.step, MORE_THAN_ANY, may_use_host=True, may_segment=False)
 
     def _written(self, slabs: SlabCandidate) -> Program:
         return self._with_state(slabs.write())

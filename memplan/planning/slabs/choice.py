@@ -15,7 +15,7 @@ from functools import cached_property
 
 from memplan.planning.slabs.cut import SlabCuts
 from memplan.planning.slabs.price import Price, Pricer, SlabLimits
-from memplan.planning.slabs.slabs import MOST_ELEMENTS, Slabs, slab_rows, wide_levels
+from memplan.planning.slabs.slabs import MOST_ELEMENTS, Slabs, wide_levels
 
 PricedSlabs = tuple[Slabs, Price]
 
@@ -203,12 +203,14 @@ class Choice:
         best = self._priced(slabs)
         walls.compare_with(slabs)
         changes = _CHANGES
-        pending = {*self._worth_writing(slabs), *walls.forced} if values is None else {*values}
+        pending = self._worth_changing(slabs) if values is None else {*values}
         while pending and changes > 0:
             # The order is that of `cut`: later loops' reads decide the writes of earlier loops.
             for value in sorted(pending, reverse=True):
+                if changes <= 0:
+                    break
                 pending.discard(value)
-                neighbours = [*self._neighbours(best[0], value)] if changes > 0 else []
+                neighbours = [*self._neighbours(best[0], value)]
                 changes -= len(neighbours)
                 better = self._better(best, neighbours)
                 if better is not best:
@@ -218,9 +220,7 @@ class Choice:
 
     def _concerned(self, slabs: Slabs, changed: Slabs) -> set[int]:
         """The values that matter for loops in which two slabs differ."""
-        walls = self.pricer.walls
-        worth_writing = {*self._worth_writing(changed), *walls.forced}
-        return walls.concerned(slabs, changed) & worth_writing
+        return self.pricer.walls.concerned(slabs, changed) & self._worth_changing(changed)
 
     def _neighbours(self, slabs: Slabs, value: int) -> Iterator[Slabs]:
         """Slabs with one value stored or not, or recomputed by one loop more or less."""
@@ -255,15 +255,21 @@ class Choice:
         for level in sorted(levels):
             yield replace(slabs, recomputed_in=slabs.recomputed_in ^ {(value, level)})
 
+    def _worth_changing(self, slabs: Slabs) -> set[int]:
+        """Values that are written, or that kernels make by slabs."""
+        return {*slabs.stored, *self._kernel_outputs, *self.pricer.walls.forced}
+
     def _worth_writing(self, slabs: Slabs) -> list[int]:
-        """Values that are stored or that kernels write by slabs, the last first."""
-        graph = self.pricer.graph.graph
-        along = self.pricer.graph.along
-        values = set(slabs.stored)
-        for op in self.bare.ops:
-            if graph.ops[op].fusion == "kernel" and not along[op].reduces:
-                values.update(graph.ops[op].outputs)
-        return sorted(values - self.pricer.walls.forced, reverse=True)
+        """Those that need not be written, the last first."""
+        return sorted(self._worth_changing(slabs) - self.pricer.walls.forced, reverse=True)
+
+    @cached_property
+    def _kernel_outputs(self) -> frozenset[int]:
+        """Values that kernels make by slabs."""
+        graph = self.pricer.graph
+        kernels = (op for op in self.bare.ops if graph.graph.ops[op].fusion == "kernel")
+        outputs = (graph.graph.ops[op].outputs for op in kernels if not graph.along[op].reduces)
+        return frozenset(itertools.chain.from_iterable(outputs))
 
     def _recompute_everything_first(self) -> Iterator[PricedSlabs]:
         """First recompute all values that can be, then fewer, until no choice fits."""
@@ -339,7 +345,7 @@ class Choice:
         on_device = set[tuple[int, int]]()
         for value in on_host:
             during = free[lifetimes[value].first : lifetimes[value].end]
-            rows = slab_rows(pricer.graph, slabs, value)
+            rows = pricer.walls.rows(slabs, value)
             shares = int(_SHARES * during.min() / nbytes(value))
             device_rows = rows * shares // _SHARES
             if device_rows > 0:

@@ -14,18 +14,13 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from memplan.planning.graph import Span
 from memplan.planning.slabs.slabs import (
     Arranged,
     EarlierSlabs,
     LoopOverSlabs,
     Slabs,
     Walls,
-    host_span,
     padding_rows,
-    shifted,
-    slab_rows,
-    trips_of,
 )
 
 KERNELS = ("kernel", "reduction")  # fusions that are kernels of their own
@@ -58,16 +53,9 @@ class Lifetimes:
     """Lifetimes of values for one axis and the ops that run in loops."""
 
     walls: Walls
-    _trip_cache: dict[int, int] = field(default_factory=dict, init=False)  # by rows of a slab
     _earlier: WeakKeyDictionary[EarlierSlabs, Occupancy] = field(
         default_factory=WeakKeyDictionary, init=False
     )
-
-    def trips(self, slabs: Slabs) -> int:
-        """`trips_of`, cached."""
-        if slabs.rows not in self._trip_cache:
-            self._trip_cache[slabs.rows] = trips_of(self.walls.graph, slabs)
-        return self._trip_cache[slabs.rows]
 
     def occupancy(self, arranged: Arranged, slabs: Slabs) -> Occupancy:
         """What is in memory around the loops of slabs."""
@@ -146,7 +134,7 @@ class Lifetimes:
             if reads and value in self.operands:
                 return Lifetime(min(reads), max(reads) + 1, nbytes, reads=len(reads))
             return None
-        if maker not in self.walls.ops or self.walls.graph.along[maker].reduces:
+        if self.walls.graph.maker(value, self.walls.ops) is None:
             # loops that recompute the value's readers extend its lifetime
             end = self.outside.spans[value][1] if value in self.outside.spans else len(loops)
             if reads and end <= max(reads):
@@ -160,7 +148,7 @@ class Lifetimes:
         end = max(end, self.read_whole.get(value, end))
         if value not in slabs.on_host:
             return Lifetime(first, end, nbytes, False, True, len(reads))
-        rows, device_rows = self._host_rows(value, slabs, loops, reads)
+        rows, device_rows = self._host_rows(value, slabs, first, [loops[at] for at in reads])
         size = self._size(value)
         on_host, on_device = nbytes * rows // size, nbytes * device_rows // size
         return Lifetime(first, end, on_host, True, True, len(reads), on_device)
@@ -169,29 +157,20 @@ class Lifetimes:
         return self.walls.graph.sizes[value]
 
     def _host_rows(
-        self,
-        value: int,
-        slabs: Slabs,
-        loops: Sequence[LoopOverSlabs | None],
-        reads: Sequence[int],
+        self, value: int, slabs: Slabs, writer: int, readers: Sequence[LoopOverSlabs | None]
     ) -> tuple[int, int]:
-        """Rows of a value on the host, with padding, and its rows on the device."""
-        graph = self.walls.graph
-        maker = graph.graph.producer[value]
-        assert maker is not None
-        own = slabs.in_level(self.walls.levels[maker])
-        rows, trips = slab_rows(graph, own, value), self.trips(own)
+        """Rows of a value on the host, with padding, and its rows on the device.
+
+        Args:
+          writer: level of the loop that writes it.
+        """
+        walls = self.walls
+        own = slabs.in_level(writer)
+        trips = walls.trips(own)
         on_device = slabs.device_rows.get(value, 0)
-        spans = list[Span]()
-        for at in reads:
-            loop = loops[at]
-            if loop is not None:
-                span = host_span(loop.spans[value], rows, on_device)
-                reader = slabs.in_level(at)
-                reader_rows = self.trips(reader) * slab_rows(graph, reader, value)
-                spans.append(shifted(span, trips * rows, reader_rows))
-        padding = padding_rows(rows - on_device, spans)
-        return sum(padding) + trips * (rows - on_device), trips * on_device
+        on_host = walls.rows(own, value) - on_device
+        windows = (walls.host_window(slabs, value, writer, loop) for loop in readers if loop)
+        return sum(padding_rows(on_host, windows)) + trips * on_host, trips * on_device
 
     @cached_property
     def operands(self) -> frozenset[int]:

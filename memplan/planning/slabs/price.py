@@ -23,7 +23,6 @@ from memplan.planning.slabs.slabs import (
     Slabs,
     Walls,
     device_share,
-    slab_rows,
 )
 
 _LAUNCH_S = 1e-5  # per kernel in a loop, and per trip
@@ -210,7 +209,7 @@ class Pricer:
     def _loop_seconds(self, loop: LoopOverSlabs | None, slabs: Slabs) -> float:
         if loop is None:
             return 0.0
-        trips = self.lifetimes.trips(slabs.in_level(loop.level))
+        trips = self.walls.trips(slabs.in_level(loop.level))
         return self.streams(loop, slabs).seconds(trips)
 
     def _loop_nbytes(self, loop: LoopOverSlabs | None, slabs: Slabs) -> int:
@@ -244,7 +243,7 @@ class Pricer:
             seconds = [self.op_seconds[number] for number in loop.ops]
             timed_ops = zip(loop.ops, seconds, strict=True)
             kernels_s = sum(op_s * self._row_ratio(op, loop, slabs) for op, op_s in timed_ops)
-            kernels_s += self.lifetimes.trips(slabs) * self._adding_seconds(loop)
+            kernels_s += self.walls.trips(slabs) * self._adding_seconds(loop)
             launches = 1 + sum(op_s > 0 for op_s in seconds)
             windows = (self._window(value, loop) for value in (*loop.reads, *loop.writes))
             touched = (self._touched(number, loop) for number in loop.ops)
@@ -266,10 +265,10 @@ class Pricer:
         """
         along = self.graph.along[number]
         low = 0
-        high = slab_rows(self.graph, slabs, along.base)
+        high = self.walls.rows(slabs, along.base)
         if not along.reduces:
             low, high = loop.spans[along.base]
-        return (high - low) * self.lifetimes.trips(slabs) / self.graph.sizes[along.base]
+        return (high - low) * self.walls.trips(slabs) / self.graph.sizes[along.base]
 
     def _touched(self, number: int, loop: LoopOverSlabs) -> int:
         """Bytes that a kernel reads and writes, twice: in their own layout, and in the kernel's."""

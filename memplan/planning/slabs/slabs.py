@@ -119,7 +119,12 @@ class Slabs:
     def in_level(self, level: int) -> Slabs:
         """These slabs as the loop of a level takes them: several as one."""
         count = self.slabs_at_once.get(level, 1)
-        return self if count == 1 else replace(self, rows=self.rows * count, at_once=frozenset())
+        return self if count == 1 else replace(self.narrow, rows=self.rows * count)
+
+    @property
+    def narrow(self) -> Slabs:
+        """These slabs, with one in a trip of every loop."""
+        return replace(self, at_once=frozenset())
 
     @cached_property
     def slabs_at_once(self) -> Mapping[int, int]:
@@ -203,16 +208,6 @@ def host_span(span: Span, rows: int, on_device: int) -> Span:
     )
 
 
-def shifted(span: Span, rows: int, reader_rows: int) -> Span:
-    """A span of a loop, whose last trip ends at other rows than the writer's, counted from these.
-
-    Args:
-      rows: of all slabs that the writer writes.
-      reader_rows: of all slabs that the reader reads.
-    """
-    return span[0], span[1] + reader_rows - rows
-
-
 def padding_rows(rows: int, spans: Iterable[Span]) -> tuple[int, int]:
     """Padding rows of a host value, before its first row and after its last slab.
 
@@ -284,6 +279,7 @@ class Walls:
         # by (level, rows of a slab), and by (value where the axis begins, rows of a slab, value)
         self._loop_cache: dict[tuple[int, int], list[_CachedLoop]] = {}
         self._rows_cache: dict[tuple[int, int, int], int] = {}
+        self._trips_cache: dict[tuple[int, int], int] = {}  # by value and rows of a slab
         self._earlier: dict[int, EarlierSlabs] = {}  # by rows of a slab
 
     def _levels_after_inputs(self, number: int) -> Iterator[int]:
@@ -326,12 +322,36 @@ class Walls:
                     forced.add(value)
         return frozenset(forced)
 
-    def _rows(self, slabs: Slabs, value: int) -> int:
+    def rows(self, slabs: Slabs, value: int) -> int:
         """`slab_rows`, cached."""
         key = slabs.value, slabs.rows, value
         if key not in self._rows_cache:
             self._rows_cache[key] = slab_rows(self.graph, slabs, value)
         return self._rows_cache[key]
+
+    def trips(self, slabs: Slabs) -> int:
+        """`trips_of`, cached."""
+        key = slabs.value, slabs.rows
+        if key not in self._trips_cache:
+            self._trips_cache[key] = trips_of(self.graph, slabs)
+        return self._trips_cache[key]
+
+    def host_window(self, slabs: Slabs, value: int, writer: int, reader: LoopOverSlabs) -> Span:
+        """The rows of a value on the host that a loop reads in a trip.
+
+        They are counted among those on the host only. The last row is that of the reader's last
+        trip, counted from where the writer's last trip ends.
+
+        Args:
+          writer: level of the loop that writes the value.
+        """
+        own = slabs.in_level(writer)
+        rows = self.rows(own, value)
+        low, high = host_span(reader.spans[value], rows, slabs.device_rows.get(value, 0))
+        read = slabs.in_level(reader.level)
+        if own.rows != read.rows:
+            high += self.trips(read) * self.rows(read, value) - self.trips(own) * rows
+        return low, high
 
     def loops(self, slabs: Slabs) -> list[LoopOverSlabs]:
         return self.arranged(slabs).loops
@@ -406,7 +426,7 @@ class Walls:
             return None
         ops = list[int]()
         reads = set[int]()
-        spans = {value: (0, self._rows(slabs, value)) for value in written_by}
+        spans = {value: (0, self.rows(slabs, value)) for value in written_by}
         needed_ops = _LastFirst((*sums, *written_by.values()))
         for number in needed_ops:
             ops.append(number)
@@ -426,7 +446,7 @@ class Walls:
     def _op_span(self, number: int, slabs: Slabs, spans: dict[int, Span]) -> Span:
         """The rows that an op makes in a trip, which become the spans of its results."""
         op = self.graph.along[number]
-        slab = (0, self._rows(slabs, op.base))
+        slab = (0, self.rows(slabs, op.base))
         if op.reduces:
             return slab
         outputs = self.graph.graph.ops[number].outputs

@@ -80,8 +80,7 @@ class PricedSlabs:
         if limits == self.choice.limits:
             return self
         other = self.priced_for(limits)
-        narrow = replace(self.slabs, at_once=frozenset())
-        return other._changed(*other.choice.descended(narrow))
+        return other._changed(*other.choice.descended(self.slabs.narrow))
 
     def priced_for(self, limits: SlabLimits) -> PricedSlabs:
         """The same slabs, for other limits."""

@@ -31,9 +31,7 @@ from memplan.planning.slabs.slabs import (
     host_span,
     least_rows,
     padding_rows,
-    shifted,
     slab_rows,
-    trips_of,
     wide_levels,
 )
 from memplan.program import compat, ops
@@ -138,8 +136,7 @@ def _fits(slabs: Slabs, graph: SlabGraph, rows: int) -> bool:
     min_rows = least_rows(graph, ops)
     if slabs.rows % min_rows or slabs.rows >= rows + min_rows:
         return False
-    narrow = replace(slabs, at_once=frozenset())
-    may_widen = wide_levels(narrow, Walls(graph, slabs.ops).loops(narrow))
+    may_widen = wide_levels(slabs, Walls(graph, slabs.ops).loops(slabs.narrow))
     return (
         len(slabs.slabs_at_once) == len(slabs.at_once)
         and slabs.slabs_at_once.keys() <= may_widen
@@ -171,13 +168,14 @@ def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> l
     env: dict[Any, Any] = bindings(axis.flat.closed, operands)
     numbers = itertools.count(first)
     order = arrange(axis.graph, slabs)
+    walls = Walls(axis.graph, slabs.ops)
     loops = [item for item in order if isinstance(item, LoopOverSlabs)]
     for item in order:
         if isinstance(item, LoopOverSlabs):
             largest = axis.flat.eqns[item.largest_op(axis.graph.graph)]
             scope = jax.named_scope(InSlabs.scope(next(numbers)))
             with compat.source_context(largest), scope:
-                _Loop(axis, slabs, item, loops, env).run()
+                _Loop(axis, walls, slabs, item, loops, env).run()
             continue
         eqn = axis.flat.eqns[item]
         with compat.user_context(eqn):
@@ -209,20 +207,20 @@ class _Loop:
     def __init__(
         self,
         axis: SlabAxis,
+        walls: Walls,
         slabs: Slabs,
         loop: LoopOverSlabs,
         loops: Sequence[LoopOverSlabs],
         values: dict[Any, Any],
     ):
         self.axis = axis
-        self.all_slabs = slabs
-        self.slabs_per_trip = slabs.slabs_at_once.get(loop.level, 1)
         self.slabs = slabs.in_level(loop.level)
+        self.slabs_per_trip = self.slabs.rows // slabs.rows
         self.loop = loop
         self.values = values
         self.eqns = axis.flat.eqns
         variables = axis.flat.values
-        self.trips = trips_of(axis.graph, self.slabs)
+        self.trips = walls.trips(self.slabs)
         self.spans = {variables[value]: span for value, span in loop.spans.items()}
         self.sources = {variables[value]: self._source(variables[value]) for value in loop.reads}
         self.device_rows = {variables[value]: rows for value, rows in slabs.on_device}
@@ -240,7 +238,9 @@ class _Loop:
             var = variables[value]
             if value in slabs.on_host:
                 readers = [reader for reader in loops if value in reader.reads]
-                self.to_host[var] = [self._reader_span(var, reader) for reader in readers]
+                self.to_host[var] = [
+                    walls.host_window(slabs, value, loop.level, reader) for reader in readers
+                ]
             if value not in slabs.on_host or value in slabs.device_rows:
                 self.stacked[var] = self.device_rows.get(var, self.slab_rows(var))
         self.sums = [(number, var) for number in loop.sums for var in self.eqns[number].outvars]
@@ -265,15 +265,6 @@ class _Loop:
     def _host_span(self, var: Any, span: Span) -> Span:
         """The rows of a span that are on the host, counted among those on the host only."""
         return host_span(span, self.slab_rows(var), self.device_rows.get(var, 0))
-
-    def _reader_span(self, var: Any, reader: LoopOverSlabs) -> Span:
-        """The rows of a variable on the host that another loop reads in a trip."""
-        graph = self.axis.graph
-        value = self.axis.flat.number_of[var]
-        span = self._host_span(var, reader.spans[value])
-        slabs = self.all_slabs.in_level(reader.level)
-        rows = trips_of(graph, slabs) * slab_rows(graph, slabs, value)
-        return shifted(span, self.trips * self.slab_rows(var), rows)
 
     def _source(self, var: Any) -> Stack | HostArray | SplitArray | DeviceArray:
         value = self.values[var]
