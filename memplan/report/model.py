@@ -163,6 +163,7 @@ class Report(Record):
       peak_kernel: the kernel at the peak: its layer or name, and `file:line`; '' if unknown.
       step: the step's name on the command line: `MODULE:FACTORY(size=64)`; '' for a step of a
         program.
+      function: name of the function that was planned; '' if unknown.
       findings: changes that could save memory, counted without another compilation;
         `memplan.api.doctor` finds more.
       versions: (name, version) of python, jax, jaxlib and all other software that affects the
@@ -229,10 +230,15 @@ class Report(Record):
     dispatch_s: float | None = None
     explorations: int = 0
     findings: tuple[Finding, ...] = ()
+    function: str = ""
 
     @property
     def title(self) -> str:
-        return f"memplan: {self.device}"
+        return self.step or self.function or "step"
+
+    @property
+    def subtitle(self) -> str:
+        return f"budget {format_bytes(self.budget_bytes)} on {self.device}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """All tables; at most `rows` rows of long ones."""
@@ -254,7 +260,7 @@ class Report(Record):
             _live(self, page.FALLBACK_ROWS),
             decisions_table(self.decisions, page.FALLBACK_ROWS),
         )
-        header = page.Header(self.title, self.status, self.status == "fits", self.versions)
+        header = page.Header(self.title, self.subtitle, self.status, self.status == "fits")
         entries = self.entries()
         del entries["live_at_peak"]  # the timeline has it
         return page.of_report(header, entries, tables, fallbacks)
@@ -271,7 +277,7 @@ class Report(Record):
           OSError: the file cannot be written; nothing is left behind.
         """
         timeline = self._required_timeline()
-        trace = perfetto.trace(self.title, timeline, self.lines, self.budget_bytes)
+        trace = perfetto.trace(f"{self.title}, {self.subtitle}", timeline, self.lines, self.budget_bytes)
         write_atomic(path, trace)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
@@ -284,7 +290,8 @@ class Report(Record):
         """
         limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
         timeline = self._required_timeline()
-        picture = pictures.png_of_memory(self.title, timeline, self.lines, limits)
+        title = f"memplan: {self.device}"
+        picture = pictures.png_of_memory(title, timeline, self.lines, limits)
         write_atomic(path, picture)
 
     def _required_timeline(self) -> Timeline:
@@ -361,7 +368,8 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
 
 def _pinned_pool(report: Report) -> str:
     count = len(report.pinned_regions_bytes)
-    regions = f", in {count} region{'s' * (count > 1)}" if count else ""
+    sizes = ", ".join(map(format_bytes, report.pinned_regions_bytes))
+    regions = f", in {count} region{'s' * (count > 1)}: {sizes}" if count else ""
     return f"{format_bytes(report.pinned_bytes)}{regions}"
 
 

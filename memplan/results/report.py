@@ -67,6 +67,7 @@ def report_of(outcome: Outcome) -> Report:
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
         peak_kernel=_peak_kernel(memory),
         findings=counted(outcome),
+        function=outcome.program.name,
         **_bytes(outcome),
         **_seconds(outcome),
         **_loops(outcome, origins),

@@ -78,11 +78,13 @@ def _readers(module: Module, body: Computation, op: Instruction) -> Iterator[Ins
 def layer_of(scope: str) -> str:
     """The layer in a name stack.
 
-    For example, `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` is in `UNet/down_0/Conv_0`.
+    For example, `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` is in `UNet/down_0/Conv_0`. A
+    collective that XLA combined, `UNet/down_0/(Conv_0/sum:Conv_1/sum`, is in `UNet/down_0`.
     """
     scope = _CALLED.sub("", scope)
     while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
         scope = bare
+    scope = scope.partition("/(")[0]
     parts: list[str] = []
     for part in scope.split("/"):
         method = parts and part.startswith(f"{parts[-1]}.")

@@ -47,6 +47,9 @@ function counted(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+const secondsOf = (span) => span.end_s - span.start_s;
+const spanOf = (span) => seconds(secondsOf(span));
+
 /** An element with attributes, properties (`on...`, `className`, `textContent`, ...) and children; text stays text. */
 function make(tag, settings = {}, ...children) {
   const element = document.createElement(tag);
