@@ -238,7 +238,8 @@ class Report(Record):
 
     @property
     def subtitle(self) -> str:
-        return f"budget {format_bytes(self.budget_bytes)} on {self.device}"
+        where = f"each {self.device} of mesh {self.mesh.sizes}" if self.mesh else self.device
+        return f"budget {format_bytes(self.budget_bytes)} on {where}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """All tables; at most `rows` rows of long ones."""

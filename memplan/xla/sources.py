@@ -12,6 +12,7 @@ from memplan.xla.module import Computation, Frame, Instruction, Module
 _SCOPE = re.compile(r'jit\([^/"]*/(.*)/')
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
+_COMBINED = re.compile(r"(^|/)\(.*")  # the scopes of a collective that XLA combined of several
 _NO_LAYER = re.compile(
     r"""(?x: while | body | cond | closed_call | branch_\d+_fun | checkpoint | rematted_computation
     | eval_jaxpr )"""
@@ -84,7 +85,7 @@ def layer_of(scope: str) -> str:
     scope = _CALLED.sub("", scope)
     while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
         scope = bare
-    scope = scope.partition("/(")[0]
+    scope = _COMBINED.sub("", scope)
     parts: list[str] = []
     for part in scope.split("/"):
         method = parts and part.startswith(f"{parts[-1]}.")

@@ -2,7 +2,7 @@
 
 const LINE_STYLES = [[6, 3], [2, 3]];
 const GAP = 10;
-const LEAST_HIGH = 24; // pixels of the host's memory: room for its name
+const LEAST_HIGH = 40; // pixels of the host's memory: room for its name
 const MOST_ABOVE = 8; // a line that goes higher, in multiples of the step itself, is not shown at first: it would be flat
 
 class Chart {

@@ -3,7 +3,7 @@
 const ORIGINS = {
   compiled: "the compiler's own schedule and buffers, at the times of a roofline model",
 };
-const LOOPS = "A loop has a mark at each trip, or at every 2nd, 5th, 10th, ...; its kernels and memory are those of one trip.";
+const LOOPS = "A loop has a mark at each trip, or at every 2nd, 5th, 10th, ... of them.";
 const KEYS = "Click to hold a moment, drag to zoom, double click for all; Ctrl and the wheel zoom, Shift and the wheel move. " +
   "Keys: arrows for the next moment (Shift: farther), Home, End, p for the peak, + and − to zoom, Page Up and Page Down to move, 0 for all.";
 

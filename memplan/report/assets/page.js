@@ -12,10 +12,10 @@ function drawTiles() {
     tile("Peak", bytes(peak), bar(peak, report.budget_bytes), `${percent(peak, report.budget_bytes)} of the budget`,
       report.compiled_peak_bytes === null ? "predicted" : "by XLA's account",
       report.observed_peak_bytes === null ? "" : `${bytes(report.observed_peak_bytes)} observed`),
-    tile("Saved", plain ? bytes(plain - peak) : bytes(null),
+    tile("Saved", bytes(!isPlanned ? 0 : plain && plain - peak),
       !isPlanned ? "the step runs as it is" : plain ? `${percent(plain - peak, plain)} of the unmodified step's ${bytes(plain)}` : ""),
     tile("Time", seconds(step), before && isPlanned ? `${change(step, before)} against ${seconds(before)} unmodified` : "", "predicted"),
-    tile("Host", bytes(report.host_peak_bytes), report.offloaded_bytes ? `${bytes(report.offloaded_bytes)} go there and back` : "",
+    tile("Host", bytes(report.host_peak_bytes), report.offloaded_bytes ? `${bytes(report.offloaded_bytes)} go there and back` : "nothing is offloaded",
       report.copy_s ? `${percent(report.hidden_copy_s || 0, report.copy_s)} of copies under computation` : ""),
   );
 }
