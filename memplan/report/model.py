@@ -278,7 +278,9 @@ class Report(Record):
           OSError: the file cannot be written; nothing is left behind.
         """
         timeline = self._required_timeline()
-        trace = perfetto.trace(f"{self.title}, {self.subtitle}", timeline, self.lines, self.budget_bytes)
+        trace = perfetto.trace(
+            f"{self.title}, {self.subtitle}", timeline, self.lines, self.budget_bytes
+        )
         write_atomic(path, trace)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:

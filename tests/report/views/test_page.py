@@ -231,8 +231,10 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Any, drawn_report: Repor
     for result in (named, Difference.of(named, named)):
         shown = open_page(result, viewport={"width": 360, "height": 740})
         assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
-        tops = "() => ['h1', '.tile', '.chart', '.controls'].map((of) => document.querySelector(of).getBoundingClientRect().top)"
-        assert sorted(shown.page.evaluate(tops)) == shown.page.evaluate(tops)
+        parts = ("h1", ".tile", ".chart", ".controls")
+        boxes = [shown.page.locator(part).first.bounding_box() for part in parts]
+        tops = [box["y"] for box in boxes]
+        assert tops == sorted(tops)
 
 
 def test_without_memory_over_time_it_says_why(open_page: Any, report: Report) -> None:
@@ -287,7 +289,8 @@ def test_figures_at_the_top_are_of_the_plan(shown: Shown) -> None:
 
 def test_an_unmodified_step_saves_nothing(open_page: Any, drawn_report: Report) -> None:
     shown = open_page(replace(drawn_report, planner="none"))
-    assert shown.texts(".tile")[1].split() == "Saved 0 B the step runs as it is".split()
+    assert shown.texts(".tile")[1].splitlines()[-1] == "the step runs as it is"
+    assert shown.texts(".tile strong")[1] == "0 B"
 
 
 @pytest.mark.parametrize(
@@ -308,9 +311,7 @@ def test_the_title_is_the_step(
     assert shown.page.title() == f"{title}, budget 2.00 GiB on {drawn_report.device}"
 
 
-def test_launches_and_pinned_regions_are_in_the_table(
-    open_page: Any, drawn_report: Report
-) -> None:
+def test_launches_and_pinned_regions_are_in_the_table(open_page: Any, drawn_report: Report) -> None:
     pinned = {"pinned_bytes": 3 << 30, "pinned_regions_bytes": (2 << 30, 1 << 30)}
     shown = open_page(replace(drawn_report, cuda_graphs=3, single_launches=7, **pinned))
     cells = shown.texts("section td")
@@ -324,9 +325,7 @@ def test_a_mesh_has_collectives_with_lines_layers_and_links(
     end_s = drawn_report.timeline.end_s
     gather = Copy("Net/conv_0", 7, "to devices", 0.0, 2e-4, "all-gather", ("host",), "net.py:3")
     sums = Copy("Net", 9, "to devices", 2e-4, 3e-4, "all-reduce", ("device",), "net.py:5")
-    timeline = replace(
-        drawn_report.timeline, copies=(*drawn_report.timeline.copies, gather, sums)
-    )
+    timeline = replace(drawn_report.timeline, copies=(*drawn_report.timeline.copies, gather, sums))
     gathers = (CollectiveRow("all-gather", ("host",), 1, 5, 7, end_s),)
     links = (Link("host", 2, 40e9, True), Link("device", 4, 360e9, False))
     mesh = Mesh((("data", 8),), "2x4", links, gathers, 0.1, 0.05)
@@ -349,11 +348,13 @@ def test_a_mesh_has_collectives_with_lines_layers_and_links(
 def test_a_long_loop_shows_its_trips_and_seconds(open_page: Any, drawn_report: Report) -> None:
     end_s = drawn_report.timeline.end_s
     loop = Block("loop", "while.19", 2000, 0.0, end_s, "a/net.py:3")
-    shown = open_page(replace(drawn_report, timeline=replace(drawn_report.timeline, blocks=(loop,))))
+    shown = open_page(
+        replace(drawn_report, timeline=replace(drawn_report.timeline, blocks=(loop,)))
+    )
     texts = {text for text, *_ in drawn_texts(shown)}
     (label,) = (text for text in texts if "2,000 trips" in text)
     assert label.startswith("net.py:3: 2,000 trips of ") and label.endswith(" ms")
-    assert "2,000 ×" in texts
+    assert "2,000 \N{MULTIPLICATION SIGN}" in texts
     chart = shown.page.get_by_role("slider")
     few = len(trip_marks(shown))
     assert 20 < few < 300
@@ -392,7 +393,9 @@ def test_the_host_has_the_scale_of_the_device_or_says_how_much_smaller(
     notes = shown.page.inner_text("#memory")
     assert ("drawn 1/" in name) is is_smaller
     if not is_smaller:
-        assert ratio == pytest.approx(1, abs=0.03) and "host's memory has the device's scale" in notes
+        assert (
+            ratio == pytest.approx(1, abs=0.03) and "host's memory has the device's scale" in notes
+        )
         return
     shrink = int(name.partition("1/")[2].split()[0])
     assert shrink > 1 and ratio == pytest.approx(shrink, rel=0.03)
