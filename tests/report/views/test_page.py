@@ -341,6 +341,10 @@ def test_a_mesh_has_collectives_with_lines_layers_and_links(
     ]
     over = shown.page.locator("#collectives tbody td:nth-child(4)").first
     assert over.get_attribute("title") == "host: 40.0 GB/s"
+    pixels = "canvas => canvas.toDataURL()"
+    unmarked = shown.page.locator("canvas.over").evaluate(pixels)
+    over.hover()
+    assert shown.page.locator("canvas.over").evaluate(pixels) != unmarked
     assert not shown.errors
     assert not open_page(drawn_report).page.locator("#collectives").is_visible()
 
