@@ -143,9 +143,12 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
     nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
     assert memory.argument_size_in_bytes + memory.output_size_in_bytes == nbytes
     report = planned.report
-    sent = [copy.kind for copy in report.timeline.copies if copy.direction == "to devices"]
+    sent = [copy for copy in report.timeline.copies if copy.direction == "to devices"]
     assert len(sent) == sum(row.count for row in report.mesh.collectives) > 0
-    assert set(sent) == {row.kind for row in report.mesh.collectives}
+    rows = {(row.kind, row.over) for row in report.mesh.collectives}
+    assert {(copy.kind, copy.over) for copy in sent} == rows
+    assert all("test_step.py:" in copy.source for copy in sent)
+    assert report.title == report.function == "step"
 
 
 @pytest.fixture(scope="module")
