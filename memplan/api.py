@@ -17,7 +17,7 @@ from memplan.report.curve import Curve
 from memplan.report.diagnosis import Diagnosis
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
-from memplan.request import UNLIMITED, Request
+from memplan.request import UNLIMITED, Request, limits_of
 from memplan.stages import PlannedJit, notify
 from memplan.studies.compare import compare as compare_methods
 from memplan.studies.curve import curve as curve_of
@@ -97,7 +97,9 @@ def jit(
 
     Args:
       step: the function; omit it to use `jit` as a decorator with arguments.
-      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all.
+      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all
+        that a process of jax has. On a device that is not here, that is 75 % of its memory, or what
+        `XLA_CLIENT_MEM_FRACTION` says.
       host_budget: host bytes for offloaded values, in the same forms; a share or None refers to the
         host's memory (for a described GPU: to twice its own memory). Ignored on a CPU.
       device: the device to plan for, by name (`memplan devices`); None is the local backend. A plan
@@ -160,7 +162,7 @@ def report(
       step: a plain function.
       args: arrays or `jax.ShapeDtypeStruct`s.
       budget: as for `jit`. None compiles the step unplanned, except for `host_state` and `pin`; the
-        report's `budget_bytes` is then the device's memory, and its status is `does not fit` if
+        report's `budget_bytes` is then the default of `jit`, and its status is `does not fit` if
         the step takes more.
       options: as for `jit`, but by default the first of several arguments is donated: the state
         that the step replaces.
@@ -172,11 +174,15 @@ def report(
     planned = PlannedJit(step, request, jit_options).plan(*args)
     if budget is not None:
         return planned.report
-    memory_bytes = request.target.device.memory_bytes
+    limits = limits_of(replace(request, budget=None), request.target)
     peak_bytes = planned.report.compiled_peak_bytes
-    fits = peak_bytes is not None and peak_bytes <= memory_bytes
-    status = planned.report.status if fits else "does not fit"
-    return replace(planned.report, budget_bytes=memory_bytes, status=status)
+    fits = peak_bytes is not None and peak_bytes <= limits.device_bytes
+    return replace(
+        planned.report,
+        budget_bytes=limits.device_bytes,
+        pool_share=limits.pool_share,
+        status=planned.report.status if fits else "does not fit",
+    )
 
 
 def compare(

@@ -168,19 +168,25 @@ def target_of(device: str | None) -> Target:
 def limits_of(request: Request, target: Target) -> Limits:
     """The limits of a request on a target, in bytes.
 
-    The default host limit is twice the memory of a described GPU. On this machine it is 80 % of
+    The default device limit is the memory of jax's pool: on a described GPU what the pool would
+    take there in this environment, 75 % unless `XLA_CLIENT_MEM_FRACTION` says otherwise. The
+    default host limit is twice the memory of a described GPU. On this machine it is 80 % of
     the host's memory, or XLA's pinned pool if that is smaller.
 
     Raises:
       BudgetError: the budget is invalid, or exceeds the pinned pool of a local GPU.
     """
-    device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
+    memory_bytes = target.device.memory_bytes
+    device_bytes = parse_bytes(request.budget, memory_bytes)
     if not target.backend.has_own_memory:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
     if target.described:
-        default_bytes = 2 * target.device.memory_bytes
-        host_bytes = parse_bytes(request.host_budget, default_bytes, "host budget")
-        return Limits(device_bytes, host_bytes)
+        host_bytes = parse_bytes(request.host_budget, 2 * memory_bytes, "host budget")
+        share = pools().share
+        if request.budget is not None or share == 1:
+            return Limits(device_bytes, host_bytes)
+        pool = pools().of_device(memory_bytes, share)
+        return Limits(pool.limit_bytes, host_bytes, share)
     usable_bytes = host_memory_bytes() * 8 // 10
     pinned_bytes = pools().host_limit_bytes
     if request.host_budget is None:

@@ -24,7 +24,7 @@ FactoryArgument = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: what the device has."),
+    typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: jax's pool there."),
 ]
 Json = Annotated[
     Path | None,

@@ -90,6 +90,8 @@ class Report(Record):
       status: `fits`, `untouched` (the unmodified step fits), or `does not fit`.
       planner: name of the planner.
       budget_bytes, host_budget_bytes: limits of the plan on the device and on the host.
+      pool_share: the share of an absent device's memory that jax's pool would take there, if the
+        device budget is that pool by default; None if it is not.
       baseline_peak_bytes: device bytes of the unmodified step for the same target, by XLA's rules
         for buffers; over several devices with the collectives of the planned step, which `jax.jit`
         may combine otherwise.
@@ -231,6 +233,7 @@ class Report(Record):
     explorations: int = 0
     findings: tuple[Finding, ...] = ()
     function: str = ""
+    pool_share: float | None = None
 
     @property
     def title(self) -> str:
@@ -332,7 +335,7 @@ def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
         observed = format_bytes(report.observed_peak_bytes)
     compiled = f"{format_bytes(report.compiled_peak_bytes)} compiled"
     predicted = f"{format_bytes(report.predicted_peak_bytes)} predicted"
-    yield "device budget", format_bytes(report.budget_bytes)
+    yield "device budget", f"{format_bytes(report.budget_bytes)}{of_pool(report.pool_share)}"
     yield "device peak", f"{compiled}, {predicted}, {observed}"
     if report.pool_peak_bytes is not None:
         yield "  in XLA's pool", format_bytes(report.pool_peak_bytes)
@@ -367,6 +370,11 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"
     planning = format_seconds(report.planning_s)
     yield "prepared in", f"{format_seconds(report.preparation_s)}, {planning} of it planning"
+
+
+def of_pool(share: float | None) -> str:
+    """` (75% of the device, jax's pool)`, for a budget that is jax's pool by default."""
+    return f" ({share:.0%} of the device, jax's pool)" if share is not None else ""
 
 
 def _pinned_pool(report: Report) -> str:

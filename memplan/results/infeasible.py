@@ -15,6 +15,7 @@ from memplan.program.slabs.write import axis_at
 from memplan.program.state.host_state import donation_pairs
 from memplan.program.trace import InSlabs, Program
 from memplan.report.decisions import LeftAsWritten
+from memplan.report.model import of_pool
 from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
 from memplan.units import located, show_bytes
@@ -55,7 +56,7 @@ def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> Infeasi
     advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
     parts = _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
-        f"no plan fits {show_bytes(budget)} on {outcome.target.device.name}. The smallest plan "
+        f"no plan fits {show_bytes(budget)}{of_pool(outcome.limits.pool_share)} on {outcome.target.device.name}. The smallest plan "
         f"that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
         f"takes less than {show_bytes(floor_bytes)}: {resident} and the largest kernel, "
         f"{operation}.{parts} Try:\n  {advice}",

@@ -83,6 +83,7 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "budget_bytes": outcome.limits.device_bytes,
         "host_budget_bytes": outcome.limits.host_bytes,
+        "pool_share": outcome.limits.pool_share,
         "baseline_peak_bytes": unmodified.device_bytes if unmodified else None,
         "predicted_peak_bytes": planned.predicted_bytes,
         "compiled_peak_bytes": outcome.device_bytes,
