@@ -49,6 +49,7 @@ class PlanOptions(TypedDict, total=False):
     topology: Topology | str | None
     between_hosts: str | None
     pin: Mapping[str, str] | None
+    time_limit: float | None
 
 
 class RequestOptions(PlanOptions, total=False):
@@ -131,6 +132,12 @@ def jit(
         not need it; on a CPU the same as `"device"`) or `"recompute"` (computed again from other
         values). The planner decides about all other values. A value that XLA computes inside the
         kernels that read it is never stored, and the report says so.
+      time_limit: seconds of wall time, from when the step is traced, after which memplan looks for
+        no better program and takes the best that fits (`Report.ended_by` says so). It is checked
+        between programs: what XLA or the planner has begun is finished, the first program is always
+        planned, and the best is compiled after the limit. The plan then depends on how fast the
+        machine is; without a limit (None) it does not. A step that runs in several processes takes
+        none.
       options: the options of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
         `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 
@@ -140,6 +147,7 @@ def jit(
     Raises:
       BudgetError, UnknownDeviceError: at once, if the request is invalid.
       InfeasibleBudgetError: when the step is called or planned, if no plan fits.
+      TimeLimitError: likewise, if the time limit passes before a program that fits is found.
       MemplanError, UnsupportedProgramError: likewise, if `pin` names no value of the step, or if it
         cannot be followed.
     """
@@ -201,7 +209,12 @@ def compare(
       args: arrays or `jax.ShapeDtypeStruct`s.
       budget: as for `jit`.
       options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
-        `jit`. Only memplan uses `planner`, `host_state` and `split`.
+        `jit`. Only memplan uses `planner`, `host_state` and `split`. `time_limit` is that of the
+        whole comparison: it ends with the rows that are done.
+
+    Raises:
+      memplan.report.result.Interrupted: Ctrl-C ended it. It is a `KeyboardInterrupt`, and its
+        `result` is the comparison with the rows that are done.
     """
     request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
     return compare_methods(step, args, jit_options, request, notify.get())
@@ -223,7 +236,10 @@ def curve(
       args: arrays or `jax.ShapeDtypeStruct`s.
       points: the budgets: shares of the plain step's bytes, or a number of budgets, evenly spaced
         between the floor and the plain step's bytes.
-      options: as for `compare`.
+      options: as for `compare`, also with regard to `time_limit`.
+
+    Raises:
+      memplan.report.result.Interrupted: Ctrl-C ended it, as for `compare`.
     """
     request, jit_options = _request("memplan.api.curve", RequestOptions, None, options)
     return curve_of(step, args, jit_options, request, points, notify.get())
@@ -270,9 +286,13 @@ def largest(
       budget: as for `jit`.
       options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
         `jit`, but by default the first of several arguments is donated: the state that the step
-        replaces.
+        replaces. `time_limit` is that of the whole search: it ends with the largest size that fits
+        until then, as predicted.
 
     Raises:
+      memplan.report.result.Interrupted: Ctrl-C ended it after a size that fits. It is a
+        `KeyboardInterrupt`, and its `result` is the `Frontier` of the sizes tried.
+      TimeLimitError: the time limit has passed, and no size that fits was found.
       InfeasibleBudgetError: not even `low` fits.
       SizeError: there is no size between `low` and `high`.
     """

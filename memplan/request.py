@@ -14,7 +14,7 @@ from memplan.compilation.limits import Limits
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
-from memplan.parallel.meshes import machine_of, topology_for
+from memplan.parallel.meshes import machine_of, processes_of, topology_for
 from memplan.parallel.step import options_with_shardings
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
@@ -70,6 +70,7 @@ class Request:
     topology: Topology | str | None = None
     between_hosts: str | None = None
     pin: Mapping[str, str] | None = None
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         parse_bytes(self.budget, 1)
@@ -79,6 +80,12 @@ class Request:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise MemplanError(f"{name} is {value!r:.80}; it is {description}.")
+        limit_s = self.time_limit
+        is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
+        if limit_s is not None and not (is_number and limit_s > 0):
+            raise MemplanError(
+                f"time_limit is {limit_s!r:.80}; it is a number of seconds above 0, or None."
+            )
         if not all(isinstance(position, int) for position in self.host_state):
             raise MemplanError(
                 f"host_state is {self.host_state!r:.80}; it is the position of an argument, or "
@@ -215,6 +222,7 @@ def traced(
     Raises:
       BudgetError, UnknownDeviceError: the request is invalid.
       MemplanError, UnsupportedProgramError: see `trace` and `check_pins`.
+      MemplanError: there is a time limit, and the step runs in several processes.
       TopologyError: the topology does not fit the step's devices.
     """
     target = request.target
@@ -229,6 +237,12 @@ def traced(
     division = program.traced.division
     if division is None:
         return program
+    if request.time_limit is not None and len(processes_of(division, target.described)) > 1:
+        raise MemplanError(
+            "time_limit cannot end planning in several processes: their clocks differ, so they "
+            "would compile different programs. Leave it out; or plan the step in one process for "
+            "the same device (device=), save the plan, and pass it to all (plan=)."
+        )
     return replace(program, machine=machine_of(division, request.topology, target.described))
 
 

@@ -18,6 +18,7 @@ import jax
 
 from memplan import pipeline
 from memplan.compilation.compiler import shapes_of
+from memplan.compilation.deadline import CTRL_C
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.planning.plan import Plan
@@ -174,7 +175,7 @@ class PlannedJit:
                     f"the results of the planned step differ from those of the step ({gate}). "
                     "Please report it."
                 )
-        interrupted = _INTERRUPTED if outcome.interrupted else ""
+        interrupted = _INTERRUPTED if outcome.ended_by == CTRL_C else ""
         for warning in filter(None, (gather_warning(outcome), interrupted)):
             package = os.path.dirname(__file__)
             warnings.warn(warning, stacklevel=2, skip_file_prefixes=(package,))

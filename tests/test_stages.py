@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan import MemplanError, Report, api
+from memplan import Report, api
+from memplan.errors import MemplanError, TimeLimitError
 from memplan.planning.registry import OWN
 from memplan.planning.schedule import Solution
 from memplan.stages import Planned, PlannedJit, Traced
@@ -241,3 +242,22 @@ def test_a_jitted_step_is_planned_by_every_name() -> None:
     np.testing.assert_array_equal(
         step(*arguments())[1]["loss"], jax.jit(train)(*arguments())[1]["loss"]
     )
+
+
+def test_a_time_limit_ends_planning_and_the_report_says_so() -> None:
+    step, args = scanned(64, 8)
+    whole = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    options: Any = {"budget": whole // 2, "donate_argnums": 0, "time_limit": 1e-6}
+    with pytest.raises(
+        TimeLimitError, match=r"time limit of 1e-06 s .* 1 program .*(?s:.*)Try:"
+    ) as out:
+        memplan.jit(step, **options).plan(*args)
+    assert whole // 2 < out.value.smallest_bytes <= whole
+    report = memplan.jit(step, **{**options, "verify": None}).plan(*args).report
+    assert report.ended_by == "time limit" and "planning ended by" in str(report)
+
+
+@pytest.mark.parametrize("time_limit", [0, -1, float("nan"), True, "5min"])
+def test_a_time_limit_is_a_number_of_seconds(time_limit: Any) -> None:
+    with pytest.raises(MemplanError, match=r"time_limit is .*a number of seconds above 0"):
+        memplan.jit(lambda x: x, time_limit=time_limit)

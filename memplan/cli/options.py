@@ -78,6 +78,13 @@ class StepCommandOptions:
             metavar="NAME=device|host|recompute", help="Where named values are; may be repeated."
         ),
     ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Look for nothing better after so many seconds; keep the best that fits.",
+        ),
+    ] = None
     json: Json = None
     html: Html = None
     debug: Debug = False
@@ -108,6 +115,7 @@ class StepCommandOptions:
             "donate_argnums": donated,
             "host_state": _positions(on_host, args, "--host-state", "0 or 0,1") if on_host else (),
             "pin": dict(map(_pin, self.pin)) if self.pin else None,
+            "time_limit": self.time_limit,
         }
 
 

@@ -15,9 +15,11 @@ from memplan.cli.output import (
     INFEASIBLE,
     check_extra,
     check_writable,
+    exit_if_interrupted,
     print_error,
     print_result,
     progress,
+    rows_done,
     save,
 )
 from memplan.errors import ReportError
@@ -153,8 +155,11 @@ def compare(step: FactoryArgument, *, budget: Budget = None, options: StepComman
     """
     with progress() as stage:
         function, args = plain_step(step, stage)
-        comparison = api.compare(function, args, budget=budget, **options.of(args))
+        comparison = rows_done(
+            lambda: api.compare(function, args, budget=budget, **options.of(args))
+        )
     print_result(comparison, options.json, options.html)
+    exit_if_interrupted(comparison.ended_by)
     if not comparison.any_fits:
         raise typer.Exit(INFEASIBLE)
 
@@ -179,10 +184,13 @@ def curve(
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
     with progress() as stage:
         function, args = plain_step(step, stage)
-        result = api.curve(function, args, points=share or points, **options.of(args))
+        result = rows_done(
+            lambda: api.curve(function, args, points=share or points, **options.of(args))
+        )
     if png is not None:
         save(png, result.save_png)
     print_result(result, options.json, options.html)
+    exit_if_interrupted(result.ended_by)
 
 
 @step_command
@@ -208,16 +216,19 @@ def largest(
 
     with progress():
         _, args = make(low)
-        frontier = api.frontier(
-            make,
-            name=name,
-            low=low,
-            high=high,
-            step=stride,
-            budget=budget,
-            **options.of(args),
+        frontier = rows_done(
+            lambda: api.frontier(
+                make,
+                name=name,
+                low=low,
+                high=high,
+                step=stride,
+                budget=budget,
+                **options.of(args),
+            )
         )
     print_result(frontier, options.json, options.html)
+    exit_if_interrupted(frontier.ended_by)
 
 
 def _size_range(vary: list[str]) -> tuple[str, int, int, int]:

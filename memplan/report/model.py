@@ -122,6 +122,8 @@ class Report(Record):
       gap_s: seconds by which the step is slower than the bound.
       attempts: number of compilations of the step.
       explorations: number of programs that were planned, but not compiled.
+      ended_by: what ended planning before all programs were explored, so that another may be
+        faster: `time limit` or `Ctrl-C`; '' if nothing did.
       decisions: one row per kept, offloaded, recomputed or split value, the largest first.
       live_at_peak: buffers on the device at the compiled peak, largest first; all bytes but holes
         between temporaries.
@@ -234,6 +236,7 @@ class Report(Record):
     findings: tuple[Finding, ...] = ()
     function: str = ""
     pool_share: float | None = None
+    ended_by: str = ""
 
     @property
     def title(self) -> str:
@@ -327,6 +330,8 @@ def _plan_rows(report: Report) -> Iterator[tuple[str, str]]:
     if report.mesh:
         yield from report.mesh.summary
     yield "planner", f"{report.planner}{_slabs(report)}, compiled {times}{explored}"
+    if report.ended_by:
+        yield "planning ended by", f"{report.ended_by}; another program may be faster"
 
 
 def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:

@@ -54,6 +54,7 @@ def report_of(outcome: Outcome) -> Report:
         planner=outcome.plan.planner if outcome.plan is not None else "none",
         attempts=outcome.compilations,
         explorations=outcome.explorations,
+        ended_by=outcome.ended_by,
         decisions=decisions,
         live_at_peak=_live_at_peak(outcome, origins, by_buffer),
         candidates=tuple(_candidates(outcome)),
