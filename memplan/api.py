@@ -18,7 +18,7 @@ from memplan.report.diagnosis import Diagnosis
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
 from memplan.request import UNLIMITED, Request, limits_of
-from memplan.stages import PlannedJit, notify
+from memplan.stages import PlannedJit, notify, telling
 from memplan.studies.compare import compare as compare_methods
 from memplan.studies.curve import curve as curve_of
 from memplan.studies.doctor import doctor as doctor_of
@@ -80,7 +80,11 @@ class JitOptions(RequestOptions, StepOptions, total=False):
 
 @contextlib.contextmanager
 def progress(callback: pipeline.Notify) -> Iterator[None]:
-    """Call `callback(stage, fraction or None)` for each stage of planning inside the block."""
+    """Call `callback(stage, fraction or None)` for each stage of planning inside the block.
+
+    Without it, a terminal shows the stage on standard error if planning takes longer than two
+    seconds. The logger `memplan` has the stages and outcomes (INFO) and the programs tried (DEBUG).
+    """
     token = notify.set(callback)
     try:
         yield
@@ -217,7 +221,8 @@ def compare(
         `result` is the comparison with the rows that are done.
     """
     request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
-    return compare_methods(step, args, jit_options, request, notify.get())
+    with telling() as tell:
+        return compare_methods(step, args, jit_options, request, tell)
 
 
 def curve(
@@ -242,7 +247,8 @@ def curve(
       memplan.report.result.Interrupted: Ctrl-C ended it, as for `compare`.
     """
     request, jit_options = _request("memplan.api.curve", RequestOptions, None, options)
-    return curve_of(step, args, jit_options, request, points, notify.get())
+    with telling() as tell:
+        return curve_of(step, args, jit_options, request, points, tell)
 
 
 def doctor(
@@ -265,7 +271,8 @@ def doctor(
         `jax.jit`.
     """
     request, jit_options = _request("memplan.api.doctor", RequestOptions, budget, options)
-    return doctor_of(step, args, jit_options, request, notify.get())
+    with telling() as tell:
+        return doctor_of(step, args, jit_options, request, tell)
 
 
 def largest(
@@ -317,7 +324,8 @@ def frontier(
     """
     request, jit_options = _request("memplan.api.frontier", RequestOptions, budget, options)
     donated = _positions(jit_options["donate_argnums"]) if jit_options else None
-    return frontier_of(make, name, low, high, step, donated, request, notify.get())
+    with telling() as tell:
+        return frontier_of(make, name, low, high, step, donated, request, tell)
 
 
 def refuse_no_function(function: str, step: Any) -> None:

@@ -15,6 +15,7 @@ Ctrl-C ends the exploration of a step that is to run: the best so far is compile
 limit, which is checked between programs; without one, no clock decides anything.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 
 from memplan.compilation.compiler import Commits, Compiler, Notify, always, never
@@ -27,6 +28,8 @@ from memplan.planning.plan import Plan
 from memplan.program.candidates import Candidates
 from memplan.program.trace import Program
 from memplan.units import format_bytes, format_seconds
+
+_log = logging.getLogger("memplan")
 
 # Compile one program by one schedule at most this often. Each time corrects the last prediction.
 MOST_TRIES = 3
@@ -257,6 +260,7 @@ class Attempts:
     ) -> Explored:
         explored = self.compiler.explore(program, hides_latency, headroom, commits)
         self.history.add(explored)
+        _log.debug("%s %s", "fits:" if explored.fits else "does not fit:", explored.summary)
         return explored
 
 
