@@ -67,8 +67,8 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         and request.plan.fingerprint != outcome.planned.plain.module.fingerprint
     ):
         notify("planning anew, as XLA chose other kernels", None)
-        request = replace(request, plan=None)
-        exploration = _exploration(program, request, notify, "", modules, True, deadline)
+        anew = replace(request, plan=None)
+        exploration = _exploration(program, anew, notify, "", modules, True, deadline)
         outcome = replace(exploration.commit(), seconds=time.perf_counter() - started)
     if not outcome.fits and request.verify is not None:
         raise refusal(replace(exploration, best=outcome), request, notify, deadline)

@@ -161,7 +161,7 @@ def compare(step: FactoryArgument, *, budget: Budget = None, options: StepComman
     print_result(comparison, options.json, options.html)
     exit_if_interrupted(comparison.ended_by)
     if not comparison.any_fits:
-        raise typer.Exit(INFEASIBLE)
+        raise typer.Exit(FAILED if comparison.ended_by else INFEASIBLE)
 
 
 @step_command

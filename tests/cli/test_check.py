@@ -59,6 +59,7 @@ def test_a_first_report_is_saved_and_the_same_step_passes(
         "donate_argnums": (0,),
         "host_state": (),
         "pin": None,
+        "time_limit": None,
     }
     assert requests == [{"budget": None, "device": device, **state} for device in (None, "v100")]
 

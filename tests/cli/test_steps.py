@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from memplan import api
+from memplan.errors import TimeLimitError
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
 from memplan.report.diagnosis import Diagnosis, Finding
 from memplan.report.frontier import Frontier, Trial
+from memplan.report.result import Interrupted
 from tests.cli.command import REPORT, Planner, message, run
 from tests.report.timelines import random_timeline
 
@@ -38,8 +40,8 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
         == 0
     )
     state = {"donate_argnums": (0,), "host_state": ()}
-    whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
-    split = {"split": "auto", **state, "pin": None}
+    whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}, "time_limit": None}
+    split = {"split": "auto", **state, "pin": None, "time_limit": None}
     none = {**dict.fromkeys(options), "verify": "compile"}
     assert planner.requests == [{**options, **split}, {**none, **whole}]
 
@@ -109,7 +111,7 @@ def test_doctor_exits_with_1_unless_the_step_fits_without_findings(
 def options_of(budget: str) -> dict[str, Any]:
     """Those of a command that asks for a budget and a device."""
     common = {"host_budget": None, "device": "v100", "split": "auto", "donate_argnums": (0,)}
-    return {"budget": budget, **common, "host_state": (), "pin": None}
+    return {"budget": budget, **common, "host_state": (), "pin": None, "time_limit": None}
 
 
 def test_doctor_passes_donated_arguments_on_and_refuses_a_planned_step(
@@ -164,7 +166,10 @@ def curved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def curve(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Curve:
         requests.append({"args": args, **options})
         points = Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)
-        return Curve(points, "v100", 2**31, 0.1, 9)
+        result = Curve(points, "v100", 2**31, 0.1, 9)
+        if options["points"] == 7:
+            raise Interrupted(replace(result, ended_by="Ctrl-C"))
+        return result
 
     monkeypatch.setattr(api, "curve", curve)
     return requests
@@ -182,6 +187,22 @@ def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: P
     )
     assert Curve.from_json((workshop / "c.json").read_text()).points[1].way == "memplan"
     assert (workshop / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_in_a_curve_writes_what_is_done(
+    curved: list[dict[str, Any]], workshop: Path
+) -> None:
+    words = "curve workshop:make --points 7 --time-limit 90 --json c.json --html c.html --png c.png"
+    result = run(*words.split())
+    assert result.exit_code == 130 and curved[0]["time_limit"] == 90.0
+    assert "incomplete: Ctrl-C ended it" in " ".join(result.stdout.split())
+    assert Curve.from_json((workshop / "c.json").read_text()).ended_by == "Ctrl-C"
+    assert (workshop / "c.html").exists() and (workshop / "c.png").exists()
+
+
+def test_a_time_limit_with_nothing_is_a_failure(planner: Planner) -> None:
+    planner.error = TimeLimitError("the time limit ended it", smallest_bytes=3)
+    assert "the time limit ended it" in message(run("inspect", "workshop:make"), 1)
 
 
 def test_curve_needs_the_plain_step_and_a_place_to_write(
