@@ -72,7 +72,7 @@ def telling() -> Iterator[pipeline.Notify]:
     """
     with contextlib.ExitStack() as stack:
         callback = notify.get()
-        if callback is None and sys.stderr.isatty():
+        if callback is None and sys.stderr and sys.stderr.isatty():
             callback = stack.enter_context(Stages(Console(stderr=True)))
         logged = ""
 

@@ -62,8 +62,8 @@ def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> Infeasi
     advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
     parts = _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
-        f"no plan fits {show_bytes(budget)}{pool} on {outcome.target.device.name}. The smallest plan "
-        f"that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
+        f"no plan fits {show_bytes(budget)}{pool} on {outcome.target.device.name}. The smallest "
+        f"plan that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
         f"takes less than {show_bytes(floor_bytes)}: {resident} and the largest kernel, "
         f"{operation}.{parts} Try:\n  {advice}",
         floor_bytes=floor_bytes,

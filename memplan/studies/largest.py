@@ -95,11 +95,11 @@ def frontier(
             raise out_of_time(exploration.best, programs, request.time_limit)
         refused = replace(exploration, best=outcomes.get(smallest, exploration.best))
         raise pipeline.refusal(refused, request, notify, deadline)
-    is_complete = not ended_by and last + 1 < len(sizes)
-    found = Frontier(
+    has_refused = not ended_by and last + 1 < len(sizes)
+    result = Frontier(
         name=name,
         largest=sizes[last],
-        refused=sizes[last + 1] if is_complete else None,
+        refused=sizes[last + 1] if has_refused else None,
         tried=tuple(tried.values()),
         device=target.device.name,
         budget_bytes=limits.device_bytes,
@@ -107,7 +107,7 @@ def frontier(
         versions=versions(),
         ended_by=ended_by,
     )
-    return returned(found, ended_by)
+    return returned(result, ended_by)
 
 
 def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
