@@ -254,7 +254,7 @@ def test_a_time_limit_ends_planning_and_the_report_says_so() -> None:
     ) as out:
         memplan.jit(step, **options).plan(*args)
     assert whole // 2 < out.value.smallest_bytes <= whole
-    report = memplan.jit(step, **{**options, "verify": None}).plan(*args).report
+    report = memplan.jit(step, verify=None, **options).plan(*args).report
     assert report.ended_by == "time limit" and "planning ended by" in str(report)
 
 
