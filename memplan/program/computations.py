@@ -1,7 +1,8 @@
-"""The computations of a program: branches of conditionals and bodies of loops, at any depth."""
+"""The computations of a program: branches, bodies of loops and of `shard_map`s, at any depth."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +22,8 @@ class PlacedComputation:
       trips: how often it runs in a step; a `while_loop` counts as one trip.
       around_nbytes: bytes that the surrounding computations keep while it runs, without the
         program's arguments.
-      parts: into how many parts a mesh divides each dimension of a variable, if that is known.
+      parts: into how many parts a mesh divides each dimension of a variable, if that is known;
+        none inside a `shard_map`, where a variable is one device's part.
       overwritable: inputs that its results may overwrite: donated arguments, carries of a loop.
     """
 
@@ -32,6 +34,11 @@ class PlacedComputation:
     parts: dict[compat.Var, tuple[int, ...]]
     overwritable: frozenset[compat.Var]
 
+    def nbytes_of(self, atom: Any) -> int:
+        """Bytes that one device has of a variable or literal."""
+        parts = self.parts.get(atom, ()) if compat.is_var(atom) else ()
+        return compat.nbytes_of(atom.aval) // math.prod(parts)
+
     @property
     def kernel_nbytes(self) -> int:
         """Bytes that its own most demanding kernel reads and writes."""
@@ -39,23 +46,29 @@ class PlacedComputation:
         kernels = (
             op
             for op, eqn in zip(graph.ops, self.flat.eqns, strict=True)
-            if op.fusion == "kernel" and not compat.computations_of(eqn)
+            if op.fusion == "kernel" and not compat.bodies_of(eqn)
         )
         return max((graph.touched_nbytes(op) for op in kernels), default=0)
 
 
 def computations(outer: PlacedComputation) -> Iterator[PlacedComputation]:
-    """Yield a computation and its nested ones, except those that write into mutable operands."""
+    """Yield a computation and its nested ones.
+
+    Those that write into mutable operands are left out, and bodies of `shard_map`s that XLA divides
+    over further axes: nobody knows how.
+    """
     yield outer
     for number, eqn in enumerate(outer.flat.eqns):
-        for index, inner in enumerate(compat.computations_of(eqn)):
+        for index, inner in enumerate(compat.bodies_of(eqn)):
             try:
                 flat = outer.flat.inner(number, index)
             except UnsupportedProgramError:
                 continue
+            if compat.automatic_axes(flat.shard_maps):
+                continue
             parts = dict[compat.Var, tuple[int, ...]]()
             for var, atom in zip(flat.invars, inner.operands, strict=True):
-                if compat.is_var(atom) and atom in outer.parts:
+                if compat.is_var(atom) and atom in outer.parts and not compat.is_shard_map(eqn):
                     parts[var] = outer.parts[atom][len(outer.parts[atom]) - var.aval.ndim :]
             ending = _ending(outer, number)
             overwritable = {
@@ -120,10 +133,10 @@ def _nbytes_around(
         for var in eqn.outvars
         if max(flat.readers.get(var, ()), default=-1) >= number or var in flat.returned
     ]
-    alive_nbytes = sum(compat.nbytes_of(var.aval) for var in alive)
-    result_nbytes = sum(compat.nbytes_of(var.aval) for var in flat.eqns[number].outvars)
+    alive_nbytes = sum(map(outer.nbytes_of, alive))
+    result_nbytes = sum(map(outer.nbytes_of, flat.eqns[number].outvars))
     overwritten = ending.intersection({*alive, *outer.overwritable})
-    overwritten_nbytes = sum(compat.nbytes_of(var.aval) for var in overwritten)
+    overwritten_nbytes = sum(map(outer.nbytes_of, overwritten))
     return alive_nbytes + max(0, result_nbytes - overwritten_nbytes) + inner.sliced_nbytes
 
 

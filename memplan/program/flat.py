@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -90,6 +90,8 @@ class Flat:
     """A closed jaxpr without calls (`flatten`)."""
 
     closed: compat.ClosedJaxpr
+    # the `shard_map`s in whose bodies it is, the outermost first
+    shard_maps: tuple[compat.JaxprEqn, ...] = ()
 
     @property
     def eqns(self) -> Sequence[compat.JaxprEqn]:
@@ -192,9 +194,11 @@ class Flat:
         """
         if (number, index) not in self._inner:
             eqn = self.eqns[number]
-            body = compat.bodies_of(eqn)[index].body
-            with compat.inside(eqn):
-                self._inner[number, index] = Flat(flatten(body, eqn))
+            inner = replace(self, closed=compat.bodies_of(eqn)[index].body)
+            if compat.is_shard_map(eqn):
+                inner = replace(inner, shard_maps=(*self.shard_maps, eqn))
+            with inner.inside():
+                self._inner[number, index] = replace(inner, closed=flatten(inner.closed, eqn))
         return self._inner[number, index]
 
     @functools.cached_property
@@ -203,7 +207,16 @@ class Flat:
 
     def retraced(self, function: Callable[..., Any]) -> compat.ClosedJaxpr:
         """The jaxpr of another function with the same inputs."""
-        return jax.make_jaxpr(function)(*compat.structs_of(self.invars))
+        with self.inside():
+            return jax.make_jaxpr(function)(*compat.structs_of(self.invars))
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Inside the block, jax traces as in the bodies of the `shard_map`s around the jaxpr."""
+        with contextlib.ExitStack() as stack:
+            for eqn in self.shard_maps:
+                stack.enter_context(compat.inside(eqn))
+            yield
 
 
 @dataclass
@@ -229,7 +242,8 @@ class EquationWriter:
             else compat.as_struct(operand.aval)
             for operand in operands
         )
-        part = jax.make_jaxpr(fresh)(*avals).jaxpr
+        with self.flat.inside():
+            part = jax.make_jaxpr(fresh)(*avals).jaxpr
         new_names = dict[Any, Any]()
         for var, operand in zip(part.invars, operands, strict=True):
             if isinstance(operand, np.ndarray):
@@ -257,7 +271,8 @@ class EquationWriter:
 
     def done(self) -> Flat:
         """The new jaxpr, without dead equations."""
-        return Flat(compat.dce(compat.with_eqns(self.flat.closed, self.eqns, self.constants)))
+        written = compat.with_eqns(self.flat.closed, self.eqns, self.constants)
+        return replace(self.flat, closed=compat.dce(written))
 
 
 def renamed(new_names: Mapping[Any, Any], atom: Any) -> Any:

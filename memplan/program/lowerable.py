@@ -117,8 +117,11 @@ def _traced(closed: compat.ClosedJaxpr, inside: bool) -> compat.ClosedJaxpr:
 
 
 def _run(inside: bool, eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
-    for index, inner in enumerate(compat.computations_of(eqn)):
-        eqn = compat.with_computation(eqn, index, _traced(inner.body, inside=True))
+    is_inlined = compat.is_shard_map(eqn)
+    for index, inner in enumerate(compat.bodies_of(eqn)):
+        with compat.inside(eqn):
+            body = _traced(inner.body, inside or not is_inlined)
+        eqn = compat.with_computation(eqn, index, body)
     is_convolution = eqn.primitive.name == "conv_general_dilated"
     if inside and is_convolution and eqn.params["batch_group_count"] == 1:
         return [_convolution(eqn, *operands)]

@@ -1,6 +1,7 @@
 """Convolutions in loops, as XLA:CPU hands them to a library."""
 
 import re
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from memplan.program import compat
 from memplan.program.interpret import interpret
@@ -70,6 +72,25 @@ def test_no_convolution_in_a_loop_is_left_to_be_made_element_by_element() -> Non
         return re.findall(r"convolution\S* = .* fusion\(", text)
 
     assert wrapped(closed) and not wrapped(channels_last(closed))
+
+
+def test_loops_in_a_shard_map_are_changed_and_the_rest_of_its_body_stays() -> None:
+    closed, args = looped(("NCDHW", "OIDHW", "NCDHW"), 1)
+    whole = PartitionSpec()
+    mesh = AbstractMesh((1,), ("d",), axis_types=(AxisType.Auto,))
+    convolution = partial(lax.conv, window_strides=(1, 1, 1), padding="SAME")
+    x, kernel = args
+    changed = []
+    for function, args in (
+        (compat.jaxpr_as_fun(closed), (x, kernel)),
+        (convolution, (x[0], kernel)),
+    ):
+        mapped = jax.shard_map(
+            function, mesh=mesh, in_specs=whole, out_specs=whole, check_vma=False
+        )
+        plain = jax.make_jaxpr(mapped)(*args)
+        changed.append(str(channels_last(plain)) != str(plain))
+    assert changed == [True, False]
 
 
 def test_what_is_in_no_loop_stays_as_it_is() -> None:

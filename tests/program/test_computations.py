@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
 from memplan.program import compat
 from memplan.program.computations import (
@@ -19,6 +20,7 @@ from tests.arrays import assert_equal
 from tests.within import WITHIN
 
 WEIGHTS, X = jnp.full((4, 4), 0.5), jnp.ones((8, 4))
+MESH = AbstractMesh((2,), ("d",), axis_types=(AxisType.Auto,))
 
 
 def step(weights: jax.Array, x: jax.Array) -> Any:
@@ -32,6 +34,24 @@ def counted(weights: jax.Array, x: jax.Array) -> Any:
         lambda state: state[1] < 9.0,
         lambda state: (state[0], step(state[0], x)[1] + 9.0),
         (weights, 0.0),
+    )
+
+
+def mapped(step: Any, mesh: AbstractMesh = MESH) -> Callable[..., Any]:
+    """In a `shard_map` over one axis of a mesh, that divides the rows of x."""
+    rows, whole = PartitionSpec("d"), PartitionSpec()
+
+    def body(weights: jax.Array, x: jax.Array) -> Any:
+        weights, loss = step(weights, x)
+        return weights, loss[None]
+
+    return jax.shard_map(
+        body,
+        mesh=mesh,
+        axis_names={"d"},
+        in_specs=(whole, rows),
+        out_specs=(whole, rows),
+        check_vma=False,
     )
 
 
@@ -95,6 +115,33 @@ def test_what_is_around_a_computation_is_counted_once() -> None:
     hidden, carried, stack, row, body_result = 8 * 4, 4, 8 * 4, 4, 4
     assert body.trips == 8
     assert body.around_nbytes == 4 * (hidden + carried + stack + row + body_result)
+
+
+def test_bodies_of_shard_maps_are_for_one_device() -> None:
+    """Its part of the rows, in the body and in a scan inside; what is around counts its part, too."""
+
+    def function(weights: jax.Array, x: jax.Array) -> Any:
+        hidden = x @ weights  # read behind the `shard_map`
+        return mapped(WITHIN["body"](step))(weights, x), hidden
+
+    flat = flat_of(function)
+    (_, x), hidden = flat.invars, flat.eqns[0].outvars[0]
+    placed = [
+        list(computations(PlacedComputation((), flat, 1, 0, parts, frozenset())))
+        for parts in ({}, {x: (2, 1), hidden: (2, 1)})
+    ]
+    for whole, body, inner in placed:
+        assert (whole.trips, body.trips, inner.trips) == (1, 1, 3)
+        assert not body.parts
+        assert inner.kernel_nbytes == (4 * 4 * 2 + 4 * 4) * 4
+    undivided, divided = (body.around_nbytes for _, body, _ in placed)
+    assert undivided - divided == compat.nbytes_of(hidden.aval) // 2
+
+
+def test_bodies_that_xla_divides_further_are_left_out() -> None:
+    further = AbstractMesh((2, 2), ("d", "e"), axis_types=(AxisType.Auto,) * 2)
+    assert len(placed_in(flat_of(mapped(step)))) == 2
+    assert len(placed_in(flat_of(mapped(step, further)))) == 1
 
 
 @pytest.mark.parametrize("within", WITHIN.values(), ids=WITHIN)

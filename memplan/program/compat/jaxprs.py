@@ -215,7 +215,17 @@ def call_body(eqn: JaxprEqn) -> ClosedJaxpr | None:
 
 
 def constraints_of(eqn: JaxprEqn) -> tuple[list[Any], list[Any]]:
-    """The shardings that a call gives its operands and its results; None where it gives none."""
+    """The shardings that a call, or a `shard_map`, gives its operands and its results.
+
+    They are None where it gives none.
+    """
+    if is_shard_map(eqn):
+        mesh = eqn.params["mesh"]
+        operands, results = (
+            [jax.sharding.NamedSharding(mesh, spec) for spec in eqn.params[name]]
+            for name in ("in_specs", "out_specs")
+        )
+        return operands, results
     names = ("in_shardings", "out_shardings")
     atoms = (eqn.invars, eqn.outvars)
     shardings = [
@@ -389,15 +399,20 @@ def computations_of(eqn: JaxprEqn) -> list[InnerJaxpr]:
 
 def bodies_of(eqn: JaxprEqn) -> list[InnerJaxpr]:
     """Its `computations_of`, or the body of a `shard_map`, which XLA inlines."""
-    if eqn.primitive.name == "shard_map":
+    if is_shard_map(eqn):
         return [InnerJaxpr(eqn.params["jaxpr"], eqn.invars, 1, 0)]
     return computations_of(eqn)
+
+
+def is_shard_map(eqn: JaxprEqn) -> bool:
+    """Does it run its body on every device of a mesh, on that device's parts of its operands?"""
+    return eqn.primitive.name == "shard_map"
 
 
 @contextlib.contextmanager
 def inside(eqn: JaxprEqn) -> Iterator[None]:
     """Inside the block, jax traces as in the body of a `shard_map`; no change for others."""
-    if eqn.primitive.name != "shard_map":
+    if not is_shard_map(eqn):
         yield
         return
     manual = manual_axes(eqn)
@@ -418,6 +433,25 @@ def manual_axes(eqn: JaxprEqn) -> tuple[str, ...]:
     return tuple(name for name in eqn.params["mesh"].axis_names if name in axes)
 
 
+def automatic_axes(shard_maps: Sequence[JaxprEqn]) -> tuple[str, ...]:
+    """The mesh axes over which XLA itself divides what is inside of `shard_map`s.
+
+    Args:
+      shard_maps: each inside of the one before.
+    """
+    if not shard_maps:
+        return ()
+    manual = {axis for eqn in shard_maps for axis in manual_axes(eqn)}
+    sizes = shard_maps[-1].params["mesh"].shape
+    return tuple(axis for axis, size in sizes.items() if size > 1 and axis not in manual)
+
+
+def communicates(eqn: JaxprEqn) -> bool:
+    """Does the equation, or one in its bodies, read other devices' values inside a `shard_map`?"""
+    inner = itertools.chain.from_iterable(jaxpr.eqns for jaxpr in sub_jaxprs(eqn))
+    return "axis_name" in eqn.params or any(map(communicates, inner))
+
+
 def varying_axes(aval: Any) -> frozenset[str]:
     """The axes of a `shard_map` along which devices have different values of this type."""
     return aval.mat.varying
@@ -433,9 +467,24 @@ def with_computation(eqn: JaxprEqn, index: int, body: ClosedJaxpr) -> JaxprEqn:
             changed = {"branches": tuple(branches)}
         case "while":
             changed = {"body_jaxpr": body}
+        case "shard_map":
+            changed = {"jaxpr": _with_literals(body)}
         case _:
             changed = {"jaxpr": body}
     return eqn.replace(params={**params, **changed})
+
+
+def _with_literals(closed: ClosedJaxpr) -> ClosedJaxpr:
+    """The jaxpr with literals in place of constants, which a `shard_map`'s body may not have."""
+    literals = {var: Literal(np.asarray(value), var.aval) for var, value in consts_of(closed)}
+
+    def literal(atom: Any) -> Any:
+        return literals.get(atom, atom) if is_var(atom) else atom
+
+    jaxpr = closed.jaxpr
+    eqns = [eqn.replace(invars=[*map(literal, eqn.invars)]) for eqn in jaxpr.eqns]
+    outvars = [*map(literal, jaxpr.outvars)]
+    return jex.Jaxpr(jaxpr.replace(constvars=[], eqns=eqns, outvars=outvars), [])
 
 
 def sub_jaxprs(eqn: JaxprEqn) -> list[Any]:

@@ -169,9 +169,19 @@ def empty_like(aval: Any, trips: int | None = None) -> Any:
     Inside a `shard_map`, it differs between devices as values of the type may.
     """
     shape = aval.shape if trips is None else (trips, *aval.shape)
-    array = empty(shape, aval.dtype, jax.memory.Space.Device)
-    axes = varying_axes(aval)
-    return jax.lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
+    return varying_like(aval, empty(shape, aval.dtype, jax.memory.Space.Device))
+
+
+def varying_like[T](aval: Any, arrays: T) -> T:
+    """A tree of arrays that, inside a `shard_map`, differ between devices as a type's values may.
+
+    Args:
+      arrays: the same on all devices.
+    """
+    axes = tuple(sorted(varying_axes(aval)))
+    if not axes:
+        return arrays
+    return jax.tree.map(lambda array: jax.lax.pcast(array, axes, to="varying"), arrays)
 
 
 def in_order(array: Any) -> Any:

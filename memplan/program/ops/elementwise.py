@@ -29,7 +29,7 @@ register("erf erf_inv", _pointwise(flops=20))
 register("digamma lgamma", _pointwise(flops=40))
 register("sharding_constraint", Primitive("view", axes=_undivided))
 register(
-    "bitcast_convert_type copy layout_constraint name stop_gradient",
+    "bitcast_convert_type copy layout_constraint name pvary stop_gradient",
     Primitive("view", axes=parallel),
 )
 register("device_put igamma igammac polygamma zeta", Primitive(axes=parallel))

@@ -102,7 +102,8 @@ class _Constants:
 
     def add(self, eqn: compat.JaxprEqn) -> None:
         """Add the results of an equation if all its operands are constant."""
-        if not eqn.effects and all(atom in self or not compat.is_var(atom) for atom in eqn.invars):
+        is_pure = not eqn.effects and not compat.communicates(eqn)
+        if is_pure and all(atom in self or not compat.is_var(atom) for atom in eqn.invars):
             self.equations.update((var, eqn) for var in eqn.outvars)
 
     def value(self, var: Any) -> np.ndarray:

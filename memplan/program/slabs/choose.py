@@ -227,9 +227,9 @@ def _written(program: Program, chosen: Sequence[tuple[PlacedComputation, PricedS
 
 
 def _mesh_parts(program: Program) -> dict[Any, tuple[int, ...]]:
-    """Into how many parts an input or a constraint divides each dimension of a value over a mesh.
+    """Into how many parts a mesh divides each dimension of a value.
 
-    Undivided values are left out.
+    Inputs, constraints and `shard_map`s say it. Undivided values are left out.
     """
     division = program.traced.division
     if not division:
@@ -239,10 +239,18 @@ def _mesh_parts(program: Program) -> dict[Any, tuple[int, ...]]:
     for eqn in flat.eqns:
         sharding = eqn.params.get("sharding", eqn.params.get("dst_sharding"))
         shardings += [(var, sharding) for var in eqn.outvars]
+        if compat.is_shard_map(eqn):
+            operands, results = compat.constraints_of(eqn)
+            shardings += zip(eqn.outvars, results, strict=True)
+            shardings += zip(eqn.invars, operands, strict=True)
+    sharding_of = dict[Any, Any]()
+    for atom, sharding in shardings:
+        if sharding is not None and compat.is_var(atom):
+            sharding_of.setdefault(atom, sharding)
     parts = dict[Any, tuple[int, ...]]()
-    for var, sharding in shardings:
+    for var, sharding in sharding_of.items():
         shape = shape_of(var)
-        if sharding is None or not math.prod(shape):
+        if not math.prod(shape):
             continue
         shard_shape = sharding.shard_shape(shape)
         if shard_shape != shape:

@@ -51,7 +51,7 @@ from memplan.program.ops import (
     run_rows,
     shape_of,
 )
-from memplan.program.slabs.axis import SlabAxis, slab_axis
+from memplan.program.slabs.axis import AlongAxis, SlabAxis, slab_axis
 from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.early_sums import early_sums
 from memplan.program.trace import InSlabs, Program
@@ -282,15 +282,21 @@ class _Loop:
         A trip writes the previous trip's slabs to the host, and fetches the next trip's slabs from
         it, so that both copies overlap with its own computation.
         """
-        sums = [identity(self._reduction(number), var.aval) for number, var in self.sums]
+        sums = [
+            compat.varying_like(var.aval, identity(self._reduction(number), var.aval))
+            for number, var in self.sums
+        ]
         rows_before = {
-            number: row_before(self.eqns[number], along.axes, along.axis)
+            number: self._row_before(self.eqns[number], along)
             for number in self.loop.ops
             if (along := self.axis.equations[number]).carries
         }
         pieces = [self._first_pieces(var) for var in self.fetched]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
-        slabs = [jnp.zeros(self._host_slab_shape(var), var.aval.dtype) for var in self.to_host]
+        slabs = [
+            compat.varying_like(var.aval, jnp.zeros(self._host_slab_shape(var), var.aval.dtype))
+            for var in self.to_host
+        ]
         carry = jnp.int32(0), sums, rows_before, pieces, hosts, slabs
 
         (_, sums, _, _, hosts, slabs), stacks = lax.scan(self._trip, carry, length=self.trips)
@@ -308,6 +314,11 @@ class _Loop:
             else:
                 self.values[var] = Stack(stack, dim, size)
 
+    def _row_before(self, eqn: compat.JaxprEqn, along: AlongAxis) -> Any:
+        """The row before the first row of a cumulative equation's result."""
+        aval = compat.aval_of(eqn.outvars[0])
+        return compat.varying_like(aval, row_before(eqn, along.axes, along.axis))
+
     def _host_slab_shape(self, var: Any) -> tuple[int, ...]:
         shape = list(shape_of(var))
         shape[self.axis.dims[var]] = self.slab_rows(var) - self.device_rows.get(var, 0)
@@ -321,7 +332,8 @@ class _Loop:
         if var in self.device_rows:
             shape[dim] = self.trips * rows
         padding = padding_rows(rows, spans)
-        return HostArray.empty(shape, var.aval.dtype, dim, rows, self.trips, padding)
+        array = HostArray.empty(shape, var.aval.dtype, dim, rows, self.trips, padding)
+        return compat.varying_like(var.aval, array)
 
     def _trip(self, carry: Any, _: None) -> Any:
         trip, sums, rows_before, pieces, hosts, previous_slabs = carry

@@ -80,13 +80,17 @@ class Step(NamedTuple):
         x = self.numbers(self.batch, *self.space, self.features)
         jax.eval_shape(lambda x: _result(self, x, record), x)
         weights = [self.numbers(*shape, seed=number + 1) for number, shape in enumerate(shapes)]
-        function = {
+        return flatten(jax.make_jaxpr(self.function)(weights, x)), [*weights, x]
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """Of the weights and the input."""
+        return {
             "none": self.result,
             "loss": self.result,
             "weights": jax.value_and_grad(self.result),
             "all": jax.value_and_grad(self.result, argnums=(0, 1)),
         }[self.gradient]
-        return flatten(jax.make_jaxpr(function)(weights, x)), [*weights, x]
 
     def result(self, weights: Sequence[Any], x: Any) -> Any:
         remaining = list(weights)
@@ -348,9 +352,9 @@ class Cut(NamedTuple):
     theta: int
     stored: int | None
 
-    def of(self, closed: compat.ClosedJaxpr) -> tuple[SlabAxis, Slabs] | None:
+    def of(self, flat: Flat) -> tuple[SlabAxis, Slabs] | None:
         """None where nothing on the axis runs in slabs."""
-        variables = Flat(closed).values
+        variables = flat.values
         sizes = [compat.nbytes_of(variable.aval) for variable in variables]
         largest = sorted(range(len(sizes)), key=lambda number: -sizes[number])
         value = largest[self.value % min(len(largest), 6)]
@@ -358,7 +362,7 @@ class Cut(NamedTuple):
         if not dims:
             return None
         dim = dims[self.dim % len(dims)]
-        axis = axis_at(Flat(closed), value, dim)
+        axis = axis_at(flat, value, dim)
         ops = large_ops(axis.graph, max(sizes) // self.theta)
         if not ops:
             return None

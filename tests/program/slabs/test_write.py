@@ -42,7 +42,7 @@ Results = list[np.ndarray]
 def without_and_with_slabs(step: Step, cut: Cut) -> tuple[Results, Results] | None:
     """Results without slabs and with them; None where nothing can be in any."""
     closed, args = step.flat_and_operands()
-    axis_and_slabs = cut.of(closed)
+    axis_and_slabs = cut.of(Flat(closed))
     if axis_and_slabs is None:
         return None
     plain, split = results([closed, in_slabs(*axis_and_slabs)], args)
@@ -57,7 +57,7 @@ def check_exact(step: Step, cut: Cut) -> None:
     Of every other value, the first rows of each slab are on the device. Every other loop takes several slabs in a trip.
     """
     closed, args = step.flat_and_operands()
-    axis_and_slabs = cut.of(closed)
+    axis_and_slabs = cut.of(Flat(closed))
     if axis_and_slabs is not None:
         axis, slabs = axis_and_slabs
         written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
