@@ -480,13 +480,21 @@ def _sharded(kind: str, layers: int, hosts: int) -> Iterator[Case]:
         yield Case(f"{name}-{policy}", make, "a100", facts={**facts, **beside})
 
 
-SHARDED = by_name(
-    case
-    for layers in (8, 24)
-    for hosts in (2, 8)
-    for kind in ("fsdp", "tensor", "both")
-    for case in _sharded(kind, layers, hosts)
-)
+SHARDED = by_name((
+    *(
+        case
+        for layers in (8, 24)
+        for hosts in (2, 8)
+        for kind in ("fsdp", "tensor", "both")
+        for case in _sharded(kind, layers, hosts)
+    ),
+    # Within the last three, it runs in slabs inside of its `shard_map`.
+    *(
+        Case(f"ring_attention-1x8-{budget}", partial(situations.ring_attention, False), "h100",
+            budget, facts={"topology": "today@1x8"})
+        for budget in ("2GiB", "700MiB", "400MiB", "300MiB")
+    ),
+))  # fmt: skip
 
 PUBLIC_MESHES = by_name(
     Case(
