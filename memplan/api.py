@@ -49,6 +49,8 @@ class PlanOptions(TypedDict, total=False):
     topology: Topology | str | None
     between_hosts: str | None
     pin: Mapping[str, str] | None
+    keep_unused: bool
+    compiler_options: Mapping[str, Any] | None
 
 
 class RequestOptions(PlanOptions, total=False):
@@ -56,6 +58,8 @@ class RequestOptions(PlanOptions, total=False):
 
     host_state: int | Sequence[int]
     donate_argnums: int | Sequence[int] | None
+    in_shardings: Any
+    out_shardings: Any
 
 
 class StepOptions(PlanOptions, total=False):
@@ -63,8 +67,6 @@ class StepOptions(PlanOptions, total=False):
 
     plan: Plan | None
     verify: str | None
-    keep_unused: bool
-    compiler_options: Mapping[str, Any] | None
 
 
 class JitOptions(RequestOptions, StepOptions, total=False):
@@ -73,8 +75,6 @@ class JitOptions(RequestOptions, StepOptions, total=False):
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Sequence[str] | None
     donate_argnames: str | Sequence[str] | None
-    in_shardings: Any
-    out_shardings: Any
 
 
 @contextlib.contextmanager
@@ -194,8 +194,9 @@ def compare(
       step: a plain function.
       args: arrays or `jax.ShapeDtypeStruct`s.
       budget: as for `jit`.
-      options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
-        `jit`. Only memplan uses `planner`, `host_state` and `split`.
+      options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`,
+        `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`, as for `jit`. Only
+        memplan uses `planner`, `host_state` and `split`.
     """
     request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
     return compare_methods(step, args, jit_options, request, notify.get())
@@ -290,8 +291,7 @@ def frontier(
       make, low, high, step, budget, options: as for `largest`.
     """
     request, jit_options = _request("memplan.api.frontier", RequestOptions, budget, options)
-    donated = _positions(jit_options["donate_argnums"]) if jit_options else None
-    return frontier_of(make, name, low, high, step, donated, request, notify.get())
+    return frontier_of(make, name, low, high, step, jit_options, request, notify.get())
 
 
 def refuse_no_function(function: str, step: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from memplan.api import StepOptions, refuse_no_function, refuse_unknown
 from memplan.errors import UnsupportedProgramError
-from memplan.libraries import LibraryJit, planned_instead
+from memplan.libraries import LibraryJit, PlainStep, planned_instead
 from memplan.program import compat
 from memplan.stages import Planned
 from memplan.units import Size
@@ -22,7 +22,7 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("memplan.equinox needs Equinox: pip install 'memplan[equinox]'.") from error
 
-__all__ = ["FilterJit", "filter_jit"]
+__all__ = ["FilterJit", "filter_jit", "plain_step"]
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
@@ -67,6 +67,41 @@ class FilterJit(LibraryJit):
     def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
         """Plan for arguments with arrays or `jax.ShapeDtypeStruct`s as leaves; runs nothing."""
         return super().plan(*jax.tree.map(_as_array, args), **jax.tree.map(_as_array, kwargs))
+
+
+def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
+    """The step inside a `filter_jit`, Equinox' or memplan's, as a function of its arrays.
+
+    What is no array is part of the step. Arguments keep their positions; arrays of a module that
+    is itself the step are one more argument.
+
+    Returns:
+      None if the step is neither.
+    """
+    request = step._planned._request if isinstance(step, FilterJit) else None
+    jitted: Any = step._jitted if isinstance(step, FilterJit) else step
+    if not isinstance(jitted, type(equinox.filter_jit(len))):
+        return None
+    function = jitted.__wrapped__
+    arrays, static = equinox.partition((*args, function), _is_traced)
+
+    def plain(*arrays: Any) -> Any:
+        *args, function = equinox.combine(arrays, static)
+        return equinox.filter(function(*args), equinox.is_array)
+
+    plain.__name__ = getattr(function, "__name__", type(function).__name__)
+    inner = compat.jit_options_of(jitted._cached if request is None else step._planned._jitted)
+    # Its positions are those of Equinox' own arguments.
+    options = {name: inner[name] for name in ("keep_unused", "compiler_options") if name in inner}
+    donated = [jitted.donate_first, *[jitted.donate_rest] * len(args)]
+    options["donate_argnums"] = tuple(
+        position for position, is_donated in enumerate(donated) if is_donated
+    )
+    return PlainStep(plain, arrays, options, request)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return equinox.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _as_array(leaf: Any) -> Any:

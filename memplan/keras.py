@@ -9,7 +9,7 @@ import jax
 from memplan import api
 from memplan.api import StepOptions, refuse_unknown
 from memplan.errors import MemplanError, UnsupportedProgramError
-from memplan.libraries import planned_instead
+from memplan.libraries import PlainStep, planned_instead
 from memplan.report.model import Report
 from memplan.stages import Planned, PlannedJit
 from memplan.units import Size
@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
         "(pip install 'memplan[keras]'), and set KERAS_BACKEND=jax before Keras is imported first."
     ) from error
 
-__all__ = ["PlannedModel", "plan"]
+__all__ = ["PlannedModel", "plain_step", "plan"]
 
 # The parts of a Keras model's state, in the order in which its step takes them.
 _STATE = (
@@ -127,10 +127,14 @@ class PlannedModel:
 
         Builds the model, but runs nothing.
         """
-        batch = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
-        self._model._symbolic_build(data_batch=batch)
+        return self._step.plan(*self._arguments(x, y, sample_weight))
+
+    def _arguments(self, *batch: Any) -> tuple[Any, Any]:
+        """The arguments of the training step for a batch; builds the model and the step."""
+        data = keras.utils.pack_x_y_sample_weight(*batch)
+        self._model._symbolic_build(data_batch=data)
         self._model.make_train_function()
-        return self._step.plan(self._model._get_jax_state(**dict.fromkeys(_STATE, True)), batch)
+        return self._model._get_jax_state(**dict.fromkeys(_STATE, True)), data
 
     @property
     def report(self) -> Report:
@@ -140,3 +144,21 @@ class PlannedModel:
           MemplanError: nothing was planned yet.
         """
         return self._step.report
+
+
+def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
+    """The training step of a compiled model, or of one that `plan` planned.
+
+    Args:
+      step: the model, or what `plan` returned for it.
+      args: a batch: x, y and perhaps weights of the samples.
+
+    Returns:
+      None if the step is neither.
+    """
+    if not isinstance(step, (keras.Model, PlannedModel)):
+        return None
+    planned = step if isinstance(step, PlannedModel) else plan(step)
+    arguments = planned._arguments(*args)
+    request = planned._step._request if planned is step else None
+    return PlainStep.inside(planned._step._jitted, arguments, request)

@@ -1,15 +1,18 @@
-"""Replaces `jax.jit` inside a library by `memplan.jit`, for `equinox`, `nnx` and `keras`."""
+"""`memplan.jit` in the place of a library's `jax.jit`, and the plain step inside either."""
 
 from __future__ import annotations
 
 import functools
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from memplan import api
 from memplan.program import compat
+from memplan.program.jit_arguments import infer_static
 from memplan.report.model import Report
+from memplan.request import Request
 from memplan.stages import Planned, PlannedJit
 from memplan.units import Size
 
@@ -24,6 +27,47 @@ def planned_instead(jitted: Any, budget: Size, options: Mapping[str, Any]) -> Pl
     return api.jit(
         jitted.__wrapped__, budget=budget, **{**compat.jit_options_of(jitted), **options}
     )
+
+
+@dataclass(frozen=True)
+class PlainStep:
+    """A step as a function of arrays alone, taken out of the jit that it was returned by.
+
+    Every command can plan it, whichever library made it.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]  # arrays or shapes; None in the place of what is static
+    options: Mapping[str, Any]  # of `jax.jit`
+    request: Request | None = None  # memplan's options; None if memplan did not plan it
+
+    @classmethod
+    def inside(
+        cls, jitted: Any, args: tuple[Any, ...], request: Request | None = None
+    ) -> PlainStep:
+        """The step inside the result of `jax.jit`; its static arguments become part of it."""
+        options = compat.jit_options_of(jitted)
+        static, _ = infer_static(jitted.__wrapped__, len(args), options)
+        for name in ("static_argnums", "static_argnames", "donate_argnames"):
+            options.pop(name, None)  # jax has resolved the names of donated arguments
+        options.setdefault("donate_argnums", ())
+        if not static:
+            return cls(jitted.__wrapped__, args, options, request)
+
+        @functools.wraps(jitted.__wrapped__)
+        def step(*arrays: Any) -> Any:
+            return jitted.__wrapped__(
+                *(args[n] if n in static else array for n, array in enumerate(arrays))
+            )
+
+        shardings = options.get("in_shardings")
+        if isinstance(shardings, (tuple, list)):  # jax's has none for static arguments
+            dynamic = iter(shardings)
+            options["in_shardings"] = tuple(
+                None if n in static else next(dynamic) for n in range(len(args))
+            )
+        arrays = tuple(None if n in static else arg for n, arg in enumerate(args))
+        return cls(step, arrays, options, request)
 
 
 class LibraryJit:

@@ -3,14 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from memplan import api
 from memplan.cli.output import check_writable, exit_on_error
+from memplan.libraries import PlainStep
+from memplan.request import Request
 
 FactoryArgument = Annotated[
     str,
@@ -52,18 +54,18 @@ class StepCommandOptions:
         ),
     ] = None
     split: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--split/--no-split",
-            help="Run slab by slab a step that does not fit otherwise, or never.",
+            help="Run slab by slab a step that does not fit otherwise (the default), or never.",
         ),
-    ] = True
+    ] = None
     donate: Annotated[
         str | None,
         typer.Option(
             metavar="0,1|none",
-            help="Arguments whose buffers the step may overwrite. Default: the first of several, "
-            "as in step(state, batch); for doctor, those that a step of jax.jit donates.",
+            help="Arguments whose buffers the step may overwrite. Default: what its jit donates; "
+            "of a plain function the first of several, as in step(state, batch), for doctor none.",
         ),
     ] = None
     host_state: Annotated[
@@ -83,32 +85,46 @@ class StepCommandOptions:
     debug: Debug = False
 
     @property
-    def asks_for_a_plan(self) -> bool:
-        """True if an option for `memplan.jit` is set, not only one for the output."""
+    def replaces(self) -> bool:
+        """True if an option replaces one of the step's own, not only one for the output."""
         return replace(self, json=None, html=None, debug=False) != StepCommandOptions()
 
-    def of(self, args: tuple[Any, ...]) -> api.RequestOptions:
-        """The request for a step with these arguments.
+    def of(self, step: PlainStep) -> api.RequestOptions:
+        """The request for a step: its own options, with those of the command in their place.
 
-        By default the first of several arguments, the state, is donated.
+        By default the first of several arguments of a plain function, the state, is donated.
         """
-        if self.donate is None:
-            donated = (0,) if len(args) > 1 else ()
-        else:
-            donated = (
+        args = step.args
+        request: dict[str, Any] = {
+            "donate_argnums": (0,) if len(args) > 1 else (),
+            **_own_request(step),
+            **step.options,
+        }
+        if self.host_budget is not None:
+            request["host_budget"] = self.host_budget
+        if self.device is not None:
+            request["device"] = self.device
+        if self.split is not None:
+            request["split"] = "auto" if self.split else False
+        if self.donate is not None:
+            request["donate_argnums"] = (
                 ()
                 if self.donate == "none"
                 else _positions(self.donate, args, "--donate", "0, 0,1 or none")
             )
-        on_host = ",".join(self.host_state or ())
-        return {
-            "host_budget": self.host_budget,
-            "device": self.device,
-            "split": "auto" if self.split else False,
-            "donate_argnums": donated,
-            "host_state": _positions(on_host, args, "--host-state", "0 or 0,1") if on_host else (),
-            "pin": dict(map(_pin, self.pin)) if self.pin else None,
-        }
+        if self.host_state:
+            on_host = ",".join(self.host_state)
+            request["host_state"] = _positions(on_host, args, "--host-state", "0 or 0,1")
+        if self.pin:
+            request["pin"] = dict(map(_pin, self.pin))
+        return cast(api.RequestOptions, request)
+
+
+def _own_request(step: PlainStep) -> dict[str, Any]:
+    """memplan's options of a step that every command takes; `Request`'s own defaults if none."""
+    request = step.request or Request()
+    names = {field.name for field in fields(Request)} - {"budget", "plan", "verify"}
+    return {name: getattr(request, name) for name in names}
 
 
 def _pin(text: str) -> tuple[str, str]:

@@ -1,7 +1,7 @@
 """Finds the largest size whose step fits, by explorations; only that size is compiled."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -24,7 +24,7 @@ def frontier(
     low: int,
     high: int,
     step: int,
-    donate: tuple[int, ...] | None,
+    options: Mapping[str, Any],
     request: Request,
     notify: Notify,
 ) -> Frontier:
@@ -57,7 +57,7 @@ def frontier(
     @functools.cache
     def fits(position: int) -> bool:
         size = sizes[position]
-        exploration = explored[size] = _explored(make, name, size, donate, request, notify)
+        exploration = explored[size] = _explored(make, name, size, options, request, notify)
         tried[size] = _trial(size, exploration.best, exploration.explorations)
         return exploration.best.fits
 
@@ -113,7 +113,7 @@ def _explored(
     make: Make,
     name: str,
     size: int,
-    donate: tuple[int, ...] | None,
+    options: Mapping[str, Any],
     request: Request,
     notify: Notify,
 ) -> Exploration:
@@ -133,9 +133,8 @@ def _explored(
             "the step is already planned by memplan.jit; return the plain step, which largest "
             "plans itself."
         )
-    if donate is None:
-        donate = (0,) if len(args) > 1 else ()
-    program = traced(step, args, {}, {"donate_argnums": donate}, request, tell)
+    donated = {"donate_argnums": (0,) if len(args) > 1 else ()}
+    program = traced(step, args, {}, {**donated, **options}, request, tell)
     return pipeline.explore(program, request, tell, modules={}, any_that_fits=True)
 
 

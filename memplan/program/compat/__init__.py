@@ -99,6 +99,7 @@ from memplan.program.compat.tracing import (
     in_order,
     in_tree_of,
     is_key,
+    is_jitted,
     is_tracing,
     jit_options_of,
     key_impl_of,
