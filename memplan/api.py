@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack, overload
 
 from memplan import pipeline
 from memplan.hardware.topology import Topology
@@ -87,6 +87,18 @@ def progress(callback: pipeline.Notify) -> Iterator[None]:
         notify.reset(token)
 
 
+class Decorator(Protocol):
+    """`jit` with its options: makes a planned step of a function."""
+
+    def __call__[**P, R](self, step: Callable[P, R], /) -> PlannedJit[P, R]: ...
+
+
+@overload
+def jit[**P, R](
+    step: Callable[P, R], *, budget: Size = None, **options: Unpack[JitOptions]
+) -> PlannedJit[P, R]: ...
+@overload
+def jit(step: None = None, *, budget: Size = None, **options: Unpack[JitOptions]) -> Decorator: ...
 def jit(
     step: Callable[..., Any] | None = None,
     *,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Protocol, Unpack, overload
 
 import jax
 import numpy as np
@@ -27,6 +27,28 @@ __all__ = ["FilterJit", "filter_jit", "plain_step"]
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 
+class Decorator(Protocol):
+    """`filter_jit` with its options: makes a planned step of a function."""
+
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> FilterJit[P, R]: ...
+
+
+@overload
+def filter_jit[**P, R](
+    fun: Callable[P, R],
+    *,
+    donate: Donate = "none",
+    budget: Size = None,
+    **options: Unpack[StepOptions],
+) -> FilterJit[P, R]: ...
+@overload
+def filter_jit(
+    fun: None = None,
+    *,
+    donate: Donate = "none",
+    budget: Size = None,
+    **options: Unpack[StepOptions],
+) -> Decorator: ...
 def filter_jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -61,10 +83,10 @@ def filter_jit(
     return FilterJit(fun, dataclasses.replace(jitted, _cached=planned), planned)
 
 
-class FilterJit(LibraryJit):
+class FilterJit[**P, R](LibraryJit[P, R]):
     """The result of `equinox.filter_jit`, whose inner `jax.jit` is memplan's."""
 
-    def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Planned[R]:
         """Plan for arguments with arrays or `jax.ShapeDtypeStruct`s as leaves; runs nothing."""
         return super().plan(*jax.tree.map(_as_array, args), **jax.tree.map(_as_array, kwargs))
 

@@ -100,7 +100,7 @@ class PlannedModel:
         self._budget = budget
         self._options = options
         # Raises for an invalid request. `_make_function` replaces it.
-        self._step: PlannedJit = api.jit(model.train_step, budget=budget, **options)
+        self._step: PlannedJit[..., Any] = api.jit(model.train_step, budget=budget, **options)
         model.train_function = None  # Keras makes the next one by `_make_function`
         model._make_function = self._make_function
 
@@ -122,7 +122,7 @@ class PlannedModel:
                 self._model.jax_state_sync()
             raise
 
-    def plan(self, x: Any, y: Any = None, sample_weight: Any = None) -> Planned:
+    def plan(self, x: Any, y: Any = None, sample_weight: Any = None) -> Planned[Any]:
         """Plan for batches like this one (arrays or `jax.ShapeDtypeStruct`s).
 
         Builds the model, but runs nothing.

@@ -6,7 +6,7 @@ import functools
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Concatenate, Self, overload
 
 from memplan import api
 from memplan.program import compat
@@ -17,7 +17,7 @@ from memplan.stages import Planned, PlannedJit
 from memplan.units import Size
 
 
-def planned_instead(jitted: Any, budget: Size, options: Mapping[str, Any]) -> PlannedJit:
+def planned_instead(jitted: Any, budget: Size, options: Mapping[str, Any]) -> PlannedJit[..., Any]:
     """Plan the function that a library passed to `jax.jit`, with the library's options.
 
     Args:
@@ -70,26 +70,32 @@ class PlainStep:
         return cls(step, arrays, options, request)
 
 
-class LibraryJit:
+class LibraryJit[**P, R]:
     """The result of a library's own jit, with `memplan.jit` inside; it can plan and report."""
 
-    def __init__(self, fun: Callable[..., Any], jitted: Any, planned: PlannedJit):
+    def __init__(self, fun: Callable[P, R], jitted: Any, planned: PlannedJit[..., Any]):
         functools.update_wrapper(self, fun, updated=())
         self._jitted = jitted
         self._planned = planned
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> Self: ...
+    @overload
+    def __get__[S, **Q](
+        self: LibraryJit[Concatenate[S, Q], R], instance: S, owner: Any = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind a decorated method to its instance."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self._jitted(*args, **kwargs)
 
-    def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Planned[R]:
         """Plan for arguments with arrays or `jax.ShapeDtypeStruct`s as leaves; runs nothing."""
         return _PlannedInside(self._jitted.lower(*args, **kwargs))
 
-    def lower(self, /, *args: Any, **kwargs: Any) -> Planned:
+    def lower(self, /, *args: Any, **kwargs: Any) -> Planned[R]:
         """The same as `plan`, by the library's name for this stage."""
         return self.plan(*args, **kwargs)
 
@@ -103,11 +109,11 @@ class LibraryJit:
         return self._planned.report
 
 
-class _PlannedInside(Planned):
+class _PlannedInside[R](Planned[R]):
     """A step that a library lowered; once compiled, it takes the library's arguments."""
 
     def __init__(self, lowered: Any):
-        planned: Planned = lowered.lowered
+        planned: Planned[Any] = lowered.lowered
         super().__init__(planned._outcome, planned._request)
         self._planned = planned
         self._lowered_by_library = lowered

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Unpack
+from typing import Any, Protocol, Unpack, overload
 
 from flax import nnx
 
@@ -20,6 +20,30 @@ _PLAN_OPTIONS = (*StepOptions.__annotations__, "host_state")
 _WRAPPERS = tuple({type(nnx.jit(len, graph_updates=updates)) for updates in (True, False)})
 
 
+class Decorator(Protocol):
+    """`jit` with its options: makes a planned step of a function."""
+
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> NnxJit[P, R]: ...
+
+
+@overload
+def jit[**P, R](
+    fun: Callable[P, R],
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    budget: Size = None,
+    **options: Unpack[JitOptions],
+) -> NnxJit[P, R]: ...
+@overload
+def jit(
+    fun: None = None,
+    *,
+    graph: bool | None = None,
+    graph_updates: bool | None = None,
+    budget: Size = None,
+    **options: Unpack[JitOptions],
+) -> Decorator: ...
 def jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -60,7 +84,7 @@ def jit(
     return NnxJit(fun, jitted, planned)
 
 
-class NnxJit(LibraryJit):
+class NnxJit[**P, R](LibraryJit[P, R]):
     """The result of `flax.nnx.jit`, whose inner `jax.jit` is memplan's."""
 
     def trace(self, *args: Any, **kwargs: Any) -> Any:
