@@ -22,6 +22,8 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("memplan.equinox needs Equinox: pip install 'memplan[equinox]'.") from error
 
+_WRAPPER: type[Any] = type(equinox.filter_jit(len))
+
 __all__ = ["FilterJit", "filter_jit", "plain_step"]
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
@@ -102,7 +104,7 @@ def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
     """
     request = step._planned._request if isinstance(step, FilterJit) else None
     jitted: Any = step._jitted if isinstance(step, FilterJit) else step
-    if not isinstance(jitted, type(equinox.filter_jit(len))):
+    if not isinstance(jitted, _WRAPPER):
         return None
     function = jitted.__wrapped__
     arrays, static = equinox.partition((*args, function), _is_traced)

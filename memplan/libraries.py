@@ -24,9 +24,8 @@ def planned_instead(jitted: Any, budget: Size, options: Mapping[str, Any]) -> Pl
       jitted: the result of `jax.jit`.
       budget, options: as for `memplan.jit`.
     """
-    return api.jit(
-        jitted.__wrapped__, budget=budget, **{**compat.jit_options_of(jitted), **options}
-    )
+    step: Callable[..., Any] = jitted.__wrapped__
+    return api.jit(step, budget=budget, **{**compat.jit_options_of(jitted), **options})
 
 
 @dataclass(frozen=True)

@@ -132,13 +132,12 @@ def check(
     old = None if saves and not against.exists() else _saved(against)
     with progress() as stage:
         plain = load_step(step, stage)
-        planned: api.StepOptions = {}
+        request: api.JitOptions = {**options.of(plain)}
         if plain.request is not None:
-            planned["verify"] = plain.request.verify
-            planned["plan"] = _saved_plan(plain, budget, options)
+            request["verify"] = plain.request.verify
+            request["plan"] = _saved_plan(plain, budget, options)
             # A step of memplan.jit is planned for what the device has if it names no budget.
             budget = _budget(plain, budget) or "100%"
-        request = {**options.of(plain), **planned}
         report = api.report(plain.function, plain.args, budget=budget, **request)
         new = replace(report, step=str(factory.parse(step)))
     if saves:

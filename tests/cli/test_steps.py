@@ -44,14 +44,6 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     assert planner.requests == [{**options, **split}, {**none, **whole}]
 
 
-def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: Path) -> None:
-    assert run("inspect", "ready:make").exit_code == 0
-    assert planner.requests == [{"budget": 3}]
-    for words in ("--budget 1GiB", "--no-split", "--host-state 0", "--pin a=host"):
-        assert "return the plain step" in message(run("inspect", "ready:make", *words.split()), 2)
-    assert "plain step" in message(run("compare", "ready:make"), 2)
-
-
 def test_a_pin_needs_a_place(planner: Planner) -> None:
     assert "Write NAME=host" in message(run("inspect", "workshop:make", "--pin", "a"), 2)
 
@@ -112,13 +104,10 @@ def options_of(budget: str) -> dict[str, Any]:
     return {"budget": budget, **common, "host_state": (), "pin": None}
 
 
-def test_doctor_passes_donated_arguments_on_and_refuses_a_planned_step(
-    examined: list[dict[str, Any]], workshop: Path
-) -> None:
+def test_doctor_passes_donated_arguments_on(examined: list[dict[str, Any]]) -> None:
     run("doctor", "workshop:make", "--donate", "0,1")
     run("doctor", "workshop:make", "--donate", "none")
     assert [request["donate_argnums"] for request in examined] == [(0, 1), ()]
-    assert "plain step" in message(run("doctor", "ready:make"), 2)
 
 
 @pytest.fixture
@@ -184,10 +173,7 @@ def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: P
     assert (workshop / "c.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_curve_needs_the_plain_step_and_a_place_to_write(
-    curved: list[dict[str, Any]], workshop: Path
-) -> None:
-    assert "plain step" in message(run("curve", "ready:make"), 2)
+def test_curve_needs_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:
     assert "nowhere" in message(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
     assert "of its own" in message(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
     assert not curved
