@@ -17,7 +17,7 @@ class Model:
 planned = decorated.plan({}, jax.ShapeDtypeStruct((3,), "float32"))
 reveal_type(memplan.jit(step, budget="1GiB"))
 reveal_type(decorated)
-reveal_type(decorated({}, jax.numpy.ones(3)))
+reveal_type(decorated({}, jax.random.key(0)))
 reveal_type(planned.report)
 reveal_type(decorated.report)
 reveal_type(planned.plan)

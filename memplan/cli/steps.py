@@ -69,7 +69,7 @@ def inspect(
             plain.function,
             budget=_budget(plain, budget),
             verify=own.verify if verify is None else None if verify == "none" else verify,
-            plan=_saved_plan(plain, budget, options),
+            plan=saved_plan(plain, budget, options),
             **options.of(plain),
         )
         report = replace(function.plan(*plain.args).report, step=str(factory.parse(step)))
@@ -133,12 +133,13 @@ def check(
     with progress() as stage:
         plain = load_step(step, stage)
         request: api.JitOptions = {**options.of(plain)}
+        within: Size = budget
         if plain.request is not None:
             request["verify"] = plain.request.verify
-            request["plan"] = _saved_plan(plain, budget, options)
+            request["plan"] = saved_plan(plain, budget, options)
             # A step of memplan.jit is planned for what the device has if it names no budget.
-            budget = _budget(plain, budget) or "100%"
-        report = api.report(plain.function, plain.args, budget=budget, **request)
+            within = _budget(plain, budget) or "100%"
+        report = api.report(plain.function, plain.args, budget=within, **request)
         new = replace(report, step=str(factory.parse(step)))
     if saves:
         print_result(new if old is None else Difference.of(old, new), options.json, options.html)
@@ -255,7 +256,7 @@ def _budget(step: PlainStep, budget: str | None) -> Size:
     return step.request.budget if budget is None and step.request is not None else budget
 
 
-def _saved_plan(step: PlainStep, budget: str | None, options: StepCommandOptions) -> Plan | None:
+def saved_plan(step: PlainStep, budget: str | None, options: StepCommandOptions) -> Plan | None:
     """The plan that the step follows; it holds for the options that it was made with alone."""
     if step.request is None or budget is not None or options.replaces:
         return None

@@ -16,6 +16,7 @@ import pytest
 import memplan
 from memplan.cli.doors import plain_step
 from memplan.cli.options import StepCommandOptions
+from memplan.cli.steps import saved_plan
 from tests.cli.command import run
 
 FACTORIES = """
@@ -108,6 +109,7 @@ def test_an_option_replaces_the_steps_own(name: str) -> None:
     }
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # Equinox donates x
 @pytest.mark.parametrize("name", STEPS)
 def test_inspect_plans_each_within_a_budget_of_the_command(name: str, workshop: Path) -> None:
     words = "--budget", "480KiB", "--verify", "none", "--json", "-"
@@ -127,8 +129,42 @@ def test_the_own_budget_stays_unless_the_command_names_one(name: str, workshop: 
             assert json.loads(result.stdout)["budget_bytes"] == budget
 
 
+@pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")  # Equinox donates x
 @pytest.mark.parametrize("command", ["doctor", "compare"])
 @pytest.mark.parametrize("name", ["memplan", "equinox", "nnx"])
 def test_studies_take_the_step_inside(command: str, name: str, workshop: Path) -> None:
     result = run(command, f"factories:make(name={name!r})", "--json", "-")
     assert result.exit_code == 0, result.output
+
+
+KERAS = """
+import keras, numpy
+def make():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4)])
+    model.compile("sgd", "mse", jit_compile=True)
+    return model, (numpy.ones((32, 8), "float32"), numpy.ones((32, 4), "float32"))
+def planned():
+    import memplan
+    model, batch = make()
+    return memplan.keras.plan(model, budget="100MiB"), batch
+"""
+
+
+@pytest.mark.parametrize("name", ["make", "planned"])
+def test_the_step_of_a_keras_model(name: str, workshop: Path) -> None:
+    (workshop / f"keras_{name}.py").write_text(KERAS)
+    result = run("inspect", f"keras_{name}:{name}", "--json", "-")
+    assert result.exit_code == 0, result.output
+    is_planned = json.loads(result.stdout)["budget_bytes"] == 100 << 20
+    assert is_planned == (name == "planned")
+    words = "--budget", "50MiB", "--json", "-"
+    result = run("inspect", f"keras_{name}:{name}", *words)
+    assert json.loads(result.stdout)["budget_bytes"] == 50 << 20
+
+
+def test_a_saved_plan_is_followed_unless_the_command_replaces_an_option() -> None:
+    plan = memplan.jit(step, budget="480KiB", donate_argnums=0).plan(*ARGS).plan
+    plain = plain_step(memplan.jit(step, plan=plan), ARGS)
+    assert saved_plan(plain, None, StepCommandOptions()) is plan is not None
+    assert saved_plan(plain, "1GiB", StepCommandOptions()) is None
+    assert saved_plan(plain, None, StepCommandOptions(donate="0")) is None

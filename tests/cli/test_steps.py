@@ -16,6 +16,9 @@ from memplan.report.frontier import Frontier, Trial
 from tests.cli.command import REPORT, Planner, message, run
 from tests.report.timelines import random_timeline
 
+# Options of `memplan.jit` that commands do not have.
+UNSAID = dict.fromkeys(("planner", "topology", "between_hosts"))
+
 
 def test_inspect_prints_the_report(planner: Planner) -> None:
     result = run("inspect", "workshop:make")
@@ -41,7 +44,8 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
     split = {"split": "auto", **state, "pin": None}
     none = {**dict.fromkeys(options), "verify": "compile"}
-    assert planner.requests == [{**options, **split}, {**none, **whole}]
+    unsaid = {"plan": None, **UNSAID}
+    assert planner.requests == [{**options, **split, **unsaid}, {**none, **whole, **unsaid}]
 
 
 def test_a_pin_needs_a_place(planner: Planner) -> None:
@@ -101,7 +105,7 @@ def test_doctor_exits_with_1_unless_the_step_fits_without_findings(
 def options_of(budget: str) -> dict[str, Any]:
     """Those of a command that asks for a budget and a device."""
     common = {"host_budget": None, "device": "v100", "split": "auto", "donate_argnums": (0,)}
-    return {"budget": budget, **common, "host_state": (), "pin": None}
+    return {"budget": budget, **common, "host_state": (), "pin": None, **UNSAID}
 
 
 def test_doctor_passes_donated_arguments_on(examined: list[dict[str, Any]]) -> None:
