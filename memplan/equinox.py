@@ -45,7 +45,6 @@ def filter_jit[**P, R](
 ) -> FilterJit[P, R]: ...
 @overload
 def filter_jit(
-    fun: None = None,
     *,
     donate: Donate = "none",
     budget: Size = None,

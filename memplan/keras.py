@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, Unpack
 
 import jax
@@ -101,8 +100,7 @@ class PlannedModel:
         self._budget = budget
         self._options = options
         # Raises for an invalid request. `_make_function` replaces it.
-        train_step: Callable[..., Any] = model.train_step
-        self._step: PlannedJit[..., Any] = api.jit(train_step, budget=budget, **options)
+        self._step: PlannedJit[..., Any] = api.jit(model.train_step, budget=budget, **options)
         model.train_function = None  # Keras makes the next one by `_make_function`
         model._make_function = self._make_function
 

@@ -24,8 +24,8 @@ def planned_instead(jitted: Any, budget: Size, options: Mapping[str, Any]) -> Pl
       jitted: the result of `jax.jit`.
       budget, options: as for `memplan.jit`.
     """
-    step: Callable[..., Any] = jitted.__wrapped__
-    return api.jit(step, budget=budget, **{**compat.jit_options_of(jitted), **options})
+    options = {**compat.jit_options_of(jitted), **options}
+    return api.jit(jitted.__wrapped__, budget=budget, **options)
 
 
 @dataclass(frozen=True)

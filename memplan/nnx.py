@@ -37,7 +37,6 @@ def jit[**P, R](
 ) -> NnxJit[P, R]: ...
 @overload
 def jit(
-    fun: None = None,
     *,
     graph: bool | None = None,
     graph_updates: bool | None = None,
