@@ -127,7 +127,8 @@ class PlannedModel:
 
         Builds the model, but runs nothing.
         """
-        return self._step.plan(*self._arguments(x, y, sample_weight))
+        arguments = self._arguments(x, y, sample_weight)  # Keras makes `_step` there
+        return self._step.plan(*arguments)
 
     def _arguments(self, *batch: Any) -> tuple[Any, Any]:
         """The arguments of the training step for a batch; builds the model and the step."""

@@ -1,9 +1,12 @@
-"""What a factory may return as its step: a function, or the result of any jit that memplan plans."""
+"""What a factory may return as its step: a function, or the result of a jit that memplan knows."""
 
 import sys
 from typing import Any
 
+import jax
+
 import memplan
+from memplan.cli.factory import FactoryError
 from memplan.libraries import PlainStep
 from memplan.program import compat
 from memplan.stages import PlannedJit
@@ -17,14 +20,29 @@ def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep:
     """The plain step inside a step of any library, with the options of its jit.
 
     A function that is in no jit has no options, not even `donate_argnums`.
+
+    Raises:
+      FactoryError: a function or a step of `jax.jit` has functions or texts in its arguments.
     """
     if isinstance(step, PlannedJit):
-        return PlainStep.inside(step._jitted, args, step._request)
+        return _of_arrays(PlainStep.inside(step._jitted, args, step._request))
     if compat.is_jitted(step):
-        return PlainStep.inside(step, args)
+        return _of_arrays(PlainStep.inside(step, args))
     for package, module in _LIBRARIES.items():
         if package in sys.modules:
             plain = getattr(memplan, module).plain_step(step, args)
             if plain is not None:
                 return plain
-    return PlainStep(step, args, {})
+    return _of_arrays(PlainStep(step, args, {}))
+
+
+def _of_arrays(step: PlainStep) -> PlainStep:
+    """The step, if its arguments have arrays and numbers alone."""
+    for path, leaf in jax.tree_util.tree_leaves_with_path(step.args):
+        if callable(leaf) or isinstance(leaf, (str, bytes)):
+            raise FactoryError(
+                f"The argument args{jax.tree_util.keystr(path)} is a {type(leaf).__name__}, no "
+                "array. If it is part of an Equinox module, return equinox.filter_jit(step) as the "
+                "step; else name its argument in static_argnums of jax.jit, or close over it."
+            )
+    return step

@@ -15,6 +15,7 @@ import pytest
 
 import memplan
 from memplan.cli.doors import plain_step
+from memplan.cli.factory import FactoryError
 from memplan.cli.options import StepCommandOptions
 from memplan.cli.steps import saved_plan
 from tests.cli.command import run
@@ -91,6 +92,11 @@ def test_the_plain_step_computes_what_the_step_does(name: str) -> None:
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), plain.args)
     assert jax.eval_shape(plain.function, *shapes) is not None
     assert plain.options.get("donate_argnums") == DONATED.get(name)
+
+
+def test_a_plain_function_of_an_equinox_module_needs_filter_jit() -> None:
+    with pytest.raises(FactoryError, match=r"args\[0\].activation is a .*equinox.filter_jit"):
+        plain_step(equinox_step, MODEL)
 
 
 @pytest.mark.parametrize("name", STEPS)
