@@ -22,24 +22,24 @@ def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep:
     A function that is in no jit has no options, not even `donate_argnums`.
 
     Raises:
-      FactoryError: a function or a step of `jax.jit` has functions or texts in its arguments.
+      FactoryError: a function or a step of `jax.jit` has functions in its arguments.
     """
     if isinstance(step, PlannedJit):
-        return _of_arrays(PlainStep.inside(step._jitted, args, step._request))
+        return _without_functions(PlainStep.inside(step._jitted, args, step._request))
     if compat.is_jitted(step):
-        return _of_arrays(PlainStep.inside(step, args))
+        return _without_functions(PlainStep.inside(step, args))
     for package, module in _LIBRARIES.items():
         if package in sys.modules:
             plain = getattr(memplan, module).plain_step(step, args)
             if plain is not None:
                 return plain
-    return _of_arrays(PlainStep(step, args, {}))
+    return _without_functions(PlainStep(step, args, {}))
 
 
-def _of_arrays(step: PlainStep) -> PlainStep:
-    """The step, if its arguments have arrays and numbers alone."""
+def _without_functions(step: PlainStep) -> PlainStep:
+    """The step, if its arguments have no functions in them."""
     for path, leaf in jax.tree_util.tree_leaves_with_path(step.args):
-        if callable(leaf) or isinstance(leaf, (str, bytes)):
+        if callable(leaf):
             raise FactoryError(
                 f"The argument args{jax.tree_util.keystr(path)} is a {type(leaf).__name__}, no "
                 "array. If it is part of an Equinox module, return equinox.filter_jit(step) as the "
