@@ -17,8 +17,8 @@ from memplan.report.curve import Curve
 from memplan.report.diagnosis import Diagnosis
 from memplan.report.frontier import Frontier
 from memplan.report.model import Report
-from memplan.request import UNLIMITED, Request
-from memplan.stages import PlannedJit, notify
+from memplan.request import UNLIMITED, Request, limits_of
+from memplan.stages import PlannedJit, notify, telling
 from memplan.studies.compare import compare as compare_methods
 from memplan.studies.curve import curve as curve_of
 from memplan.studies.doctor import doctor as doctor_of
@@ -51,6 +51,7 @@ class PlanOptions(TypedDict, total=False):
     pin: Mapping[str, str] | None
     keep_unused: bool
     compiler_options: Mapping[str, Any] | None
+    time_limit: float | None
 
 
 class RequestOptions(PlanOptions, total=False):
@@ -79,7 +80,11 @@ class JitOptions(RequestOptions, StepOptions, total=False):
 
 @contextlib.contextmanager
 def progress(callback: pipeline.Notify) -> Iterator[None]:
-    """Call `callback(stage, fraction or None)` for each stage of planning inside the block."""
+    """Call `callback(stage, fraction or None)` for each stage of planning inside the block.
+
+    Without it, a terminal shows the stage on standard error if planning takes longer than two
+    seconds. The logger `memplan` has the stages and outcomes (INFO) and the programs tried (DEBUG).
+    """
     token = notify.set(callback)
     try:
         yield
@@ -109,7 +114,9 @@ def jit(
 
     Args:
       step: the function; omit it to use `jit` as a decorator with arguments.
-      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all.
+      budget: device bytes: an int, `"16GiB"`, `"80%"` of the device's memory, or None for all
+        that a process of jax has. On a device that is not here, that is 75 % of its memory, or what
+        `XLA_CLIENT_MEM_FRACTION` says.
       host_budget: host bytes for offloaded values, in the same forms; a share or None refers to the
         host's memory (for a described GPU: to twice its own memory). Ignored on a CPU.
       device: the device to plan for, by name (`memplan devices`); None is the local backend. A plan
@@ -141,6 +148,12 @@ def jit(
         not need it; on a CPU the same as `"device"`) or `"recompute"` (computed again from other
         values). The planner decides about all other values. A value that XLA computes inside the
         kernels that read it is never stored, and the report says so.
+      time_limit: seconds of wall time, from when the step is traced, after which memplan looks for
+        no better program and takes the best that fits (`Report.ended_by` says so). It is checked
+        between programs: what XLA or the planner has begun is finished, the first program is always
+        planned, and the best is compiled after the limit. The plan then depends on how fast the
+        machine is; without a limit (None) it does not. A step that runs in several processes takes
+        none.
       options: the options of `jax.jit`: `donate_argnums`, `donate_argnames`, `static_argnums`,
         `static_argnames`, `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`.
 
@@ -150,6 +163,7 @@ def jit(
     Raises:
       BudgetError, UnknownDeviceError: at once, if the request is invalid.
       InfeasibleBudgetError: when the step is called or planned, if no plan fits.
+      TimeLimitError: likewise, if the time limit passes before a program that fits is found.
       MemplanError, UnsupportedProgramError: likewise, if `pin` names no value of the step, or if it
         cannot be followed.
     """
@@ -172,7 +186,7 @@ def report(
       step: a plain function.
       args: arrays or `jax.ShapeDtypeStruct`s.
       budget: as for `jit`. None compiles the step unplanned, except for `host_state` and `pin`; the
-        report's `budget_bytes` is then the device's memory, and its status is `does not fit` if
+        report's `budget_bytes` is then the default of `jit`, and its status is `does not fit` if
         the step takes more.
       options: as for `jit`, but by default the first of several arguments is donated: the state
         that the step replaces.
@@ -184,11 +198,15 @@ def report(
     planned = PlannedJit(step, request, jit_options).plan(*args)
     if budget is not None:
         return planned.report
-    memory_bytes = request.target.device.memory_bytes
+    limits = limits_of(replace(request, budget=None), request.target)
     peak_bytes = planned.report.compiled_peak_bytes
-    fits = peak_bytes is not None and peak_bytes <= memory_bytes
-    status = planned.report.status if fits else "does not fit"
-    return replace(planned.report, budget_bytes=memory_bytes, status=status)
+    fits = peak_bytes is not None and peak_bytes <= limits.device_bytes
+    return replace(
+        planned.report,
+        budget_bytes=limits.device_bytes,
+        pool_share=limits.pool_share,
+        status=planned.report.status if fits else "does not fit",
+    )
 
 
 def compare(
@@ -208,10 +226,16 @@ def compare(
       budget: as for `jit`.
       options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`,
         `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`, as for `jit`. Only
-        memplan uses `planner`, `host_state` and `split`.
+        memplan uses `planner`, `host_state` and `split`. `time_limit` is that of the whole
+        comparison: it ends with the rows that are done.
+
+    Raises:
+      memplan.report.result.Interrupted: Ctrl-C ended it. It is a `KeyboardInterrupt`, and its
+        `result` is the comparison with the rows that are done.
     """
     request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
-    return compare_methods(step, args, jit_options, request, notify.get())
+    with telling() as tell:
+        return compare_methods(step, args, jit_options, request, tell)
 
 
 def curve(
@@ -230,10 +254,14 @@ def curve(
       args: arrays or `jax.ShapeDtypeStruct`s.
       points: the budgets: shares of the plain step's bytes, or a number of budgets, evenly spaced
         between the floor and the plain step's bytes.
-      options: as for `compare`.
+      options: as for `compare`, also with regard to `time_limit`.
+
+    Raises:
+      memplan.report.result.Interrupted: Ctrl-C ended it, as for `compare`.
     """
     request, jit_options = _request("memplan.api.curve", RequestOptions, None, options)
-    return curve_of(step, args, jit_options, request, points, notify.get())
+    with telling() as tell:
+        return curve_of(step, args, jit_options, request, points, tell)
 
 
 def doctor(
@@ -256,7 +284,8 @@ def doctor(
         `jax.jit`.
     """
     request, jit_options = _request("memplan.api.doctor", RequestOptions, budget, options)
-    return doctor_of(step, args, jit_options, request, notify.get())
+    with telling() as tell:
+        return doctor_of(step, args, jit_options, request, tell)
 
 
 def largest(
@@ -277,9 +306,13 @@ def largest(
       budget: as for `jit`.
       options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
         `jit`, but by default the first of several arguments is donated: the state that the step
-        replaces.
+        replaces. `time_limit` is that of the whole search: it ends with the largest size that fits
+        until then, as predicted.
 
     Raises:
+      memplan.report.result.Interrupted: Ctrl-C ended it after a size that fits. It is a
+        `KeyboardInterrupt`, and its `result` is the `Frontier` of the sizes tried.
+      TimeLimitError: the time limit has passed, and no size that fits was found.
       InfeasibleBudgetError: not even `low` fits.
       SizeError: there is no size between `low` and `high`.
     """
@@ -303,7 +336,8 @@ def frontier(
       make, low, high, step, budget, options: as for `largest`.
     """
     request, jit_options = _request("memplan.api.frontier", RequestOptions, budget, options)
-    return frontier_of(make, name, low, high, step, jit_options, request, notify.get())
+    with telling() as tell:
+        return frontier_of(make, name, low, high, step, jit_options, request, tell)
 
 
 def refuse_no_function(function: str, step: Any) -> None:

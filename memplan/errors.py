@@ -44,6 +44,20 @@ class InfeasibleBudgetError(MemplanError):
         self.operation = operation
 
 
+class TimeLimitError(MemplanError, TimeoutError):
+    """The time limit passed before anything was found that fits.
+
+    Attributes:
+      smallest_bytes: the smallest device peak so far, in bytes.
+    """
+
+    guide = "does_not_fit#time-limit"
+
+    def __init__(self, message: str, *, smallest_bytes: int):
+        super().__init__(message)
+        self.smallest_bytes = smallest_bytes
+
+
 class OutOfMemoryError(MemplanError, MemoryError):
     """A planned step could not allocate memory on the device, or pinned host memory.
 

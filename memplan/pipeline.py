@@ -11,10 +11,11 @@ from typing import Any
 from memplan.compilation import kept
 from memplan.compilation.attempts import MOST_TRIES, Attempts, History
 from memplan.compilation.compiler import Compiler, Modules, Notify
+from memplan.compilation.deadline import TIME_LIMIT, Deadline
 from memplan.compilation.kept import Kept
 from memplan.compilation.outcome import Explored, Outcome, Restored
 from memplan.compilation.variants import needs_better
-from memplan.errors import InfeasibleBudgetError, PlanMismatchError
+from memplan.errors import MemplanError, PlanMismatchError
 from memplan.parallel.agreement import one_plan, same_collectives, same_step
 from memplan.parallel.meshes import processes_of
 from memplan.planning.plan import Plan
@@ -25,7 +26,12 @@ from memplan.program.state.host_state import large_leaves
 from memplan.program.trace import Program
 from memplan.program.transforms import apply_all
 from memplan.request import Request, cache_key, limits_of, traced
-from memplan.results.infeasible import infeasible, refuse_host_memory_on_device, working_budget
+from memplan.results.infeasible import (
+    infeasible,
+    out_of_time,
+    refuse_host_memory_on_device,
+    working_budget,
+)
 from memplan.results.report import report_of
 from memplan.xla.collectives.cost import collective_sequence
 
@@ -33,10 +39,12 @@ from memplan.xla.collectives.cost import collective_sequence
 def run(program: Program, request: Request, notify: Notify) -> Outcome | Restored:
     """Plan and compile a traced step, or restore it from jax's persistent cache.
 
-    If Ctrl-C is pressed when a program that fits is known, that is compiled.
+    If Ctrl-C is pressed when a program that fits is known, that is compiled; likewise once the time
+    limit has passed.
 
     Raises:
       InfeasibleBudgetError: no compiled program fits, and `request.verify` is not None.
+      TimeLimitError: likewise, but the time limit had passed before all were explored.
       PlanMismatchError: `request.plan` belongs to another program.
     """
     key = cache_key(program, request)
@@ -47,10 +55,11 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         if restored is not None:
             return restored
     started = time.perf_counter()
+    deadline = Deadline(request.time_limit)
     modules: Modules = {}
-    exploration = _exploration(program, request, notify, key, modules, keeps_fitting=True)
+    exploration = _exploration(program, request, notify, key, modules, True, deadline)
     if exploration.is_refused:
-        raise infeasible_error(exploration.best, request, notify, modules)
+        raise refusal(exploration, request, notify, deadline)
     outcome = replace(exploration.commit(), seconds=time.perf_counter() - started)
     if (
         not outcome.fits
@@ -58,30 +67,32 @@ def run(program: Program, request: Request, notify: Notify) -> Outcome | Restore
         and request.plan.fingerprint != outcome.planned.plain.module.fingerprint
     ):
         notify("planning anew, as XLA chose other kernels", None)
-        outcome = best_of(program, replace(request, plan=None), notify, keeps_fitting=True)
+        anew = replace(request, plan=None)
+        exploration = _exploration(program, anew, notify, "", modules, True, deadline)
+        outcome = replace(exploration.commit(), seconds=time.perf_counter() - started)
     if not outcome.fits and request.verify is not None:
-        raise infeasible_error(outcome, request, notify, modules)
-    if outcome.name and outcome.fits and not outcome.interrupted:
+        raise refusal(replace(exploration, best=outcome), request, notify, deadline)
+    if outcome.name and outcome.fits and not outcome.ended_by:
         plan = None if outcome.plan is None else outcome.plan.to_json()
         entry = Kept(outcome.name, outcome.hides_latency, plan, report_of(outcome).to_json())
         kept.keep(key, entry, outcome.seconds)
     return outcome
 
 
-def infeasible_error(
-    refused: Explored, request: Request, notify: Notify, modules: Modules
-) -> InfeasibleBudgetError:
-    """The error for a step whose best program does not fit; it names a budget that works.
-
-    Args:
-      modules: what XLA has scheduled for the step.
-    """
+def refusal(
+    exploration: Exploration, request: Request, notify: Notify, deadline: Deadline
+) -> MemplanError:
+    """The error for a step whose best program does not fit; it names a budget that works."""
+    refused, modules = exploration.best, exploration.modules
+    if exploration.ended_by == TIME_LIMIT:
+        programs = len(exploration.attempts.history.summaries)
+        return out_of_time(refused, programs, deadline.time_limit_s)
 
     def plan_within(budget: int) -> Explored:
         notify("looking for a budget that works", None)
         within = replace(request, budget=budget)
         program = refused.program.original
-        return explore(program, within, notify, modules, any_that_fits=True).best
+        return explore(program, within, notify, modules, True, deadline).best
 
     smallest = working_budget(refused, None if request.plan else plan_within)
     return infeasible(refused, smallest, bool(request.split))
@@ -94,9 +105,11 @@ def best(
     options: Mapping[str, Any],
     request: Request,
     notify: Notify = lambda stage, share: None,
+    deadline: Deadline | None = None,
 ) -> Outcome:
     """The outcome that fits, else the smallest, without the cache; raises like `traced`."""
-    return best_of(traced(step, args, kwargs, options, request, notify), request, notify)
+    program = traced(step, args, kwargs, options, request, notify)
+    return best_of(program, request, notify, deadline=deadline)
 
 
 def best_of(
@@ -104,15 +117,16 @@ def best_of(
     request: Request,
     notify: Notify,
     key: str = "",
-    keeps_fitting: bool = False,
+    deadline: Deadline | None = None,
 ) -> Outcome:
     """The outcome of a traced step that fits, else the smallest.
 
     Args:
-      keeps_fitting: Ctrl-C ends the search if something fits (`Attempts.explore`).
+      deadline: by default that of a search that begins now.
     """
     started = time.perf_counter()
-    outcome = _exploration(program, request, notify, key, None, keeps_fitting).commit()
+    deadline = deadline or Deadline(request.time_limit)
+    outcome = _exploration(program, request, notify, key, None, False, deadline).commit()
     return replace(outcome, seconds=time.perf_counter() - started)
 
 
@@ -123,12 +137,17 @@ def _exploration(
     key: str,
     modules: Modules | None,
     keeps_fitting: bool,
+    deadline: Deadline,
 ) -> Exploration:
-    """A step explored, and compiled if its first program is good enough. See `best_of`."""
+    """A step explored, and compiled if its first program is good enough. See `best_of`.
+
+    Args:
+      keeps_fitting: Ctrl-C ends the search if something fits (`Attempts.explore`).
+    """
     attempts, first = _attempts(program, request, notify, key, modules)
     # An interrupted process would not compile what the step's other processes do.
     keeps_fitting = keeps_fitting and not _processes(program, request)
-    attempts = replace(attempts, keeps_fitting=keeps_fitting)
+    attempts = replace(attempts, keeps_fitting=keeps_fitting, deadline=deadline)
     return Exploration(request, attempts, first, attempts.explore(first))
 
 
@@ -138,15 +157,18 @@ def explore(
     notify: Notify,
     modules: Modules,
     any_that_fits: bool = False,
+    deadline: Deadline | None = None,
 ) -> Exploration:
     """The program of a traced step that should fit, else the smallest; XLA compiles none.
 
     Args:
       modules: what XLA has scheduled for the step, for this and for other budgets.
       any_that_fits: the first program is good enough, however slow it is.
+      deadline: by default that of a search that begins now.
     """
+    deadline = deadline or Deadline(request.time_limit)
     attempts, first = _attempts(program, request, notify, modules=modules)
-    attempts = replace(attempts, compiles=False, any_that_fits=any_that_fits)
+    attempts = replace(attempts, compiles=False, any_that_fits=any_that_fits, deadline=deadline)
     return Exploration(request, attempts, first, attempts.explore(first))
 
 
@@ -165,6 +187,11 @@ class Exploration:
         return self.attempts.history.explorations
 
     @property
+    def ended_by(self) -> str:
+        """What ended the exploration before all programs were explored; "" if nothing did."""
+        return self.attempts.history.ended_by
+
+    @property
     def modules(self) -> Modules:
         """What XLA has scheduled for the step; empty if that was not to be kept."""
         return self.attempts.compiler.modules or {}
@@ -179,8 +206,10 @@ class Exploration:
         """The best program compiled; the fastest that fits, if any that fits was explored for."""
         attempts, best = self.attempts, self.best
         if attempts.any_that_fits and best.fits and needs_better(best):
-            attempts = replace(attempts, any_that_fits=False, history=History())
-            best = attempts.explore(self.first)
+            complete = replace(attempts, any_that_fits=False, history=History())
+            fastest = complete.explore(self.first)
+            if fastest.fits:  # unless the time limit ended the search before
+                attempts, best = complete, fastest
         outcome = attempts.commit(best)
         processes = _processes(self.first, self.request)
         if processes:

@@ -14,7 +14,7 @@ from memplan.compilation.limits import Limits
 from memplan.errors import BudgetError, MemplanError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
-from memplan.parallel.meshes import machine_of, topology_for
+from memplan.parallel.meshes import machine_of, processes_of, topology_for
 from memplan.parallel.step import options_with_shardings
 from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
@@ -70,6 +70,7 @@ class Request:
     topology: Topology | str | None = None
     between_hosts: str | None = None
     pin: Mapping[str, str] | None = None
+    time_limit: float | None = None
 
     def __post_init__(self) -> None:
         parse_bytes(self.budget, 1)
@@ -79,6 +80,12 @@ class Request:
             value = getattr(self, name)
             if value is not None and not isinstance(value, kind):
                 raise MemplanError(f"{name} is {value!r:.80}; it is {description}.")
+        limit_s = self.time_limit
+        is_number = isinstance(limit_s, int | float) and not isinstance(limit_s, bool)
+        if limit_s is not None and not (is_number and limit_s > 0):
+            raise MemplanError(
+                f"time_limit is {limit_s!r:.80}; it is a number of seconds above 0, or None."
+            )
         if not all(isinstance(position, int) for position in self.host_state):
             raise MemplanError(
                 f"host_state is {self.host_state!r:.80}; it is the position of an argument, or "
@@ -168,19 +175,25 @@ def target_of(device: str | None) -> Target:
 def limits_of(request: Request, target: Target) -> Limits:
     """The limits of a request on a target, in bytes.
 
-    The default host limit is twice the memory of a described GPU. On this machine it is 80 % of
+    The default device limit is the memory of jax's pool: on a described GPU what the pool would
+    take there in this environment, 75 % unless `XLA_CLIENT_MEM_FRACTION` says otherwise. The
+    default host limit is twice the memory of a described GPU. On this machine it is 80 % of
     the host's memory, or XLA's pinned pool if that is smaller.
 
     Raises:
       BudgetError: the budget is invalid, or exceeds the pinned pool of a local GPU.
     """
-    device_bytes = parse_bytes(request.budget, target.device.memory_bytes)
+    memory_bytes = target.device.memory_bytes
+    device_bytes = parse_bytes(request.budget, memory_bytes)
     if not target.backend.has_own_memory:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
     if target.described:
-        default_bytes = 2 * target.device.memory_bytes
-        host_bytes = parse_bytes(request.host_budget, default_bytes, "host budget")
-        return Limits(device_bytes, host_bytes)
+        host_bytes = parse_bytes(request.host_budget, 2 * memory_bytes, "host budget")
+        share = pools().share
+        if request.budget is not None or share == 1:
+            return Limits(device_bytes, host_bytes)
+        pool = pools().of_device(memory_bytes, share)
+        return Limits(pool.limit_bytes, host_bytes, share)
     usable_bytes = host_memory_bytes() * 8 // 10
     pinned_bytes = pools().host_limit_bytes
     if request.host_budget is None:
@@ -209,6 +222,7 @@ def traced(
     Raises:
       BudgetError, UnknownDeviceError: the request is invalid.
       MemplanError, UnsupportedProgramError: see `trace` and `check_pins`.
+      MemplanError: there is a time limit, and the step runs in several processes.
       TopologyError: the topology does not fit the step's devices.
     """
     target = request.target
@@ -223,6 +237,12 @@ def traced(
     division = program.traced.division
     if division is None:
         return program
+    if request.time_limit is not None and len(processes_of(division, target.described)) > 1:
+        raise MemplanError(
+            "time_limit cannot end planning in several processes: their clocks differ, so they "
+            "would compile different programs. Leave it out; or plan the step in one process for "
+            "the same device (device=), save the plan, and pass it to all (plan=)."
+        )
     return replace(program, machine=machine_of(division, request.topology, target.described))
 
 

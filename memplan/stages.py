@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 import functools
 import itertools
+import logging
 import os
+import sys
 import threading
 import types
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate, overload
 
 import jax
+from rich.console import Console
 
 from memplan import pipeline
 from memplan.compilation.compiler import shapes_of
+from memplan.compilation.deadline import CTRL_C
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.errors import MemplanError, UnsupportedProgramError, WrongProgramError
 from memplan.planning.plan import Plan
@@ -33,11 +38,13 @@ from memplan.program.jit_arguments import (
 from memplan.program.lowerable import lowerable
 from memplan.program.state.host_state import as_traced, place_argument
 from memplan.report.model import Report
+from memplan.report.progress import Stages
 from memplan.request import Request, limits_of, traced
 from memplan.results.execute import Runner, numbers_gate
 from memplan.results.forms import write_forms
 from memplan.results.gathers import gather_warning
 from memplan.results.report import report_of, status_of
+from memplan.units import format_bytes, format_seconds
 
 __all__ = ["Compiled", "Planned", "PlannedJit", "Traced"]
 
@@ -47,12 +54,37 @@ _INTERRUPTED = (
 )
 _dumps = itertools.count(1)  # folders of `MEMPLAN_DUMP` that this process has written
 
-notify: contextvars.ContextVar[pipeline.Notify] = contextvars.ContextVar(
-    "notify",
-    default=lambda stage, share: None,
+_log = logging.getLogger("memplan")
+notify: contextvars.ContextVar[pipeline.Notify | None] = contextvars.ContextVar(
+    "notify", default=None
 )
+"""The callback of `memplan.api.progress`."""
 
 compat.hide_frames(os.path.dirname(__file__))
+
+
+@contextlib.contextmanager
+def telling() -> Iterator[pipeline.Notify]:
+    """Tells the stages of planning: to the log, and to `memplan.api.progress` or else a terminal.
+
+    In a terminal a line on standard error names the stage, after two seconds. Without one, as in a
+    notebook or a job, there is the log alone.
+    """
+    with contextlib.ExitStack() as stack:
+        callback = notify.get()
+        if callback is None and sys.stderr and sys.stderr.isatty():
+            callback = stack.enter_context(Stages(Console(stderr=True)))
+        logged = ""
+
+        def tell(stage: str, share: float | None) -> None:
+            nonlocal logged
+            if stage != logged:
+                _log.info("%s", stage)
+                logged = stage
+            if callback is not None:
+                callback(stage, share)
+
+        yield tell
 
 
 def _with_checked_writes(step: Callable[..., Any]) -> Callable[..., Any]:
@@ -170,13 +202,22 @@ class PlannedJit[**P, R]:
         if request.holds_state:
             shapes, named_shapes = jax.tree.map(as_traced, (args, kwargs))
         try:
-            program = traced(self._step, shapes, named_shapes, self._options, request, notify.get())
-            outcome = pipeline.run(program, request, notify.get())
+            with telling() as tell:
+                program = traced(self._step, shapes, named_shapes, self._options, request, tell)
+                outcome = pipeline.run(program, request, tell)
         except TypeError as error:
             explain(error, self._dynamic(args, kwargs))
             raise
         if isinstance(outcome, Restored):
             return Planned(outcome, request)
+        sizes = outcome.device_bytes, outcome.limits.device_bytes
+        _log.info(
+            "%s: %s, %s of %s, %s",
+            program.name,
+            status_of(outcome),
+            *map(format_bytes, sizes),
+            format_seconds(outcome.step_s),
+        )
         if request.verify == "numbers":
             gate = numbers_gate(_on_local_backend(outcome, request), args, kwargs)
             if not gate.passes:
@@ -184,7 +225,7 @@ class PlannedJit[**P, R]:
                     f"the results of the planned step differ from those of the step ({gate}). "
                     "Please report it."
                 )
-        interrupted = _INTERRUPTED if outcome.interrupted else ""
+        interrupted = _INTERRUPTED if outcome.ended_by == CTRL_C else ""
         for warning in filter(None, (gather_warning(outcome), interrupted)):
             package = os.path.dirname(__file__)
             warnings.warn(warning, stacklevel=2, skip_file_prefixes=(package,))

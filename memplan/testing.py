@@ -59,7 +59,7 @@ def assert_peak_below(
     """Raise AssertionError if a step's peak is above a limit; it shows what is on the device then.
 
     Args:
-      limit: bytes, `"3GiB"`, or `"80%"` of the budget, or else of the device's memory.
+      limit: bytes, `"3GiB"`, or `"80%"` of the budget, by default the memory that jax has there.
       step, args, device, options: as for `memplan_bytes`.
     """
     __tracebackhide__ = True

@@ -534,7 +534,8 @@ class TestReport:
             "does not fit",
             2 * 2**34,
         )
-        assert report.budget_bytes == memplan.devices.named("v100").memory_bytes
+        assert report.budget_bytes == 6057 << 21  # 75 %, in the pool's units
+        assert "(75% of the device, jax's pool)" in str(report)
 
     def test_an_unknown_option_is_refused(self) -> None:
         with pytest.raises(TypeError, match=r"memplan\.api\.report has no argument budgets"):

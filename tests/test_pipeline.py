@@ -23,7 +23,7 @@ from memplan.program.loops.choose import ResidualChoice
 from memplan.program.trace import Program
 from memplan.request import Request, limits_of, traced
 from memplan.xla import target
-from memplan.xla.local import Pools
+from memplan.xla.local import Pools, pools
 from memplan.xla.module import Module
 from memplan.xla.schema import UnreadableModuleError
 from memplan.xla.target import Target
@@ -351,6 +351,41 @@ class TestPinnedPool:
     def test_a_gpu_that_is_absent_has_its_pool_elsewhere(self) -> None:
         absent = replace(self.HERE, described=True)
         assert limits_of(Request(host_budget="192GiB"), absent).host_bytes == 192 << 30
+
+
+class TestDefaultBudget:
+    """Without a budget a step may take what a process of jax has on the device."""
+
+    ABSENT = Target(replace(catalog.named("v100"), memory_bytes=16 << 30), described=True)
+
+    def test_on_an_absent_gpu_it_is_jaxs_pool(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("memplan.request.pools", Pools)
+        limits = limits_of(Request(), self.ABSENT)
+        assert (limits.device_bytes, limits.pool_share) == (12 << 30, 0.75)
+
+    @pytest.mark.parametrize(
+        ("name", "value", "gib"),
+        [
+            ("XLA_CLIENT_MEM_FRACTION", "0.5", 8),
+            ("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.25", 4),
+            ("XLA_CLIENT_MEM_FRACTION", "2", 16),
+            ("XLA_PYTHON_CLIENT_ALLOCATOR", "cuda_async", 16),
+        ],
+    )
+    def test_the_environment_may_say_otherwise(
+        self, monkeypatch: pytest.MonkeyPatch, name: str, value: str, gib: int
+    ) -> None:
+        monkeypatch.setattr("memplan.request.pools", lambda: pools({name: value}))
+        assert limits_of(Request(), self.ABSENT).device_bytes == gib << 30
+
+    def test_a_share_is_one_of_the_devices_memory(self) -> None:
+        limits = limits_of(Request("100%"), self.ABSENT)
+        assert (limits.device_bytes, limits.pool_share) == (16 << 30, None)
+
+    def test_a_local_gpu_has_its_pools_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("memplan.request.pools", Pools)
+        limits = limits_of(Request(), replace(self.ABSENT, described=False))
+        assert (limits.device_bytes, limits.pool_share) == (16 << 30, None)
 
 
 class TestErrors:

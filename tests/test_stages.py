@@ -1,5 +1,6 @@
 """Every stage of `memplan.jit` says what the stage of `jax.jit` says of the same step."""
 
+import io
 from typing import Any
 
 import jax
@@ -8,7 +9,8 @@ import numpy as np
 import pytest
 
 import memplan
-from memplan import MemplanError, Report, api
+from memplan import Report, api
+from memplan.errors import MemplanError, TimeLimitError
 from memplan.planning.registry import OWN
 from memplan.planning.schedule import Solution
 from memplan.stages import Planned, PlannedJit, Traced
@@ -241,3 +243,67 @@ def test_a_jitted_step_is_planned_by_every_name() -> None:
     np.testing.assert_array_equal(
         step(*arguments())[1]["loss"], jax.jit(train)(*arguments())[1]["loss"]
     )
+
+
+def test_a_time_limit_ends_planning_and_the_report_says_so() -> None:
+    step, args = scanned(64, 8)
+    whole = memplan.jit(step, donate_argnums=0).plan(*args).report.baseline_peak_bytes
+    options: Any = {"budget": whole // 2, "donate_argnums": 0, "time_limit": 1e-6}
+    with pytest.raises(
+        TimeLimitError, match=r"time limit of 1e-06 s .* 1 program .*(?s:.*)Try:"
+    ) as out:
+        memplan.jit(step, **options).plan(*args)
+    assert whole // 2 < out.value.smallest_bytes <= whole
+    report = memplan.jit(step, verify=None, **options).plan(*args).report
+    assert report.ended_by == "time limit" and "planning ended by" in str(report)
+
+
+@pytest.mark.parametrize("time_limit", [0, -1, float("nan"), True, "5min"])
+def test_a_time_limit_is_a_number_of_seconds(time_limit: Any) -> None:
+    with pytest.raises(MemplanError, match=r"time_limit is .*a number of seconds above 0"):
+        memplan.jit(lambda x: x, time_limit=time_limit)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("terminal", "count"), [(Terminal, 1), (io.StringIO, 0)])
+def test_a_terminal_shows_the_stages_unless_a_callback_does(
+    monkeypatch: pytest.MonkeyPatch, terminal: Any, count: int
+) -> None:
+    bars = list[Any]()
+
+    class Bar:
+        def __init__(self, console: Any):
+            bars.append(self)
+            self.stages = list[str]()
+
+        def __enter__(self) -> Any:
+            return lambda stage, share: self.stages.append(stage)
+
+        def __exit__(self, *_: Any) -> None:
+            pass
+
+    monkeypatch.setattr("memplan.stages.Stages", Bar)
+    monkeypatch.setattr("sys.stderr", terminal())
+    memplan.jit(train).plan(*SHAPES)
+    assert [bar.stages for bar in bars] == [["tracing", "exploring the step"]] * count
+    with api.progress(lambda stage, share: None):
+        memplan.jit(train).plan(*SHAPES)
+    assert len(bars) == count
+
+
+def test_the_log_has_stages_and_outcomes_and_for_debugging_programs(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with caplog.at_level("DEBUG", logger="memplan"):
+        memplan.jit(train, budget=LIMIT).plan(*SHAPES)
+    levels = {
+        level: [r.getMessage() for r in caplog.records if r.levelname == level]
+        for level in ("INFO", "DEBUG")
+    }
+    assert levels["INFO"][:2] == ["tracing", "exploring the step"]
+    assert levels["INFO"][-1].startswith("train: fits, ")
+    assert levels["DEBUG"] and all("fit" in line for line in levels["DEBUG"])

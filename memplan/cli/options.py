@@ -26,7 +26,7 @@ FactoryArgument = Annotated[
 ]
 Budget = Annotated[
     str | None,
-    typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: what the device has."),
+    typer.Option(help="Device memory: bytes, '16GiB' or '80%'. Default: jax's pool there."),
 ]
 Json = Annotated[
     Path | None,
@@ -80,6 +80,13 @@ class StepCommandOptions:
             metavar="NAME=device|host|recompute", help="Where named values are; may be repeated."
         ),
     ] = None
+    time_limit: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Look for nothing better after so many seconds; keep the best that fits.",
+        ),
+    ] = None
     json: Json = None
     html: Html = None
     debug: Debug = False
@@ -117,6 +124,8 @@ class StepCommandOptions:
             request["host_state"] = _positions(on_host, args, "--host-state", "0 or 0,1")
         if self.pin:
             request["pin"] = dict(map(_pin, self.pin))
+        if self.time_limit is not None:
+            request["time_limit"] = self.time_limit
         return cast(api.RequestOptions, request)
 
 

@@ -7,21 +7,24 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 from memplan import api
-from memplan.errors import InfeasibleBudgetError, MemplanError
+from memplan.compilation.deadline import CTRL_C
+from memplan.errors import InfeasibleBudgetError, MemplanError, TimeLimitError
 from memplan.report.progress import Stages
-from memplan.report.result import Result
+from memplan.report.result import Interrupted, Result
 from memplan.report.views.table import printable
 
 # Exit codes.
 FAILED = 1
 USAGE = 2
 INFEASIBLE = 3
+INTERRUPTED = 130  # by Ctrl-C, as shells count it
 FINDINGS = 1  # of the doctor
 
 STDOUT = Path("-")
@@ -50,6 +53,8 @@ def print_error(message: str) -> None:
 def _explanation(error: Exception) -> tuple[str, int]:
     if isinstance(error, InfeasibleBudgetError):
         return str(error), INFEASIBLE
+    if isinstance(error, TimeLimitError):
+        return str(error), FAILED
     if isinstance(error, MemplanError):
         return str(error), USAGE
     notes = "".join(f"\n{note}" for note in getattr(error, "__notes__", ()))
@@ -68,6 +73,20 @@ def progress(*, results: bool = False) -> Iterator[Stages]:
         if not results:
             stack.enter_context(contextlib.redirect_stdout(sys.stderr))
         yield stage
+
+
+def rows_done[Study: Result](study: Callable[[], Study]) -> Study:
+    """A study's result, with the rows that are done if Ctrl-C ends it."""
+    try:
+        return study()
+    except Interrupted as end:
+        return cast(Study, end.result)
+
+
+def exit_if_interrupted(ended_by: str) -> None:
+    """Exit by the code of Ctrl-C, if that ended a study."""
+    if ended_by == CTRL_C:
+        raise typer.Exit(INTERRUPTED)
 
 
 def check_writable(json: Path | None, html: Path | None = None) -> None:

@@ -16,9 +16,11 @@ from memplan.cli.output import (
     INFEASIBLE,
     check_extra,
     check_writable,
+    exit_if_interrupted,
     print_error,
     print_result,
     progress,
+    rows_done,
     save,
 )
 from memplan.errors import ReportError
@@ -163,12 +165,15 @@ def compare(step: FactoryArgument, *, budget: Budget = None, options: StepComman
     """
     with progress() as stage:
         plain = load_step(step, stage)
-        comparison = api.compare(
-            plain.function, plain.args, budget=_budget(plain, budget), **options.of(plain)
+        comparison = rows_done(
+            lambda: api.compare(
+                plain.function, plain.args, budget=_budget(plain, budget), **options.of(plain)
+            )
         )
     print_result(comparison, options.json, options.html)
+    exit_if_interrupted(comparison.ended_by)
     if not comparison.any_fits:
-        raise typer.Exit(INFEASIBLE)
+        raise typer.Exit(FAILED if comparison.ended_by else INFEASIBLE)
 
 
 @step_command
@@ -191,10 +196,15 @@ def curve(
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
     with progress() as stage:
         plain = load_step(step, stage)
-        result = api.curve(plain.function, plain.args, points=share or points, **options.of(plain))
+        result = rows_done(
+            lambda: api.curve(
+                plain.function, plain.args, points=share or points, **options.of(plain)
+            )
+        )
     if png is not None:
         save(png, result.save_png)
     print_result(result, options.json, options.html)
+    exit_if_interrupted(result.ended_by)
 
 
 @step_command
@@ -224,16 +234,19 @@ def largest(
 
     with progress():
         smallest = plain_step_of(low)
-        frontier = api.frontier(
-            make,
-            name=name,
-            low=low,
-            high=high,
-            step=stride,
-            budget=_budget(smallest, budget),
-            **options.of(smallest),
+        frontier = rows_done(
+            lambda: api.frontier(
+                make,
+                name=name,
+                low=low,
+                high=high,
+                step=stride,
+                budget=_budget(smallest, budget),
+                **options.of(smallest),
+            )
         )
     print_result(frontier, options.json, options.html)
+    exit_if_interrupted(frontier.ended_by)
 
 
 def _size_range(vary: list[str]) -> tuple[str, int, int, int]:

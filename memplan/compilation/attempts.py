@@ -11,12 +11,15 @@ The best program is compiled: at once, if nothing else is to be explored after i
 exceed its prediction; it is then compiled again with a budget that is lower by the excess. A study
 of many sizes or budgets explores them all, and has few compiled.
 
-Ctrl-C ends the exploration of a step that is to run: the best so far is compiled.
+Ctrl-C ends the exploration of a step that is to run: the best so far is compiled. So does a time
+limit, which is checked between programs; without one, no clock decides anything.
 """
 
+import logging
 from dataclasses import dataclass, field, replace
 
 from memplan.compilation.compiler import Commits, Compiler, Notify, always, never
+from memplan.compilation.deadline import CTRL_C, NEVER, TIME_LIMIT, Deadline, DeadlinePassed
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Explored, Outcome, ProgramSummary, SlabAttempt
 from memplan.compilation.scheduled import ScheduledModule
@@ -25,6 +28,8 @@ from memplan.planning.plan import Plan
 from memplan.program.candidates import Candidates
 from memplan.program.trace import Program
 from memplan.units import format_bytes, format_seconds
+
+_log = logging.getLogger("memplan")
 
 # Compile one program by one schedule at most this often. Each time corrects the last prediction.
 MOST_TRIES = 3
@@ -46,7 +51,7 @@ class History:
     # programs that fit as predicted, and were not compiled
     fitting: list[Explored] = field(default_factory=list)
     best: Explored | None = None  # of all programs
-    interrupted: bool = False  # Ctrl-C ended the exploration
+    ended_by: str = ""  # see `Outcome.ended_by`
 
     @property
     def standing(self) -> str:
@@ -96,6 +101,7 @@ class Attempts:
     compiles: bool = True  # compile a good program at once; else nothing before `commit`
     any_that_fits: bool = False  # explore until a program fits, however slow it is
     keeps_fitting: bool = False  # Ctrl-C ends `explore` if a program fits
+    deadline: Deadline = NEVER  # ends `explore` after the program in hand, whether it fits or not
     history: History = field(default_factory=History)  # what was explored and compiled
 
     def explore(self, program: Program) -> Explored:
@@ -112,8 +118,13 @@ class Attempts:
             in_hand = self.history.best
             if not self.keeps_fitting or in_hand is None or not in_hand.fits:
                 raise
-            self.history.interrupted = True
+            self.history.ended_by = CTRL_C
             self.notify("interrupted (again to stop), with a program in hand", None)
+            best = in_hand
+        except DeadlinePassed:
+            in_hand = self.history.best
+            assert in_hand is not None  # the first program is explored however long it takes
+            self.history.ended_by = TIME_LIMIT
             best = in_hand
         return self._with_others(best)
 
@@ -129,7 +140,7 @@ class Attempts:
     def _search(self, program: Program) -> Explored:
         best = self._explore(Proposal(program, "the step"))
         if self.follow is None:
-            variants = Variants(self.candidates, self._tell, self.tries)
+            variants = Variants(self.candidates, self._begin, self.tries)
             unmodified = self.history.unmodified
             best = self._best_of(best, variants.indexed_stacks(best))
             best = self._best_of(best, variants.fewer_residuals(best, unmodified))
@@ -146,7 +157,7 @@ class Attempts:
             rejected=tuple(rejected),
             compilations=self.history.compilations,
             explorations=self.history.explorations,
-            interrupted=self.history.interrupted,
+            ended_by=self.history.ended_by,
         )
 
     def _best_of(self, best: Explored, proposals: Proposals[None]) -> Explored:
@@ -168,8 +179,14 @@ class Attempts:
     def _is_enough(self, best: Explored) -> bool:
         return best.fits if self.any_that_fits else not needs_better(best)
 
-    def _tell(self, stage: str, share: float | None = None) -> None:
-        """Tell what is tried, and what is in hand."""
+    def _begin(self, stage: str, share: float | None = None) -> None:
+        """Tell what is tried next, and what is in hand.
+
+        Raises:
+          DeadlinePassed: the time limit has passed, and a program is in hand.
+        """
+        if self.history.best is not None:
+            self.deadline.check()
         self.notify(stage + self.history.standing, share)
 
     def _explore(self, proposal: Proposal) -> Explored:
@@ -179,19 +196,31 @@ class Attempts:
         it was made for, and is compiled.
         """
         program = proposal.program
-        commits = proposal.commits if self.compiles else never
+        commits = self._commits(proposal) if self.compiles else never
         if self.follow:
             commits = always
-        self._tell(f"exploring {proposal.what}")
+        self._begin(f"exploring {proposal.what}")
         planned_for = self.follow.hides_latency if self.follow else None
         if planned_for is not None:
             return self._within_limits(program, planned_for, commits)
         copies = copies_by_itself(program)
         best = self._within_limits(program, copies, commits)
         if not best.fits and copies and self.copies_overlap and not program.in_slabs:
-            self._tell(f"exploring {proposal.what}, copies one after another")
+            self._begin(f"exploring {proposal.what}, copies one after another")
             best = better(best, self._within_limits(program, False, commits))
         return best
+
+    @staticmethod
+    def _commits(proposal: Proposal) -> Commits:
+        """The proposal's own rule; no program is compiled while the next one is out of time."""
+
+        def commits(explored: Explored) -> bool:
+            try:
+                return proposal.commits(explored)
+            except DeadlinePassed:
+                return False
+
+        return commits
 
     def _compiled(self, best: Explored) -> Outcome:
         if isinstance(best, Outcome):
@@ -231,6 +260,7 @@ class Attempts:
     ) -> Explored:
         explored = self.compiler.explore(program, hides_latency, headroom, commits)
         self.history.add(explored)
+        _log.debug("%s %s", "fits:" if explored.fits else "does not fit:", explored.summary)
         return explored
 
 

@@ -12,6 +12,8 @@ class Limits:
 
     device_bytes: int
     host_bytes: int
+    # the share of an absent device that jax's pool would take, if that is the device's limit
+    pool_share: float | None = None
 
     def allow(self, device_bytes: int, host_bytes: int) -> bool:
         """Whether these bytes are within both limits."""

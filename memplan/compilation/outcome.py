@@ -134,7 +134,9 @@ class Outcome(Explored):
     seconds: float = 0.0  # seconds from the call to this outcome
     name: str = ""  # the module's name in jax's persistent cache; "" if it is not cached
     rejected: tuple[ProgramSummary, ...] = ()  # the step's other programs, in order
-    interrupted: bool = False  # Ctrl-C ended the exploration; other programs may be faster
+    # what ended the exploration (`compilation.deadline`), so that other programs may be faster; ""
+    # if nothing did
+    ended_by: str = ""
 
     @property
     def device_bytes(self) -> int:

@@ -7,7 +7,7 @@ The JSON is an object with the fields below, first `"schema": "memplan.compariso
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.result import Record, Versions
+from memplan.report.result import Record, Versions, incomplete
 from memplan.report.views.table import Table
 from memplan.units import UNKNOWN, format_bytes, format_seconds
 
@@ -35,6 +35,8 @@ class Comparison(Record):
       versions: (name, version) of all software that affects the figures.
       seconds_error: the share by which predicted seconds may be off on the device; None if that is
         not known. Steps within it of the fastest that fits are a tie.
+      ended_by: what ended the study before it was complete, `time limit` or `Ctrl-C`; '' if nothing
+        did.
     """
 
     SCHEMA: ClassVar[str] = "memplan.comparison/1"
@@ -46,6 +48,7 @@ class Comparison(Record):
     host_budget_bytes: int | None = None
     versions: Versions = ()
     seconds_error: float | None = None
+    ended_by: str = ""
 
     @property
     def any_fits(self) -> bool:
@@ -83,4 +86,5 @@ class Comparison(Record):
         )
         columns = ("way", ">device", ">host", ">step", "fits", "note")
         emphasis = tuple(tones[row.fits] for row in self.rows)
-        return (Table(f"One step{device}{budget}", columns, table_rows, emphasis),)
+        title = f"One step{device}{budget}{incomplete(self.ended_by)}"
+        return (Table(title, columns, table_rows, emphasis),)

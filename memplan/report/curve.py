@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from memplan.io import write_atomic
-from memplan.report.result import Record, Versions
+from memplan.report.result import Record, Versions, incomplete
 from memplan.report.views import pictures
 from memplan.report.views.table import Table
 from memplan.units import UNKNOWN, format_bytes, format_seconds
@@ -49,6 +49,8 @@ class Curve(Record):
       plain_bytes, plain_step_s: of the unmodified step.
       floor_bytes: no plan needs less.
       versions: (name, version) of all software that affects the figures.
+      ended_by: what ended the study before it was complete, `time limit` or `Ctrl-C`; '' if nothing
+        did.
     """
 
     SCHEMA: ClassVar[str] = "memplan.curve/1"
@@ -60,6 +62,7 @@ class Curve(Record):
     plain_step_s: float | None
     floor_bytes: int
     versions: Versions = ()
+    ended_by: str = ""
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """One row per point, regardless of `rows`."""
@@ -77,6 +80,7 @@ class Curve(Record):
         )
         columns = ("way", ">budget", ">device", ">host", ">step", ">to plain", "")
         title = f"Step time against memory on {self.device}; floor {format_bytes(self.floor_bytes)}"
+        title += incomplete(self.ended_by)
         return (Table(title, columns, table_rows, ("",) * len(table_rows)),)
 
     def against_plain(self, point: Point) -> str:

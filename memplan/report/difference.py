@@ -109,7 +109,6 @@ class Difference(Result):
     """
 
     SCHEMA: ClassVar[str] = "memplan.difference/1"
-    TITLE: ClassVar[str] = "memplan difference"
 
     old: Side
     new: Side
@@ -175,14 +174,15 @@ class Difference(Result):
 
     @property
     def title(self) -> str:
-        return f"{self.TITLE}: {self.new.step or self.new.device}"
+        return self.new.step or "step"
 
     def to_html(self) -> str:
         """A self-contained page: memory over both steps, changed buffers, figures."""
         growth = self.new.compiled_bytes - self.old.compiled_bytes
         share = _share(self.old.compiled_bytes, self.new.compiled_bytes)
         status = f"{_signed(growth)} {share}".rstrip() if growth else "as before"
-        header = page.Header(self.title, status, growth <= 0, self.new.versions)
+        subtitle = f"before and now, on {self.new.device}"
+        header = page.Header(self.title, subtitle, status, growth <= 0)
         fallbacks = self._changes(page.FALLBACK_ROWS)
         return page.of_difference(header, io.encode(self), tuple(_figures(self)), fallbacks)
 

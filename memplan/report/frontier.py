@@ -7,7 +7,7 @@ The JSON is an object with the fields below, first `"schema": "memplan.frontier/
 from dataclasses import dataclass
 from typing import ClassVar
 
-from memplan.report.result import Record, Versions
+from memplan.report.result import Record, Versions, incomplete
 from memplan.report.views.table import Table
 from memplan.units import format_bytes
 
@@ -40,12 +40,16 @@ class Frontier(Record):
 
     Attributes:
       name: of the size.
-      largest: the largest size that fits.
-      refused: the next size, which does not fit; None if the range ends before.
-      tried: every size that was explored, in that order. The largest is compiled.
+      largest: the largest size that fits; of an incomplete study, the largest of those tried.
+      refused: the next size, which does not fit; None if the range ends before, and if the study is
+        incomplete.
+      tried: every size that was explored, in that order. The largest is compiled, unless the study
+        is incomplete.
       device: target of the compilation.
       budget_bytes, host_budget_bytes: limits of a step.
       versions: (name, version) of all software that affects the figures.
+      ended_by: what ended the study before it was complete, `time limit` or `Ctrl-C`; '' if nothing
+        did.
 
     Raises:
       ValueError: the largest size, or the refused one, was not tried.
@@ -62,6 +66,7 @@ class Frontier(Record):
     budget_bytes: int
     host_budget_bytes: int
     versions: Versions = ()
+    ended_by: str = ""
 
     def __post_init__(self) -> None:
         sizes = {trial.size for trial in self.tried}
@@ -85,6 +90,8 @@ class Frontier(Record):
     @property
     def limit(self) -> str:
         """Why the next size does not fit: one operation exceeds the budget, or every plan does."""
+        if self.ended_by:
+            return f"not known: {self.ended_by} ended the search"
         if self.refused is None:
             return "the range ends"
         trial = self.at(self.refused)
@@ -123,7 +130,8 @@ class Frontier(Record):
                 (row,),
             ),
             Table(
-                f"Sizes tried: {len(self.tried)}, in {programs} programs",
+                f"Sizes tried: {len(self.tried)}, in {programs} programs"
+                f"{incomplete(self.ended_by)}",
                 (name, ">device", ">floor", "way", ">programs", ""),
                 table_rows,
                 tuple("good" if trial.fits else "bad" for trial in self.tried),

@@ -73,16 +73,20 @@ class Mesh:
         return sum(row.outside_bytes for row in self.collectives)
 
     @property
+    def sizes(self) -> str:
+        """`host 2, device 4`."""
+        return ", ".join(f"{name} {size}" for name, size in self.axes)
+
+    @property
     def summary(self) -> tuple[tuple[str, str], ...]:
         """Rows of a report's first table."""
-        axes = ", ".join(f"{name} {size}" for name, size in self.axes)
         hidden = self.hidden_s / self.collective_s if self.collective_s else 0.0
         links = ", ".join(
             f"{link.name} {link.size} at {link.bandwidth / 1e9:,.1f} GB/s" for link in self.links
         )
         assumed = (("  assumed", f"{self.assumed}; topology= describes others"),)
         return (
-            ("mesh", f"{axes}; figures are those of one device"),
+            ("mesh", f"{self.sizes}; figures are those of one device"),
             ("  machine", f"{self.topology}: {links}"),
             *(assumed if self.assumed else ()),
             (

@@ -90,6 +90,8 @@ class Report(Record):
       status: `fits`, `untouched` (the unmodified step fits), or `does not fit`.
       planner: name of the planner.
       budget_bytes, host_budget_bytes: limits of the plan on the device and on the host.
+      pool_share: the share of an absent device's memory that jax's pool would take there, if the
+        device budget is that pool by default; None if it is not.
       baseline_peak_bytes: device bytes of the unmodified step for the same target, by XLA's rules
         for buffers; over several devices with the collectives of the planned step, which `jax.jit`
         may combine otherwise.
@@ -120,6 +122,8 @@ class Report(Record):
       gap_s: seconds by which the step is slower than the bound.
       attempts: number of compilations of the step.
       explorations: number of programs that were planned, but not compiled.
+      ended_by: what ended planning before all programs were explored, so that another may be
+        faster: `time limit` or `Ctrl-C`; '' if nothing did.
       decisions: one row per kept, offloaded, recomputed or split value, the largest first.
       live_at_peak: buffers on the device at the compiled peak, largest first; all bytes but holes
         between temporaries.
@@ -163,6 +167,7 @@ class Report(Record):
       peak_kernel: the kernel at the peak: its layer or name, and `file:line`; '' if unknown.
       step: the step's name on the command line: `MODULE:FACTORY(size=64)`; '' for a step of a
         program.
+      function: name of the function that was planned; '' if unknown.
       findings: changes that could save memory, counted without another compilation;
         `memplan.api.doctor` finds more.
       versions: (name, version) of python, jax, jaxlib and all other software that affects the
@@ -229,10 +234,18 @@ class Report(Record):
     dispatch_s: float | None = None
     explorations: int = 0
     findings: tuple[Finding, ...] = ()
+    function: str = ""
+    pool_share: float | None = None
+    ended_by: str = ""
 
     @property
     def title(self) -> str:
-        return f"memplan: {self.device}"
+        return self.step or self.function or "step"
+
+    @property
+    def subtitle(self) -> str:
+        where = f"each {self.device} of mesh {self.mesh.sizes}" if self.mesh else self.device
+        return f"budget {format_bytes(self.budget_bytes)} on {where}"
 
     def tables(self, rows: int) -> tuple[Table, ...]:
         """All tables; at most `rows` rows of long ones."""
@@ -254,7 +267,7 @@ class Report(Record):
             _live(self, page.FALLBACK_ROWS),
             decisions_table(self.decisions, page.FALLBACK_ROWS),
         )
-        header = page.Header(self.title, self.status, self.status == "fits", self.versions)
+        header = page.Header(self.title, self.subtitle, self.status, self.status == "fits")
         entries = self.entries()
         del entries["live_at_peak"]  # the timeline has it
         return page.of_report(header, entries, tables, fallbacks)
@@ -271,7 +284,9 @@ class Report(Record):
           OSError: the file cannot be written; nothing is left behind.
         """
         timeline = self._required_timeline()
-        trace = perfetto.trace(self.title, timeline, self.lines, self.budget_bytes)
+        trace = perfetto.trace(
+            f"{self.title}, {self.subtitle}", timeline, self.lines, self.budget_bytes
+        )
         write_atomic(path, trace)
 
     def save_png(self, path: str | os.PathLike[str]) -> None:
@@ -284,7 +299,8 @@ class Report(Record):
         """
         limits = (("budget", self.budget_bytes), ("floor", self.floor_bytes))
         timeline = self._required_timeline()
-        picture = pictures.png_of_memory(self.title, timeline, self.lines, limits)
+        title = f"memplan: {self.device}"
+        picture = pictures.png_of_memory(title, timeline, self.lines, limits)
         write_atomic(path, picture)
 
     def _required_timeline(self) -> Timeline:
@@ -314,6 +330,8 @@ def _plan_rows(report: Report) -> Iterator[tuple[str, str]]:
     if report.mesh:
         yield from report.mesh.summary
     yield "planner", f"{report.planner}{_slabs(report)}, compiled {times}{explored}"
+    if report.ended_by:
+        yield "planning ended by", f"{report.ended_by}; another program may be faster"
 
 
 def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
@@ -322,7 +340,7 @@ def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
         observed = format_bytes(report.observed_peak_bytes)
     compiled = f"{format_bytes(report.compiled_peak_bytes)} compiled"
     predicted = f"{format_bytes(report.predicted_peak_bytes)} predicted"
-    yield "device budget", format_bytes(report.budget_bytes)
+    yield "device budget", f"{format_bytes(report.budget_bytes)}{of_pool(report.pool_share)}"
     yield "device peak", f"{compiled}, {predicted}, {observed}"
     if report.pool_peak_bytes is not None:
         yield "  in XLA's pool", format_bytes(report.pool_peak_bytes)
@@ -359,9 +377,15 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "prepared in", f"{format_seconds(report.preparation_s)}, {planning} of it planning"
 
 
+def of_pool(share: float | None) -> str:
+    """` (75% of the device, jax's pool)`, for a budget that is jax's pool by default."""
+    return f" ({share:.0%} of the device, jax's pool)" if share is not None else ""
+
+
 def _pinned_pool(report: Report) -> str:
     count = len(report.pinned_regions_bytes)
-    regions = f", in {count} region{'s' * (count > 1)}" if count else ""
+    sizes = ", ".join(map(format_bytes, report.pinned_regions_bytes))
+    regions = f", in {count} region{'s' * (count > 1)}: {sizes}" if count else ""
     return f"{format_bytes(report.pinned_bytes)}{regions}"
 
 

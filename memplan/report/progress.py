@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from threading import Timer
 from types import TracebackType
 
 from rich.console import Console
@@ -15,7 +16,8 @@ PATIENCE_S = 2.0
 class Stages:
     """Context manager and callback `(stage, fraction)`: a bar in a terminal, else lines.
 
-    `fraction` is in [0, 1], or None if unknown. The bar disappears from the terminal at the end.
+    `fraction` is in [0, 1], or None if unknown. The bar appears after `patience_s` seconds, also if
+    a stage takes longer, and disappears from the terminal at the end.
     With `lines`, a terminal shows lines, too, since other output is printed during the stages.
     """
 
@@ -35,11 +37,13 @@ class Stages:
             redirect_stdout=False,
         )
         self._task = self._bar.add_task("starting", total=None)
+        self._timer = Timer(patience_s, self._bar.start)
+        self._timer.daemon = True
 
     def __enter__(self) -> Stages:
         self._started = time.monotonic()
         if self._live:
-            self._bar.start()
+            self._timer.start()
         return self
 
     def __call__(self, stage: str, fraction: float | None = None) -> None:
@@ -57,4 +61,6 @@ class Stages:
         trace: TracebackType | None,
     ) -> None:
         if self._live:
+            self._timer.cancel()
+            self._timer.join()  # it may be starting the bar
             self._bar.stop()

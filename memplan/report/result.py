@@ -77,6 +77,23 @@ class Result(ABC):
         return table.page(self.title, self.tables(_PAGE_ROWS))
 
 
+class Interrupted(KeyboardInterrupt):
+    """Ctrl-C ended a study.
+
+    Attributes:
+      result: the study with the rows that were done until then; its `ended_by` is `Ctrl-C`.
+    """
+
+    def __init__(self, result: Result):
+        super().__init__("Ctrl-C ended the study; `result` has the rows that are done")
+        self.result = result
+
+
+def incomplete(ended_by: str) -> str:
+    """`, incomplete: the time limit ended it`, for a title; "" for a complete result."""
+    return f", incomplete: {ended_by} ended it" if ended_by else ""
+
+
 class Record(Result):
     """A result whose JSON has its fields, `versions` as an object, and can be loaded."""
 

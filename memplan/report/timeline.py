@@ -58,6 +58,8 @@ class Copy:
     start_s: float
     end_s: float
     kind: str = ""  # HLO's opcode of a collective; '' for copies to and from the host
+    over: tuple[str, ...] = ()  # names of the links that a collective crosses, outermost first
+    source: str = ""  # `file:line`, or ''
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from memplan.compilation.outcome import Explored, Outcome
-from memplan.errors import InfeasibleBudgetError, MemplanError, OutOfMemoryError
+from memplan.errors import (
+    InfeasibleBudgetError,
+    MemplanError,
+    OutOfMemoryError,
+    TimeLimitError,
+)
 from memplan.planning.floor import floor
 from memplan.planning.slabs.slabs import Slabs
 from memplan.program import compat
@@ -15,6 +20,7 @@ from memplan.program.slabs.write import axis_at
 from memplan.program.state.host_state import donation_pairs
 from memplan.program.trace import InSlabs, Program
 from memplan.report.decisions import LeftAsWritten
+from memplan.report.model import of_pool
 from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
 from memplan.units import located, show_bytes
@@ -44,6 +50,7 @@ def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> Infeasi
       splits: slabs were allowed.
     """
     budget = outcome.limits.device_bytes
+    pool = of_pool(outcome.limits.pool_share)
     floor_bytes, operation = floor_of(outcome)
     host = ""
     if outcome.host_bytes > outcome.limits.host_bytes:
@@ -55,13 +62,32 @@ def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> Infeasi
     advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
     parts = _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
-        f"no plan fits {show_bytes(budget)} on {outcome.target.device.name}. The smallest plan "
-        f"that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
+        f"no plan fits {show_bytes(budget)}{pool} on {outcome.target.device.name}. The smallest "
+        f"plan that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
         f"takes less than {show_bytes(floor_bytes)}: {resident} and the largest kernel, "
         f"{operation}.{parts} Try:\n  {advice}",
         floor_bytes=floor_bytes,
         smallest_bytes=smallest,
         operation=operation,
+    )
+
+
+def out_of_time(smallest: Explored, programs: int, time_limit_s: float | None) -> TimeLimitError:
+    """The error for a step of which nothing fits when the time limit has passed.
+
+    Args:
+      smallest: the smallest program so far.
+      programs: number of programs so far.
+    """
+    host = f" and {show_bytes(smallest.host_bytes)} on the host" if smallest.host_bytes else ""
+    count = f"{programs} program{'s' * (programs != 1)}"
+    return TimeLimitError(
+        f"the time limit of {time_limit_s:g} s ended planning before a program was found that fits "
+        f"{show_bytes(smallest.limits.device_bytes)} on {smallest.target.device.name}. {count} of "
+        f"the step were tried; the smallest ({smallest.method}) takes "
+        f"{show_bytes(smallest.device_bytes)}{host}. Try:\n  a longer time_limit, or none\n"
+        f"  a budget of {smallest.device_bytes} bytes",
+        smallest_bytes=smallest.device_bytes,
     )
 
 

@@ -209,6 +209,8 @@ def _copies(scheduled: ScheduledModule, origins: Origins) -> Iterator[Copy]:
             start_s=transfer.start_s,
             end_s=transfer.end_s,
             kind=kind,
+            over=transfer.over,
+            source=origins.source(transfer.name),
         )
 
 

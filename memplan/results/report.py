@@ -54,6 +54,7 @@ def report_of(outcome: Outcome) -> Report:
         planner=outcome.plan.planner if outcome.plan is not None else "none",
         attempts=outcome.compilations,
         explorations=outcome.explorations,
+        ended_by=outcome.ended_by,
         decisions=decisions,
         live_at_peak=_live_at_peak(outcome, origins, by_buffer),
         candidates=tuple(_candidates(outcome)),
@@ -67,6 +68,7 @@ def report_of(outcome: Outcome) -> Report:
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
         peak_kernel=_peak_kernel(memory),
         findings=counted(outcome),
+        function=outcome.program.name,
         **_bytes(outcome),
         **_seconds(outcome),
         **_loops(outcome, origins),
@@ -82,6 +84,7 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "budget_bytes": outcome.limits.device_bytes,
         "host_budget_bytes": outcome.limits.host_bytes,
+        "pool_share": outcome.limits.pool_share,
         "baseline_peak_bytes": unmodified.device_bytes if unmodified else None,
         "predicted_peak_bytes": planned.predicted_bytes,
         "compiled_peak_bytes": outcome.device_bytes,

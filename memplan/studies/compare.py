@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from memplan import pipeline
+from memplan.compilation.deadline import Deadline
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome
 from memplan.pipeline import Notify
@@ -12,6 +13,7 @@ from memplan.report.comparison import Comparison, Row
 from memplan.request import Request, limits_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
+from memplan.studies.ended import returned, rows_until_ended
 
 _UNTOUCHED = "plain jax, XLA's rematerialization off"
 
@@ -27,30 +29,39 @@ def compare(
 
     The policies of `jax.checkpoint` apply to the whole function that the step differentiates. Their
     bytes are predicted where that is enough (`Baselines.checkpoint`), and a note says so.
+
+    Raises:
+      Interrupted: Ctrl-C ended it; it has the rows that are done.
     """
+    deadline = Deadline(request.time_limit)
     target = request.target
     limits = limits_of(request, target)
     baselines = Baselines(step, args, options, target)
 
     def rows() -> Iterator[Row]:
         for name, compiled in _compilations(baselines, limits.device_bytes).items():
+            deadline.check()
             notify(name, None)
             yield _baseline_row(name, compiled, limits)
-        outcome = pipeline.best(step, args, {}, options, request, notify)
+        deadline.check()
+        outcome = pipeline.best(step, args, {}, options, request, notify, deadline)
         if target.backend.rematerializes and outcome.unmodified is not None:
             plain = outcome.unmodified
             fits = limits.allow(plain.device_bytes, 0)
             yield Row(_UNTOUCHED, plain.device_bytes, 0, plain.replay.step_s, fits)
         yield _memplan_row(outcome)
 
-    return Comparison(
-        tuple(rows()),
+    done, ended_by = rows_until_ended(rows())
+    comparison = Comparison(
+        done,
         target.device.name,
         limits.device_bytes,
         limits.host_bytes,
         versions(),
         target.device.efficiency.error,
+        ended_by,
     )
+    return returned(comparison, ended_by)
 
 
 def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
@@ -77,6 +88,8 @@ def _baseline_row(name: str, compiled: Callable[[], Baseline], limits: Limits) -
 
 
 def _memplan_row(outcome: Outcome) -> Row:
+    if not outcome.fits and outcome.ended_by:
+        return Row("memplan", None, None, None, False, f"nothing until the {outcome.ended_by}")
     if not outcome.fits:
         note = f"the smallest that works: {outcome.device_bytes} bytes"
         return Row("memplan", None, None, None, False, note)
@@ -84,4 +97,6 @@ def _memplan_row(outcome: Outcome) -> Row:
     note = f"compilations: {outcome.compilations}{in_slabs}"
     if outcome.plan is None:
         note = "the plain step fits"
+    elif outcome.ended_by:
+        note += f"; the {outcome.ended_by} ended planning"
     return Row("memplan", outcome.device_bytes, outcome.host_bytes, outcome.step_s, True, note)

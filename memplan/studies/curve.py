@@ -12,6 +12,7 @@ from typing import Any
 
 from memplan import pipeline
 from memplan.compilation.compiler import Modules
+from memplan.compilation.deadline import Deadline, DeadlinePassed
 from memplan.compilation.outcome import Explored
 from memplan.errors import BudgetError
 from memplan.pipeline import Notify
@@ -20,6 +21,7 @@ from memplan.report.curve import BOUND, MEMPLAN, XLA, Curve, Point
 from memplan.request import Request, traced
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
+from memplan.studies.ended import returned, rows_until_ended
 
 _SMALLEST = 1.02  # The smallest budget over the floor, a lower bound that few plans reach.
 _NOTHING = "nothing that fits was found"
@@ -36,14 +38,24 @@ def curve(
     """Plan a step for budgets below the plain step's bytes (see `api.curve`).
 
     `request.budget` has no effect.
+
+    Raises:
+      Interrupted: Ctrl-C ended it; it has the points that are done.
     """
+    deadline = Deadline(request.time_limit)
 
     modules: Modules = {}
 
     def explored(budget: int, notify: Notify) -> Explored:
-        """Compiled only if the prediction leaves open whether it fits."""
+        """Compiled only if the prediction leaves open whether it fits.
+
+        Raises:
+          DeadlinePassed: the time limit has passed before all programs were explored.
+        """
         within = replace(request, budget=budget)
-        exploration = pipeline.explore(program, within, notify, modules)
+        exploration = pipeline.explore(program, within, notify, modules, deadline=deadline)
+        if exploration.ended_by:
+            raise DeadlinePassed
         best = exploration.best
         is_known = best.limits.allow(best.device_bytes, best.host_bytes) or not best.fits
         return best if is_known else exploration.commit()
@@ -61,11 +73,13 @@ def curve(
     def points() -> Iterator[Point]:
         yield _point("plain jax", None, plain, fits=True)
         for name, policy in policies().items():
+            deadline.check()
             notify(name, None)
             yield _baseline_point(name, None, partial(baselines.checkpoint, policy))
         xla_fits = target.backend.rematerializes
         for number, budget in enumerate(reversed(budgets)):
             stage, share = f"budget {number + 1} of {len(budgets)}", number / len(budgets)
+            deadline.check()
             outcome = explored(budget, _within(stage, share, notify))
             yield _point(MEMPLAN, budget, outcome, outcome.fits)
             if xla_fits:
@@ -81,14 +95,17 @@ def curve(
                 yield Point(XLA, budget, None, None, None, _NOTHING)
             yield Point(BOUND, budget, budget, 0, outcome.planned.bound_s, measured="predicted")
 
-    return Curve(
-        tuple(_monotone(list(points()))),
+    done, ended_by = rows_until_ended(points())
+    result = Curve(
+        tuple(_monotone(done)),
         target.device.name,
         plain.device_bytes,
         plain.step_s,
         floor_bytes,
         versions(),
+        ended_by,
     )
+    return returned(result, ended_by)
 
 
 def _within(stage: str, share: float, notify: Notify) -> Notify:

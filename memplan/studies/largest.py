@@ -2,17 +2,20 @@
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from numbers import Integral
 from typing import Any
 
 from memplan import pipeline
+from memplan.compilation.deadline import CTRL_C, TIME_LIMIT, Deadline, DeadlinePassed
 from memplan.compilation.outcome import Explored, Outcome
 from memplan.errors import SizeError
 from memplan.pipeline import Exploration, Notify
 from memplan.report.frontier import Frontier, Trial
 from memplan.request import Request, limits_of, traced
-from memplan.results.infeasible import floor_of
+from memplan.results.infeasible import floor_of, out_of_time
 from memplan.results.report import versions
+from memplan.studies.ended import returned
 
 Make = Callable[[int], tuple[Callable[..., Any], Sequence[Any]]]
 """Size -> (step, args)."""
@@ -35,6 +38,8 @@ def frontier(
 
     Raises:
       InfeasibleBudgetError: the smallest size does not fit.
+      Interrupted: Ctrl-C ended the search after a size that fits; it has the sizes tried.
+      TimeLimitError: the time limit has passed, and no size that fits was found.
       SizeError: there is no size, or the step is already planned.
     """
     if (
@@ -48,6 +53,7 @@ def frontier(
             "one for each value of the other."
         )
     sizes = range(low, high + 1, step)
+    deadline = Deadline(request.time_limit)
     target = request.target
     limits = limits_of(request, target)
     explored: dict[int, Exploration] = {}
@@ -56,8 +62,13 @@ def frontier(
 
     @functools.cache
     def fits(position: int) -> bool:
+        if explored:
+            deadline.check()
         size = sizes[position]
-        exploration = explored[size] = _explored(make, name, size, options, request, notify)
+        exploration = _explored(make, name, size, options, request, notify, deadline)
+        explored[size] = exploration
+        if exploration.ended_by and not exploration.best.fits:
+            raise DeadlinePassed  # nobody knows whether it fits
         tried[size] = _trial(size, exploration.best, exploration.explorations)
         return exploration.best.fits
 
@@ -67,20 +78,36 @@ def frontier(
         tried[size] = _trial(size, outcome, outcome.explorations, outcome.compilations)
         return outcome.fits
 
-    last = last_compiled(len(sizes), fits, fits_compiled)
+    last, ended_by = -1, ""
+    try:
+        last = last_compiled(len(sizes), fits, fits_compiled)
+    except (DeadlinePassed, KeyboardInterrupt) as end:
+        ended_by = CTRL_C if isinstance(end, KeyboardInterrupt) else TIME_LIMIT
+        fitting = [size for size, trial in tried.items() if trial.fits]
+        if not fitting and ended_by == CTRL_C:
+            raise
+        last = sizes.index(max(fitting)) if fitting else -1
     if last < 0:
-        smallest = outcomes.get(low) or explored[low].best
-        raise pipeline.infeasible_error(smallest, request, notify, explored[low].modules)
-    return Frontier(
+        smallest = min(explored)
+        exploration = explored[smallest]
+        if ended_by:
+            programs = sum(each.explorations for each in explored.values())
+            raise out_of_time(exploration.best, programs, request.time_limit)
+        refused = replace(exploration, best=outcomes.get(smallest, exploration.best))
+        raise pipeline.refusal(refused, request, notify, deadline)
+    has_refused = not ended_by and last + 1 < len(sizes)
+    result = Frontier(
         name=name,
         largest=sizes[last],
-        refused=sizes[last + 1] if last + 1 < len(sizes) else None,
+        refused=sizes[last + 1] if has_refused else None,
         tried=tuple(tried.values()),
         device=target.device.name,
         budget_bytes=limits.device_bytes,
         host_budget_bytes=limits.host_bytes,
         versions=versions(),
+        ended_by=ended_by,
     )
+    return returned(result, ended_by)
 
 
 def last_fitting(count: int, fits: Callable[[int], bool]) -> int:
@@ -116,6 +143,7 @@ def _explored(
     options: Mapping[str, Any],
     request: Request,
     notify: Notify,
+    deadline: Deadline,
 ) -> Exploration:
     """Explore the step of this size until a program fits the budget."""
 
@@ -135,7 +163,7 @@ def _explored(
         )
     donated = {"donate_argnums": (0,) if len(args) > 1 else ()}
     program = traced(step, args, {}, {**donated, **options}, request, tell)
-    return pipeline.explore(program, request, tell, modules={}, any_that_fits=True)
+    return pipeline.explore(program, request, tell, {}, any_that_fits=True, deadline=deadline)
 
 
 def _trial(size: int, explored: Explored, explorations: int, compilations: int = 0) -> Trial:

@@ -40,6 +40,11 @@ class Pools:
     of_bfc: bool = True  # a device's memory is in XLA's own pool, not CUDA's
 
     @property
+    def share(self) -> float:
+        """The share of a device's memory that a process of jax has there."""
+        return min(self.fraction, 1.0) if self.of_bfc else 1.0
+
+    @property
     def host(self) -> Pool:
         """The pinned pool of one device."""
         return Pool(self.host_limit_bytes, grows=not self.host_preallocates)

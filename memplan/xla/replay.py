@@ -51,6 +51,7 @@ class Transfer:
     nbytes: int
     start_s: float  # on that stream
     end_s: float  # on that stream
+    over: tuple[str, ...] = ()  # levels of the machine that a message crosses, outermost first
 
 
 @dataclass(frozen=True)
@@ -232,7 +233,8 @@ class _Streams:
         self.collectives[message] += 1
         self.seconds[op.name] = message.seconds
         start, end = self.clock.copy("net", message.seconds)
-        self.transfers.append(Transfer(op.name, "net", operand_nbytes, start, end))
+        transfer = Transfer(op.name, "net", operand_nbytes, start, end, message.axes)
+        self.transfers.append(transfer)
         return end
 
     def _kernel(self, body: Computation, op: Instruction) -> None:

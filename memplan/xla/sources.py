@@ -12,6 +12,7 @@ from memplan.xla.module import Computation, Frame, Instruction, Module
 _SCOPE = re.compile(r'jit\([^/"]*/(.*)/')
 _WRAPPED = re.compile(r"\b[\w.\-]+\(([^()]*)\)")
 _CALLED = re.compile(r"\b(?:jit|pjit|shard_map)\([^()]*\)")
+_COMBINED = re.compile(r"(^|/)\(.*")  # the scopes of a collective that XLA combined of several
 _NO_LAYER = re.compile(
     r"""(?x: while | body | cond | closed_call | branch_\d+_fun | checkpoint | rematted_computation
     | eval_jaxpr )"""
@@ -78,11 +79,13 @@ def _readers(module: Module, body: Computation, op: Instruction) -> Iterator[Ins
 def layer_of(scope: str) -> str:
     """The layer in a name stack.
 
-    For example, `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` is in `UNet/down_0/Conv_0`.
+    For example, `transpose(jvp(UNet))/down_0/down_0.norm/Conv_0` is in `UNet/down_0/Conv_0`. A
+    collective that XLA combined, `UNet/down_0/(Conv_0/sum:Conv_1/sum`, is in `UNet/down_0`.
     """
     scope = _CALLED.sub("", scope)
     while (bare := _WRAPPED.sub(r"\1", scope)) != scope:
         scope = bare
+    scope = _COMBINED.sub("", scope)
     parts: list[str] = []
     for part in scope.split("/"):
         method = parts and part.startswith(f"{parts[-1]}.")

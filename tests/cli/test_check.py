@@ -59,7 +59,7 @@ def test_a_first_report_is_saved_and_the_same_step_passes(
         "donate_argnums": (0,),
         "host_state": (),
         "pin": None,
-        **dict.fromkeys(("planner", "topology", "between_hosts")),
+        **dict.fromkeys(("planner", "topology", "between_hosts", "time_limit")),
     }
     assert requests == [{"budget": None, "device": device, **state} for device in (None, "v100")]
 

@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 
 from memplan import api
+from memplan.errors import TimeLimitError
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import Curve, Point
 from memplan.report.diagnosis import Diagnosis, Finding
 from memplan.report.frontier import Frontier, Trial
+from memplan.report.result import Interrupted
 from tests.cli.command import REPORT, Planner, message, run
 from tests.report.timelines import random_timeline
 
 # Options of `memplan.jit` that commands do not have.
-UNSAID = dict.fromkeys(("planner", "topology", "between_hosts"))
+UNSAID = dict.fromkeys(("planner", "topology", "between_hosts", "time_limit"))
 
 
 def test_inspect_prints_the_report(planner: Planner) -> None:
@@ -41,8 +43,8 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
         == 0
     )
     state = {"donate_argnums": (0,), "host_state": ()}
-    whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}}
-    split = {"split": "auto", **state, "pin": None}
+    whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}, "time_limit": None}
+    split = {"split": "auto", **state, "pin": None, "time_limit": None}
     none = {**dict.fromkeys(options), "verify": "compile"}
     unsaid = {"plan": None, **UNSAID}
     assert planner.requests == [{**options, **split, **unsaid}, {**none, **whole, **unsaid}]
@@ -157,7 +159,10 @@ def curved(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     def curve(step: Callable[..., Any], args: tuple[Any, ...], **options: Any) -> Curve:
         requests.append({"args": args, **options})
         points = Point("plain jax", None, 2**31, 0, 0.1), Point("memplan", 2**30, 2**29, 0, 0.2)
-        return Curve(points, "v100", 2**31, 0.1, 9)
+        result = Curve(points, "v100", 2**31, 0.1, 9)
+        if options["points"] == 7:
+            raise Interrupted(replace(result, ended_by="Ctrl-C"))
+        return result
 
     monkeypatch.setattr(api, "curve", curve)
     return requests
@@ -175,6 +180,22 @@ def test_curve_prints_writes_and_draws(curved: list[dict[str, Any]], workshop: P
     )
     assert Curve.from_json((workshop / "c.json").read_text()).points[1].way == "memplan"
     assert (workshop / "c.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_ctrl_c_in_a_curve_writes_what_is_done(
+    curved: list[dict[str, Any]], workshop: Path
+) -> None:
+    words = "curve workshop:make --points 7 --time-limit 90 --json c.json --html c.html --png c.png"
+    result = run(*words.split())
+    assert result.exit_code == 130 and curved[0]["time_limit"] == 90.0
+    assert "incomplete: Ctrl-C ended it" in " ".join(result.stdout.split())
+    assert Curve.from_json((workshop / "c.json").read_text()).ended_by == "Ctrl-C"
+    assert (workshop / "c.html").exists() and (workshop / "c.png").exists()
+
+
+def test_a_time_limit_with_nothing_is_a_failure(planner: Planner) -> None:
+    planner.error = TimeLimitError("the time limit ended it", smallest_bytes=3)
+    assert "the time limit ended it" in message(run("inspect", "workshop:make"), 1)
 
 
 def test_curve_needs_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 
 from memplan.compilation.attempts import Attempts
+from memplan.compilation.deadline import CTRL_C, TIME_LIMIT, Deadline
 from memplan.compilation.limits import Headroom
 from memplan.compilation.outcome import Explored, Outcome
 from memplan.planning.graph import Graph, Value
@@ -185,7 +186,7 @@ class Interrupted(Fake):
 def test_an_interrupted_search_compiles_what_is_in_hand() -> None:
     compiler = Interrupted([outcome(PROGRAM, 90, seconds=2.0)])
     result = attempt(compiler, slabs=(in_slabs(),), keeps_fitting=True)
-    assert result.program is PROGRAM and result.interrupted
+    assert result.program is PROGRAM and result.ended_by == CTRL_C
     assert compiler.compiled == [PROGRAM]
 
 
@@ -220,6 +221,65 @@ def test_a_second_interrupt_stops() -> None:
         "interrupted (again to stop), with a program in hand",
         "compiling the best: 2.00 s in 90 B",
     ]
+
+
+@dataclass
+class Clock:
+    """A clock that stands still unless it is set."""
+
+    now_s: float = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+
+@dataclass
+class Slow(Fake):
+    """Every program takes ten seconds."""
+
+    clock: Clock = field(default_factory=Clock)
+
+    def explore(self, *args: Any, **named: Any) -> Explored:
+        self.clock.now_s += 10
+        return super().explore(*args, **named)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr("memplan.compilation.deadline.time", clock)
+    return clock
+
+
+def test_a_time_limit_compiles_what_is_in_hand(clock: Clock) -> None:
+    compiler = Slow([outcome(PROGRAM, 90, seconds=2.0)], clock=clock)
+    result = attempt(compiler, slabs=(in_slabs(),), deadline=Deadline(5, 0))
+    assert result.program is PROGRAM and result.ended_by == TIME_LIMIT
+    assert compiler.compiled == [PROGRAM]
+
+
+def test_a_time_limit_ends_with_the_smallest_if_nothing_fits(clock: Clock) -> None:
+    compiler = Slow(misses((PROGRAM, 130)), clock=clock)
+    result = attempt(compiler, slabs=(in_slabs(),), deadline=Deadline(5, 0))
+    assert not result.fits and result.ended_by == TIME_LIMIT
+
+
+def test_a_complete_search_was_not_ended(clock: Clock) -> None:
+    compiler = Slow([90], clock=clock)
+    assert attempt(compiler, deadline=Deadline(5, 0)).ended_by == ""
+
+
+def test_a_choice_out_of_time_inside_the_compiler_keeps_the_program(clock: Clock) -> None:
+    """The slabs that fit would be compiled at once, if no larger ones were to be chosen."""
+    slabs = in_slabs()
+    compiler = Slow([*misses((PROGRAM, 130)), outcome(slabs, 50)], clock=clock)
+    result = attempt(compiler, slabs=(slabs,), deadline=Deadline(15, 0))
+    assert result.program is slabs and result.ended_by == TIME_LIMIT
+
+
+def test_without_a_limit_no_clock_ends_a_search(clock: Clock) -> None:
+    clock.now_s = 1e12
+    assert not Deadline(None, 0).has_passed
 
 
 def test_it_says_that_nothing_fits_yet() -> None:

@@ -143,9 +143,12 @@ def test_a_step_over_a_mesh_is_compiled_for_a_like_mesh_of_described_gpus(axes: 
     nbytes = 4 * (2 * 128 * 128 + 256 * 128 // 8)
     assert memory.argument_size_in_bytes + memory.output_size_in_bytes == nbytes
     report = planned.report
-    sent = [copy.kind for copy in report.timeline.copies if copy.direction == "to devices"]
+    sent = [copy for copy in report.timeline.copies if copy.direction == "to devices"]
     assert len(sent) == sum(row.count for row in report.mesh.collectives) > 0
-    assert set(sent) == {row.kind for row in report.mesh.collectives}
+    rows = {(row.kind, row.over) for row in report.mesh.collectives}
+    assert {(copy.kind, copy.over) for copy in sent} == rows
+    assert all("test_step.py:" in copy.source for copy in sent)
+    assert report.title == report.function == "step"
 
 
 @pytest.fixture(scope="module")
@@ -179,3 +182,11 @@ def test_numbers_are_compared_with_those_of_the_same_collectives(on_eight: Any) 
 @pytest.mark.slow
 def test_each_device_keeps_its_part_of_divided_state(on_eight: Any) -> None:
     assert on_eight["share of split state"] == pytest.approx(1 / 8, rel=0.01)
+
+
+@pytest.mark.gpu_aot
+def test_a_time_limit_is_refused_in_several_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    divided = data_parallel(step, AbstractMesh((2,), ("device",)))
+    monkeypatch.setattr("memplan.request.processes_of", lambda *_: (0, 1))
+    with pytest.raises(memplan.MemplanError, match="time_limit cannot end planning in several"):
+        memplan.jit(divided, time_limit=5, device="h100").plan(array(8, 8), array(16, 8))

@@ -125,7 +125,7 @@ def test_text_has_the_pools_and_exports(report: Report) -> None:
     pinned = {"pinned_bytes": 70 << 30, "pinned_regions_bytes": (64 << 30, 6 << 30)}
     text = str(replace(report, pool_peak_bytes=7 << 30, exports=lines, **pinned))
     assert re.search(r"in XLA's pool +7\.00 GiB", text)
-    assert re.search(r"in XLA's pinned pool +70\.00 GiB, in 2 regions", text)
+    assert re.search(r"in XLA's pinned pool +70\.00 GiB, in 2 regions: 64\.00 GiB, 6\.00 GiB", text)
     assert all(re.search(f"runs only after +{line}", text) for line in lines)
 
 

@@ -1,7 +1,9 @@
 """Stages: silent while quick, then a line each; in a terminal a bar that disappears."""
 
 import io
+from collections.abc import Callable
 
+import pytest
 from rich.console import Console
 
 from memplan.report.progress import Stages
@@ -18,6 +20,18 @@ def run(patience_s: float, *, terminal: bool = False, lines: bool = False) -> st
     return out.getvalue()
 
 
+class Passed:
+    """A timer whose seconds have passed when it starts."""
+
+    def __init__(self, seconds: float, call: Callable[[], None]):
+        self.start = call
+
+    def cancel(self) -> None:
+        pass
+
+    join = cancel
+
+
 def test_quick_work_leaves_no_trace() -> None:
     assert run(patience_s=60) == ""
 
@@ -26,7 +40,12 @@ def test_slow_work_names_each_stage_once() -> None:
     assert run(patience_s=0) == "memplan: planning [a]\nmemplan: compiling\n"
 
 
-def test_a_terminal_gets_a_bar() -> None:
+def test_a_terminal_stays_empty_while_work_is_quick() -> None:
+    assert run(patience_s=60, terminal=True) == ""
+
+
+def test_a_terminal_gets_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("memplan.report.progress.Timer", Passed)
     drawn = run(patience_s=60, terminal=True)
     assert "compiling" in drawn
     assert "memplan: compiling" not in drawn

@@ -8,6 +8,7 @@ import pytest
 
 from memplan import pipeline
 from memplan.report.comparison import Comparison, Row
+from memplan.report.result import Interrupted
 from memplan.request import Request
 from memplan.studies.baselines import Baseline, Baselines, policies
 from memplan.studies.compare import compare
@@ -21,7 +22,9 @@ def outcome_of(
     program = SimpleNamespace(in_slabs=in_slabs)
     unmodified = SimpleNamespace(device_bytes=12 * MIB, replay=SimpleNamespace(step_s=0.9))
     figures = {"device_bytes": nbytes, "host_bytes": 5, "step_s": 0.5, "fits": fits, "plan": plan}
-    return SimpleNamespace(**figures, compilations=3, program=program, unmodified=unmodified)
+    return SimpleNamespace(
+        **figures, compilations=3, program=program, unmodified=unmodified, ended_by=""
+    )
 
 
 @pytest.fixture
@@ -103,3 +106,30 @@ def test_a_cpu_has_no_methods_of_xla() -> None:
 def test_the_row_of_memplan(monkeypatch: pytest.MonkeyPatch, outcome: Any, row: Row) -> None:
     monkeypatch.setattr(pipeline, "best", lambda *_: outcome)
     assert rows(compared())["memplan"] == row
+
+
+@pytest.mark.usefixtures("xla_limits")
+def test_ctrl_c_hands_over_the_rows_that_are_done() -> None:
+    def press(stage: str, share: float | None) -> None:
+        if stage == "XLA's rematerialization":
+            raise KeyboardInterrupt
+
+    request = Request(10 * MIB, device="v100")
+    with pytest.raises(KeyboardInterrupt) as caught:
+        compare(lambda x: x, (), {}, request, press)
+    assert isinstance(caught.value, Interrupted)
+    partial = caught.value.result
+    assert isinstance(partial, Comparison)
+    assert partial.ended_by == "Ctrl-C" and "incomplete: Ctrl-C ended it" in str(partial)
+    assert [row.name for row in partial.rows] == ["plain jax", *policies()]
+
+
+@pytest.mark.usefixtures("xla_limits")
+def test_a_time_limit_ends_with_the_rows_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks = iter(range(100))
+    monkeypatch.setattr(
+        "memplan.compilation.deadline.time", SimpleNamespace(monotonic=lambda: next(ticks))
+    )
+    request = Request(10 * MIB, device="v100", time_limit=2.5)
+    partial = compare(lambda x: x, (), {}, request, lambda *_: None)
+    assert partial.ended_by == "time limit" and len(partial.rows) == 2

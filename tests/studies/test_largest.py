@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -13,8 +14,9 @@ from hypothesis import strategies as st
 import memplan
 from memplan import api, pipeline
 from memplan.compilation.limits import Limits
-from memplan.errors import InfeasibleBudgetError, SizeError
+from memplan.errors import InfeasibleBudgetError, SizeError, TimeLimitError
 from memplan.report.frontier import Frontier
+from memplan.report.result import Interrupted
 from memplan.studies.largest import last_fitting
 from tests import vocabulary
 from tests.dense import step
@@ -161,3 +163,58 @@ def test_bisection_finds_the_last_that_fits_and_tries_both_sides(count: int, fit
     assert last < 0 or last in tried
     assert last + 1 == count or last + 1 in tried
     assert len(tried) == len(set(tried)) <= math.ceil(math.log2(count + 1))
+
+
+def studied(monkeypatch: pytest.MonkeyPatch, largest: int, notify: Any, **options: Any) -> Frontier:
+    """A search in which sizes up to `largest` fit, without a compilation."""
+
+    def explore(program: Any, *_: Any, **__: Any) -> Any:
+        nbytes = 10 if program.input_nbytes[0] <= 4 * largest else 30
+        best = SimpleNamespace(
+            fits=nbytes == 10,
+            device_bytes=nbytes,
+            host_bytes=0,
+            method="none",
+            limits=Limits(20, 0),
+            target=SimpleNamespace(device=SimpleNamespace(name="v100")),
+        )
+        return SimpleNamespace(best=best, explorations=1, ended_by="")
+
+    def make(size: int) -> Any:
+        return lambda x: x, (jax.ShapeDtypeStruct((size,), jnp.float32),)
+
+    monkeypatch.setattr(pipeline, "explore", explore)
+    monkeypatch.setattr("memplan.studies.largest.floor_of", lambda _: (5, "dot"))
+    with api.progress(notify):
+        return api.frontier(make, low=1, high=15, device="v100", **options)
+
+
+def press_at(size: int) -> Any:
+    def press(stage: str, share: float | None) -> None:
+        if stage.startswith(f"size {size}:"):
+            raise KeyboardInterrupt
+
+    return press
+
+
+def test_ctrl_c_hands_over_the_sizes_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Interrupted) as caught:
+        studied(monkeypatch, 9, press_at(10))
+    partial = caught.value.result
+    assert isinstance(partial, Frontier)
+    assert [trial.size for trial in partial.tried] == [8, 12]
+    assert (partial.largest, partial.refused, partial.ended_by) == (8, None, "Ctrl-C")
+    assert "not known: Ctrl-C ended the search" in str(partial)
+
+
+def test_ctrl_c_before_a_size_that_fits_is_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(KeyboardInterrupt) as caught:
+        studied(monkeypatch, 3, press_at(4))
+    assert type(caught.value) is KeyboardInterrupt
+
+
+def test_a_time_limit_ends_with_the_sizes_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    partial = studied(monkeypatch, 9, lambda *_: None, time_limit=1e-6)
+    assert (partial.largest, len(partial.tried), partial.ended_by) == (8, 1, "time limit")
+    with pytest.raises(TimeLimitError, match=r"fits 20 B on v100\. 1 program .*takes 30 B"):
+        studied(monkeypatch, 3, lambda *_: None, time_limit=1e-6)

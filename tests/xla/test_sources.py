@@ -199,6 +199,8 @@ def test_a_scope_is_the_way_between_step_and_primitive() -> None:
         ("transpose(jvp(UNet))/down_0/down_0.norm/Conv_0", "UNet/down_0/Conv_0"),
         ("jvp(Net)/while/body/conv_0", "Net/conv_0"),
         ("jit(step)/checkpoint/rematted_computation/Net", "Net"),
+        ("jvp(Net)/conv_0/(norm/reduce_sum:norm_1/reduce_sum:norm_2", "Net/conv_0"),
+        ("(jvp(Net)/conv_0/reduce_sum:jvp(Net)/conv_1", ""),
         ("", ""),
     ],
 )

@@ -20,9 +20,10 @@ def measure(case: Case) -> Measurement:
     """A row for each method; the batch per device is that of the case's step."""
     step, (state, batch, *more_args), donated = case.built()
     links = topology_named(case.facts["topology"])
-    options, request = {"donate_argnums": donated}, Request(None, None, case.device, topology=links)
+    options = {"donate_argnums": donated}
+    request = Request("100%", None, case.device, topology=links)
     single = pipeline.best(
-        step, (state, batch, *more_args), {}, options, Request(None, None, case.device)
+        step, (state, batch, *more_args), {}, options, Request("100%", None, case.device)
     )
 
     def stacked(leaf: Any) -> Any:
@@ -38,7 +39,7 @@ def measure(case: Case) -> Measurement:
     args = state, jax.tree.map(stacked, batch), *more_args
     program = traced(divided, args, {}, options, request)
     plain = compile_program(program, request.target)
-    narrow = Request(None, None, case.device, topology=links, between_hosts="bfloat16")
+    narrow = Request("100%", None, case.device, topology=links, between_hosts="bfloat16")
     replays = {
         "jax.jit": replay(plain.module, request.target.device, program.machine),
         **{

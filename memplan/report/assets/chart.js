@@ -2,6 +2,7 @@
 
 const LINE_STYLES = [[6, 3], [2, 3]];
 const GAP = 10;
+const LEAST_HIGH = 40; // pixels of the host's memory: room for its name
 const MOST_ABOVE = 8; // a line that goes higher, in multiples of the step itself, is not shown at first: it would be flat
 
 class Chart {
@@ -27,7 +28,7 @@ class Chart {
     this.least_top_bytes = 0; // of the panel of device memory, to compare two charts
     this.showsLines = this.lines.every((line) => line.steps.top <= MOST_ABOVE * this.steps.device.top);
     this.picked = null; // a band's key
-    this.marked = []; // stays of a value
+    this.shaded = []; // spans of time, such as those of a value in memory
     this.pin = this.peak;
     this.hover = null;
     new ResizeObserver(() => this.frame.clientWidth !== this.width && this.draw()).observe(this.frame);
@@ -60,8 +61,13 @@ class Chart {
       this.panels.push({ kind, top: y, bottom: y + height, ...more });
       y += height + GAP;
     };
-    add("memory", narrow ? 240 : 320, { place: "device", top_bytes: this.highest("device") });
-    if (this.highest("host") > 2) add("memory", narrow ? 70 : 96, { place: "host", top_bytes: this.highest("host") });
+    const high = narrow ? 240 : 320;
+    add("memory", high, { place: "device", top_bytes: this.highest("device") });
+    if (this.steps.host.top) {
+      const top = this.highest("host") / this.hostShrink;
+      const tall = Math.max(LEAST_HIGH, (high * top) / this.highest("device"));
+      add("memory", tall, { place: "host", top_bytes: (tall / high) * this.highest("device") * this.hostShrink });
+    }
     for (const lane of this.streams.lanes) add("lane", 22, { lane });
     this.width = width;
     this.height = y + 18;
@@ -77,6 +83,29 @@ class Chart {
       top = Math.max(top, this.least_top_bytes);
     }
     return 1.07 * top;
+  }
+
+  /** So many of the host's bytes are as high as one of the device's: 1, unless the host has more than the device's panel. */
+  get hostShrink() {
+    return Math.max(1, Math.ceil(this.highest("host") / this.highest("device")));
+  }
+
+  get hostName() {
+    const shrink = this.hostShrink === 1 ? "" : `, drawn 1/${this.hostShrink} as high as the device's`;
+    return `host, at most ${bytes(this.steps.host.top)}${shrink}`;
+  }
+
+  get hostNote() {
+    if (!this.steps.host.top) return "";
+    return this.hostShrink === 1 ? "The host's memory has the device's scale."
+      : `The host's memory is drawn 1/${this.hostShrink} as high as the device's.`;
+  }
+
+  /** `in 2,000 trips, 45 µs each`, for an instant inside of a loop; else ''. */
+  tripsOf(instant) {
+    const loop = this.streams.loops.at((instant.start_s + instant.end_s) / 2);
+    if (!loop || !isLoop(loop)) return "";
+    return `in ${counted(loop.count, "trip")}, ${seconds(secondsOf(instant) / loop.count)} each`;
   }
 
   get pixels() {
@@ -147,7 +176,8 @@ class Chart {
 
   drawMemory(panel) {
     const { pen, ink } = this;
-    const step = binaryStep(panel.top_bytes, panel.place === "device" ? 6 : 2);
+    const device = this.highest("device");
+    const step = binaryStep(panel.place === "device" ? device : device * this.hostShrink, 6);
     pen.textAlign = "right";
     pen.textBaseline = "middle";
     for (const tick of ticks(0, panel.top_bytes, step)) {
@@ -163,8 +193,11 @@ class Chart {
     this.within(panel, () => this.drawStack(panel));
     pen.textAlign = "left";
     pen.fillStyle = ink.ink;
-    if (panel.place === "host") pen.fillText("host", this.left + 6, panel.top + 6);
-    if (panel.place === "device") this.drawLimits(panel);
+    if (panel.place === "host") pen.fillText(this.hostName, this.left + 6, panel.top + 6);
+    if (panel.place === "device") {
+      this.streams.drawLoops(this, panel);
+      this.drawLimits(panel);
+    }
   }
 
   drawStack(panel) {
@@ -285,9 +318,9 @@ class Chart {
     const high = this.axis - 4;
     pen.fillStyle = this.ink.ink;
     pen.globalAlpha = 0.16;
-    for (const stay of this.marked) {
-      const x = Math.max(this.left, this.x(this.timeline.instants[stay.first].start_s));
-      const end = Math.min(this.right, this.x(this.timeline.instants[stay.last - 1].end_s));
+    for (const span of this.shaded) {
+      const x = Math.max(this.left, this.x(span.start_s));
+      const end = Math.min(this.right, this.x(span.end_s));
       if (end > x) pen.fillRect(x, 4, Math.max(end - x, 1), high - 4);
     }
     if (this.drag) {

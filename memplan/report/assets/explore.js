@@ -3,6 +3,7 @@
 const ORIGINS = {
   compiled: "the compiler's own schedule and buffers, at the times of a roofline model",
 };
+const LOOPS = "A loop has a mark at each trip, or at every 2nd, 5th, 10th, ... of them.";
 const KEYS = "Click to hold a moment, drag to zoom, double click for all; Ctrl and the wheel zoom, Shift and the wheel move. " +
   "Keys: arrows for the next moment (Shift: farther), Home, End, p for the peak, + and − to zoom, Page Up and Page Down to move, 0 for all.";
 
@@ -56,7 +57,7 @@ function drawControls(parent, legend, charts) {
     chart.redraw();
   });
   parent.append(choice, depth);
-  if (charts.some((chart) => chart.lines.length)) parent.append(make("label", {}, lines, charts.length > 1 ? " the other step" : " other programs"));
+  if (charts.some((chart) => chart.lines.length)) parent.append(make("label", {}, lines, charts.length > 1 ? " show the other step" : " show the unmodified step"));
   const [first] = charts; // the others follow its view
   const all = (action) => () => charts.forEach(action);
   parent.append(make("span", { className: "spring" }),

@@ -19,13 +19,6 @@ function seconds(value) {
   return `${value.toExponential(2)} s`;
 }
 
-function operations(count) {
-  for (const [unit, scale] of [["PFLOP", 1e15], ["TFLOP", 1e12], ["GFLOP", 1e9], ["MFLOP", 1e6]]) {
-    if (count >= scale) return `${Number((count / scale).toPrecision(3))} ${unit}`;
-  }
-  return `${count} FLOP`;
-}
-
 function percent(part, whole) {
   return `${((100 * part) / whole).toFixed(1)} %`;
 }
@@ -46,6 +39,9 @@ function shortSource(source) {
 function counted(count, noun) {
   return `${count.toLocaleString("en")} ${noun}${count === 1 ? "" : "s"}`;
 }
+
+const secondsOf = (span) => span.end_s - span.start_s;
+const spanOf = (span) => seconds(secondsOf(span));
 
 /** An element with attributes, properties (`on...`, `className`, `textContent`, ...) and children; text stays text. */
 function make(tag, settings = {}, ...children) {

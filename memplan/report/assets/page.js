@@ -4,52 +4,20 @@ const report = unpacked(JSON.parse(byId("report").textContent));
 const { timeline } = report;
 
 function drawTiles() {
+  const isPlanned = report.planner !== "none";
   const peak = report.compiled_peak_bytes ?? report.predicted_peak_bytes;
-  const said = report.compiled_peak_bytes === null ? "predicted" : "measured by the compiler";
   const plain = report.baseline_peak_bytes;
   const [step, before] = [report.predicted_step_s, report.baseline_step_s];
-  const isPlanned = report.planner !== "none";
-  const hidden = report.copy_s ? `${percent(report.hidden_copy_s || 0, report.copy_s)} of copies under computation` : "";
   byId("tiles").append(
-    tile("Device peak", bytes(peak), bar(peak, report.budget_bytes),
-      `${percent(peak, report.budget_bytes)} of the budget of ${bytes(report.budget_bytes)}; ${said}`,
-      report.compiled_peak_bytes !== null && peak !== report.predicted_peak_bytes
-        ? `${bytes(report.predicted_peak_bytes)} predicted` : "",
-      report.observed_peak_bytes !== null ? `${bytes(report.observed_peak_bytes)} observed` : ""),
-    tile("Unmodified step", bytes(plain), !isPlanned ? "it runs as it is" : plain ? `${change(peak, plain)} with this plan` : "",
-      report.jit_peak_bytes && report.jit_peak_bytes !== plain ? `${bytes(report.jit_peak_bytes)} by jax.jit, where XLA rematerializes` : "",
-      report.floor_bytes ? `no order goes below ${bytes(report.floor_bytes)}` : ""),
-    tile("Step time", seconds(step), before && isPlanned ? `${change(step, before)} against ${seconds(before)} unmodified; predicted` : "predicted",
-      report.lower_bound_s ? `no plan beats ${seconds(report.lower_bound_s)}` : ""),
-    tile("To the host and back", bytes(report.offloaded_bytes), `${bytes(report.host_peak_bytes)} on the host at most`, hidden),
-    tile("Computed again", operations(report.recomputed_flops), isPlanned ? `planner ${report.planner}, ${report.attempts} compiled` : ""),
-    ...runTiles(), ...meshTiles(),
+    tile("Peak", bytes(peak), bar(peak, report.budget_bytes), `${percent(peak, report.budget_bytes)} of the budget`,
+      report.compiled_peak_bytes === null ? "predicted" : "by XLA's account",
+      report.observed_peak_bytes === null ? "" : `${bytes(report.observed_peak_bytes)} observed`),
+    tile("Saved", bytes(!isPlanned ? 0 : plain && plain - peak),
+      !isPlanned ? "the step runs as it is" : plain ? `${percent(plain - peak, plain)} of the unmodified step's ${bytes(plain)}` : ""),
+    tile("Time", seconds(step), before && isPlanned ? `${change(step, before)} against ${seconds(before)} unmodified` : "", "predicted"),
+    tile("Host", bytes(report.host_peak_bytes), report.offloaded_bytes ? `${bytes(report.offloaded_bytes)} go there and back` : "nothing is offloaded",
+      report.copy_s ? `${percent(report.hidden_copy_s || 0, report.copy_s)} of copies under computation` : ""),
   );
-}
-
-/** What XLA's runtime launches and pins in a step, where that is known. */
-function runTiles() {
-  const { cuda_graphs: graphs, single_launches: singles, pinned_bytes: pinned, pinned_regions_bytes: regions, exports } = report;
-  const tiles = [];
-  if (graphs !== null) {
-    tiles.push(tile("CUDA graphs", graphs.toLocaleString("en"), `launched in a step, and ${counted(singles, "kernel")} and copies outside of them`));
-  }
-  if (pinned) {
-    tiles.push(tile("Pinned by XLA", bytes(pinned), `for ${bytes(report.host_peak_bytes)} on the host`,
-      regions.length ? `in ${counted(regions.length, "region")}: ${regions.map(bytes).join(", ")}` : ""));
-  }
-  if (exports.length) tiles.push(tile("It runs only after", counted(exports.length, "export"), ...exports));
-  return tiles;
-}
-
-function meshTiles() {
-  const { mesh } = report;
-  if (!mesh) return [];
-  const axes = mesh.axes.map(([name, size]) => `${name} ${size}`).join(", ");
-  const outside = mesh.collectives.reduce((sum, row) => sum + row.outside_bytes, 0);
-  return [tile("Between devices", seconds(mesh.collective_s), `mesh ${axes}; figures are one device's`,
-    mesh.collective_s ? `${percent(mesh.hidden_s, mesh.collective_s)} under computation` : "",
-    outside ? `${bytes(outside)} sent by a host in a step` : "")];
 }
 
 // ---- memory over the step ----
@@ -67,9 +35,11 @@ function drawMemory() {
   const notes = [`Filled: ${ORIGINS[timeline.origin]}. Its peak is ${bytes(timeline.instants[chart.peak].device_bytes)}.`];
   const drawn = ["Dashed", "Dotted"];
   lines.forEach((line, index) => notes.push(`${drawn[index % 2]}, ${line.name}: ${ORIGINS[line.origin]}.`));
-  if (!chart.showsLines) notes.push("That goes far above the picture: tick other programs to see it.");
+  if (!chart.showsLines) notes.push('It goes far above the picture: tick "show the unmodified step" to see it.');
+  if (timeline.blocks.some(isLoop)) notes.push(LOOPS);
+  notes.push(chart.hostNote);
   if (report.budget_bytes > chart.highest("device")) notes.push(`The budget of ${bytes(report.budget_bytes)} lies above the picture.`);
-  section.append(make("p", { className: "note", textContent: [...notes, ...timeline.notes].join(" ") }));
+  section.append(make("p", { className: "note", textContent: [...notes, ...timeline.notes].filter(Boolean).join(" ") }));
   section.append(make("p", { className: "note", textContent: KEYS }));
   live(chart, chart.pin);
   return chart;
@@ -117,7 +87,7 @@ function drawLive() {
     byId("live-title").textContent = `${peak}${seconds(one.start_s)}`;
     const doing = one.doing === "wait" ? "waiting for a copy" : one.name + (one.doing === "recompute" ? ", again" : "");
     byId("live-told").textContent = [`${bytes(one.device_bytes)} on the device`,
-      one.host_bytes ? `${bytes(one.host_bytes)} on the host` : "", doing, one.layer, one.source,
+      one.host_bytes ? `${bytes(one.host_bytes)} on the host` : "", doing, chart.tripsOf(one), one.layer, one.source,
       counted(there.length, "array")].filter(Boolean).join(" · ");
     table.fill(there);
   };
@@ -193,6 +163,29 @@ function drawDecisions(chart) {
   byId("decisions").append(told);
 }
 
+// ---- collectives ----
+
+function drawCollectives(chart, collectives) {
+  const { links } = report.mesh;
+  const bandwidthOf = (name) => links.filter((link) => link.name === name).map((link) => `${name}: ${(link.bandwidth / 1e9).toFixed(1)} GB/s`);
+  const over = (row) => row.over.join(", ");
+  const columns = [
+    { title: "takes", text: spanOf, key: secondsOf, right: true, first: true, width: "6.2rem" },
+    { title: "collective", text: (row) => row.kind, key: (row) => row.kind, width: "10rem" },
+    { ...COLUMNS.bytes, first: false },
+    { title: "over", text: over, key: over, tip: (row) => row.over.flatMap(bandwidthOf).join(", "), width: "9rem" },
+    { ...COLUMNS.value, title: "layer" },
+    COLUMNS.source,
+  ];
+  searched(byId("collectives"), "Collectives", columns, collectives, {
+    kinds: COLLECTIVES,
+    kindOf: (row) => row.kind,
+    textOf: (row) => `${row.kind} ${row.name} ${row.source} ${over(row)}`,
+    sum: (rows) => seconds(rows.reduce((sum, row) => sum + secondsOf(row), 0)),
+    onRow: (row) => chart.shade(row ? [row] : []),
+  });
+}
+
 // ---- the whole ----
 
 document.documentElement.classList.add("drawn");
@@ -201,4 +194,7 @@ const chart = drawMemory();
 byId("live").hidden = !chart;
 if (report.decisions.length) drawDecisions(chart);
 else byId("decisions").hidden = true;
+const collectives = timeline ? timeline.copies.filter((copy) => copy.kind) : [];
+if (chart && collectives.length && report.mesh) drawCollectives(chart, collectives);
+else byId("collectives").hidden = true;
 drawTheme(chart ? [chart] : []);

@@ -105,8 +105,14 @@ class Explorer extends Chart {
     this.redraw();
   }
 
+  /** Shade the time that values are in memory. */
   mark(stays) {
-    this.marked = stays;
+    const { instants } = this.timeline;
+    this.shade(stays.map(({ first, last }) => ({ start_s: instants[first].start_s, end_s: instants[last - 1].end_s })));
+  }
+
+  shade(spans) {
+    this.shaded = spans;
     this.drawMarks();
   }
 
@@ -135,8 +141,10 @@ class Explorer extends Chart {
     const index = panel.lane ? this.instantAt(time) : this.drawnAt(panel, time);
     const one = this.timeline.instants[index];
     if (time > this.timeline.instants.at(-1).end_s) row("the step is over");
-    else if (one.doing === "wait") row(`waits for a copy, ${seconds(one.end_s - one.start_s)}`);
-    else row(`${one.name}${one.doing === "recompute" ? ", again" : ""}, ${seconds(one.end_s - one.start_s)}`);
+    else if (one.doing === "wait") row(`waits for a copy, ${spanOf(one)}`);
+    else row(`${one.name}${one.doing === "recompute" ? ", again" : ""}, ${spanOf(one)}`);
+    const trips = this.tripsOf(one);
+    if (trips) row(trips);
     if (one.layer) row(one.layer);
     if (one.source) row(one.source);
     row(`device ${bytes(one.device_bytes)}${one.host_bytes ? `, host ${bytes(one.host_bytes)}` : ""}`);

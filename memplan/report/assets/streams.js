@@ -5,6 +5,9 @@ const COPIES = { "to host": PALETTE[1], "to device": PALETTE[4] };
 
 const colorOfCopy = (copy) => (copy.kind ? PALETTE[COLLECTIVES.indexOf(copy.kind) + 2] || GREYS.rest : COPIES[copy.direction]);
 
+/** The lane of a copy: its direction, or the outermost link that a collective crosses. */
+const laneOf = (copy) => (copy.over.length ? `over ${copy.over[0]}` : copy.direction);
+
 class Streams {
   constructor(timeline) {
     this.timeline = timeline;
@@ -13,10 +16,14 @@ class Streams {
     this.kernels = new Steps(starts, instants.at(-1).end_s, instants.map((one) => one.end_s - one.start_s));
     this.again = new Uint32Array(instants.length + 1); // instants before each that run a kernel again
     instants.forEach((one, i) => { this.again[i + 1] = this.again[i] + (one.doing === "recompute"); });
-    const copied = (direction) => ({ name: direction, spans: new Spans(copies.filter((one) => one.direction === direction)), color: colorOfCopy });
-    this.lanes = [{ name: "compute" }, copied("to host"), copied("to device")];
-    if (copies.some((copy) => copy.direction === "to devices")) this.lanes.push(copied("to devices"));
-    if (blocks.length) this.lanes.unshift({ name: "loops", spans: new Spans(blocks), color: (block) => BLOCKS[block.kind] });
+    this.loops = new Spans(blocks);
+    this.lanes = [{ name: "compute" }];
+    const names = new Set(["to host", "to device", ...copies.map(laneOf)]); // in this order
+    for (const name of names) {
+      const spans = new Spans(copies.filter((copy) => laneOf(copy) === name));
+      if (spans.spans.length) this.lanes.push({ name, spans, color: colorOfCopy });
+    }
+    if (blocks.length) this.lanes.unshift({ name: "loops", spans: this.loops, color: (block) => BLOCKS[block.kind] });
   }
 
   draw(chart, panel) {
@@ -91,26 +98,67 @@ class Streams {
       const wide = Math.max(Math.min(chart.x(until), chart.right) - x, 0.6);
       pen.fillStyle = one ? color(one) : ink.soft;
       pen.fillRect(x, panel.top + 3, wide > 3 ? wide - 0.8 : wide, panel.bottom - panel.top - 6);
+      if (one && isLoop(one)) this.drawTrips(chart, panel, one);
       const label = one && wide > 20 && labelsOf(one).find((text) => pen.measureText(text).width < wide - 7);
       if (!label) continue;
+      if (isLoop(one)) { // no marks under the name
+        pen.fillStyle = color(one);
+        pen.fillRect(x, panel.top + 3, pen.measureText(label).width + 8, panel.bottom - panel.top - 6);
+      }
       pen.fillStyle = "#10161d"; // on all colours of spans
       pen.fillText(label, x + 4, middle);
     }
-    if (spans.spans.length) return;
-    pen.fillStyle = ink.soft;
-    pen.fillText("none", chart.left + 6, middle);
+  }
+
+  /** A mark where each trip of a loop starts, or every 2nd, 5th, 10th, ... */
+  drawTrips(chart, panel, loop) {
+    const trip = secondsOf(loop) / loop.count;
+    const view = chart.view[1] - chart.view[0];
+    const stride = Math.max(1, roundStep(view / trip, chart.pixels / TRIP_WIDTH)) * trip;
+    const first = Math.max(1, Math.ceil((chart.view[0] - loop.start_s) / stride));
+    chart.pen.fillStyle = "#10161d";
+    chart.pen.globalAlpha = 0.45;
+    for (let time = loop.start_s + first * stride; time < Math.min(loop.end_s - stride / 2, chart.view[1]); time += stride) {
+      chart.pen.fillRect(chart.x(time), panel.top + 3, 1, panel.bottom - panel.top - 6);
+    }
+    chart.pen.globalAlpha = 1;
+  }
+
+  /** The ends of loops, and how often they run, in a panel of memory. */
+  drawLoops(chart, panel) {
+    const { pen, ink } = chart;
+    pen.textAlign = "left";
+    for (const loop of this.loops.spans.filter(isLoop)) {
+      const [from, until] = [Math.max(chart.left, chart.x(loop.start_s)), Math.min(chart.right, chart.x(loop.end_s))];
+      const label = `${loop.count.toLocaleString("en")} ×`;
+      if (until - from < pen.measureText(label).width + 8) continue;
+      pen.fillStyle = ink.ink;
+      pen.fillText(label, from + 4, panel.top + 2);
+      pen.fillRect(from, panel.top - 4, 1, 12);
+      pen.fillRect(from, panel.top - 4, until - from, 1);
+      pen.fillRect(until - 1, panel.top - 4, 1, 12);
+    }
   }
 }
 
 const BLOCKS = { slabs: "#cc79a7", loop: "#f0c987", branches: "#9bb8d3" };
 
-/** `slabs_3: 16 slabs`, `16 ×`; or what is copied. The longest that fits is shown. */
+const TRIP_WIDTH = 7; // pixels between marks of trips at least: closer ones would be a grey
+
+/** Is it a loop whose trips are known? */
+const isLoop = (span) => (span.kind === "loop" || span.kind === "slabs") && span.count > 0;
+
+/** `slabs_3: 16 slabs of 2 ms, 32 ms`, `16 ×`; or what is copied. The longest that fits is shown. */
 function labelsOf(one) {
   if (!("count" in one)) return [one.kind || one.name];
   const unit = { slabs: "slabs", loop: "trips", branches: "branches" }[one.kind];
-  const name = one.name.split("/").at(-1);
-  if (one.count === null) return [name];
-  return [`${name}: ${one.count} ${unit}`, `${one.count} ${unit}`, ...(one.kind === "branches" ? [] : [`${one.count} ×`])];
+  const isInstruction = /^(while|conditional)[.\d]*$/.test(one.name);
+  const name = (isInstruction && one.source ? one.source : one.name).split("/").at(-1);
+  if (one.count === null) return [`${name}, ${spanOf(one)}`, name];
+  const count = one.count.toLocaleString("en");
+  if (!isLoop(one)) return [`${name}: ${count} ${unit}, ${spanOf(one)}`, `${count} ${unit}`];
+  const trips = `${count} ${unit} of ${seconds(secondsOf(one) / one.count)}, ${spanOf(one)}`;
+  return [`${name}: ${trips}`, trips, `${count} ${unit}`, `${count} ×`];
 }
 
 /** What the pointer is on in a lane, as lines of text. */
@@ -119,10 +167,11 @@ function toldOfLane(lane, time) {
   if (lane.name === "loops") {
     if (!one) return ["no loop"];
     const told = [labelsOf(one)[0], `${seconds(one.start_s)} to ${seconds(one.end_s)}`];
-    if (one.count && one.kind !== "branches") told.push(`${seconds((one.end_s - one.start_s) / one.count)} each`);
     return [...told, ...(one.source ? [one.source] : [])];
   }
   if (!one) return [`nothing goes ${lane.name}`];
   const what = one.kind ? `${one.kind} in ${one.name}` : one.name;
-  return [`${what}, ${bytes(one.nbytes)} ${one.direction}`, `${seconds(one.start_s)} to ${seconds(one.end_s)}`];
+  const where = one.over.length ? `over ${one.over.join(", ")}` : one.direction;
+  const told = [`${what}, ${bytes(one.nbytes)} ${where}`, `${seconds(one.start_s)} to ${seconds(one.end_s)}`];
+  return [...told, ...(one.source ? [one.source] : [])];
 }

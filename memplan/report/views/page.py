@@ -28,9 +28,9 @@ class Header:
     """The head of a page."""
 
     title: str
+    subtitle: str
     status: str
     is_good: bool  # selects the style of the status
-    versions: Sequence[tuple[str, str]]  # of all software, by name
 
 
 def of_report(
@@ -47,6 +47,7 @@ def of_report(
 <section id="live"><h2 id="live-title">In memory</h2><p class="note" id="live-told"></p>
 <div id="live-table"></div></section>
 <section id="decisions"><h2>Decisions</h2></section>
+<section id="collectives"><h2>Collectives</h2></section>
 <section>{html(table for table in tables if table.rows)}</section>"""
     return _page("page", header, entries, sections, fallbacks)
 
@@ -81,13 +82,13 @@ def _page(
 <meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{escape(header.title)}</title>
+<title>{escape(header.title)}, {escape(header.subtitle)}</title>
 <style>{style}</style>
 </head>
 <body>
 <header><h1>{escape(header.title)}</h1>
 <span class="status {"good" if header.is_good else ""}">{escape(header.status)}</span>
-<span class="subtitle">{escape(", ".join(map(" ".join, header.versions)))}</span>
+<span class="subtitle">{escape(header.subtitle)}</span>
 <span class="spring"></span>
 <button id="theme" type="button" hidden>theme: auto</button></header>
 <main>

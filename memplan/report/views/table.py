@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 
 from rich import box
@@ -47,6 +47,20 @@ class Table:
         return [(column.removeprefix(">"), column.startswith(">")) for column in self.columns]
 
     @property
+    def filled(self) -> "Table":
+        """The table without the columns in which no row has anything."""
+        columns = [
+            number
+            for number in range(len(self.columns))
+            if not self.rows or any(row[number] not in ("", "-") for row in self.rows)
+        ]
+        return replace(
+            self,
+            columns=tuple(self.columns[number] for number in columns),
+            rows=tuple(tuple(row[number] for number in columns) for row in self.rows),
+        )
+
+    @property
     def tones(self) -> tuple[str, ...]:
         """The emphasis of each row."""
         return self.emphasis or ("",) * len(self.rows)
@@ -54,6 +68,7 @@ class Table:
 
 def rich(table: Table) -> rich_table.Table:
     """The table for a terminal. Cells are literal: brackets are not markup."""
+    table = table.filled
     drawing = rich_table.Table(
         title=Text(printable(table.title), style="bold") if table.title else None,
         title_justify="left",
@@ -107,6 +122,7 @@ def html(tables: Iterable[Table]) -> str:
 
 
 def _html(table: Table) -> str:
+    table = table.filled
     sides = [' class="right"' if right else "" for _, right in table.headings]
 
     def row(tag: str, cells: Iterable[str], tone: str) -> str:

@@ -10,12 +10,24 @@ from typing import Any
 import pytest
 
 from memplan.report.difference import Difference
-from memplan.report.mesh import CollectiveRow, Mesh
+from memplan.report.mesh import CollectiveRow, Link, Mesh
 from memplan.report.model import LiveValue, Report
 from memplan.report.timeline import Block, Copy
 from tests.report.timelines import HOSTILE, random_timeline
 
 NOT_POSSIBLE = "\N{EN DASH}"
+
+
+RECORD_DRAWING = """
+    const { fillText, fillRect, clearRect } = CanvasRenderingContext2D.prototype;
+    const forget = (canvas) => { canvas.texts = []; canvas.marks = []; };
+    Object.assign(CanvasRenderingContext2D.prototype, {
+      clearRect(...box) { forget(this.canvas); clearRect.apply(this, box); },
+      fillText(text, x, y) { this.canvas.texts.push([text, x, y]); fillText.call(this, text, x, y); },
+      fillRect(...box) { if (box[2] === 1 && box[3] === 16) this.canvas.marks.push(box); fillRect.apply(this, box); },
+    });
+"""
+"""Keeps what the page last wrote and which trips it marked on each canvas."""
 
 
 class Shown:
@@ -31,6 +43,7 @@ class Shown:
             "dialog", lambda box: self.errors.append(box.message or "dialog") or box.dismiss()
         )
         self.page.on("request", lambda request: self.requests.append(request.url))
+        self.page.add_init_script(RECORD_DRAWING)
         self.page.goto(file.as_uri())
 
     def texts(self, selector: str) -> list[str]:
@@ -49,6 +62,16 @@ class Shown:
         """Point at a place of the chart, in shares of its sides."""
         box = self.page.locator("canvas.over").bounding_box()
         self.page.mouse.move(box["x"] + right * box["width"], box["y"] + down * box["height"])
+
+
+def drawn_texts(shown: Shown) -> list[tuple[str, float, float]]:
+    """The texts of the chart, with their places."""
+    return shown.page.locator("canvas.base").evaluate("canvas => canvas.texts")
+
+
+def trip_marks(shown: Shown) -> list[list[float]]:
+    shown.page.evaluate("() => new Promise(requestAnimationFrame)")
+    return shown.page.locator("canvas.base").evaluate("canvas => canvas.marks")
 
 
 @pytest.fixture
@@ -77,7 +100,7 @@ def shown(open_page: Any, drawn_report: Report) -> Iterator[Shown]:
 
 
 def test_it_draws_and_shows_a_script_as_text(shown: Shown) -> None:
-    assert shown.page.locator(".tile").count() == 5
+    assert shown.texts(".tile h3") == ["Peak", "Saved", "Time", "Host"]
     assert HOSTILE in shown.texts("#decisions tbody td")
     assert shown.texts("#decisions .told") == ["31 of 31, 1.40 GiB"]
     painted = (
@@ -208,6 +231,10 @@ def test_a_phone_needs_no_sideways_scrolling(open_page: Any, drawn_report: Repor
     for result in (named, Difference.of(named, named)):
         shown = open_page(result, viewport={"width": 360, "height": 740})
         assert shown.page.evaluate("document.documentElement.scrollWidth") == 360
+        parts = ("h1", ".tile", ".chart", ".controls")
+        boxes = [shown.page.locator(part).first.bounding_box() for part in parts]
+        tops = [box["y"] for box in boxes]
+        assert tops == sorted(tops)
 
 
 def test_without_memory_over_time_it_says_why(open_page: Any, report: Report) -> None:
@@ -246,32 +273,147 @@ def test_several_live_in_one_notebook(
     tiles = [frame.locator(".tile") for frame in shown.page.frames]
     for tile in tiles[1:]:
         tile.first.wait_for()
-    assert [tile.count() for tile in tiles] == [1, 5, 5, 4]
+    assert [tile.count() for tile in tiles] == [1, 4, 4, 4]
     assert shown.page.locator(".tile").evaluate("e => getComputedStyle(e).borderTopWidth") == "0px"
     assert not shown.errors
     context.close()
 
 
-def test_known_work_is_drawn(open_page: Any, drawn_report: Report) -> None:
-    quiet = open_page(drawn_report)
-    assert not {"CUDA graphs", "Pinned by XLA", "Between devices"} & set(quiet.texts(".tile h3"))
-    blocks = (Block("slabs", "Net/slabs_1", 16, 0.0, drawn_report.timeline.end_s / 2, "net.py:3"),)
-    gather = Copy("Net", 7, "to devices", 0.0, drawn_report.timeline.end_s, "all-gather")
-    copies = (*drawn_report.timeline.copies, gather)
-    timeline = replace(drawn_report.timeline, blocks=blocks, copies=copies)
+def test_figures_at_the_top_are_of_the_plan(shown: Shown) -> None:
+    peak, saved, time, host = shown.texts(".tile")
+    assert "1.76 GiB" in peak and "87.9 % of the budget" in peak and "by XLA's account" in peak
+    assert "3.99 GiB" in saved and "69.4 % of the unmodified step's 5.74 GiB" in saved
+    assert "250 ms" in time and "+19 % against 210 ms unmodified" in time
+    assert host.count("1.34 GiB") == 2
+
+
+def test_an_unmodified_step_saves_nothing(open_page: Any, drawn_report: Report) -> None:
+    shown = open_page(replace(drawn_report, planner="none"))
+    assert shown.texts(".tile")[1].splitlines()[-1] == "the step runs as it is"
+    assert shown.texts(".tile strong")[1] == "0 B"
+
+
+@pytest.mark.parametrize(
+    ("names", "title"),
+    [
+        ({"step": "train:step(size=2)", "function": "train_step"}, "train:step(size=2)"),
+        ({"function": "train_step"}, "train_step"),
+        ({"function": HOSTILE}, HOSTILE),
+        ({}, "step"),
+    ],
+)
+def test_the_title_is_the_step(
+    open_page: Any, drawn_report: Report, names: dict[str, str], title: str
+) -> None:
+    shown = open_page(replace(drawn_report, **names))
+    assert shown.texts("h1") == [title]
+    assert shown.texts(".subtitle") == [f"budget 2.00 GiB on {drawn_report.device}"]
+    assert shown.page.title() == f"{title}, budget 2.00 GiB on {drawn_report.device}"
+
+
+def test_launches_and_pinned_regions_are_in_the_table(open_page: Any, drawn_report: Report) -> None:
     pinned = {"pinned_bytes": 3 << 30, "pinned_regions_bytes": (2 << 30, 1 << 30)}
-    regions = {"cuda_graphs": 3, "single_launches": 7, **pinned}
-    gathers = (CollectiveRow("all-gather", ("host",), 1, 5, 7, 0.1),)
-    mesh = Mesh((("data", 8),), "2x4", (), gathers, 0.1, 0.05)
-    shown = open_page(replace(drawn_report, timeline=timeline, mesh=mesh, **regions))
-    tiles = " ".join(shown.texts(".tile"))
-    assert (
-        "in 2 regions: 2.00 GiB, 1.00 GiB" in tiles
-        and "and 7 kernels and copies outside of them" in tiles
-    )
-    assert "mesh data 8" in tiles and "50.0 % under computation" in tiles
-    assert "all-gather" in shown.texts(".legend span")
+    shown = open_page(replace(drawn_report, cuda_graphs=3, single_launches=7, **pinned))
+    cells = shown.texts("section td")
+    assert "3.00 GiB, in 2 regions: 2.00 GiB, 1.00 GiB" in cells
+    assert "3 CUDA graphs, 7 kernels and copies outside of them" in cells
+
+
+def test_a_mesh_has_collectives_with_lines_layers_and_links(
+    open_page: Any, drawn_report: Report
+) -> None:
+    end_s = drawn_report.timeline.end_s
+    gather = Copy("Net/conv_0", 7, "to devices", 0.0, 2e-4, "all-gather", ("host",), "net.py:3")
+    sums = Copy("Net", 9, "to devices", 2e-4, 3e-4, "all-reduce", ("device",), "net.py:5")
+    timeline = replace(drawn_report.timeline, copies=(*drawn_report.timeline.copies, gather, sums))
+    gathers = (CollectiveRow("all-gather", ("host",), 1, 5, 7, end_s),)
+    links = (Link("host", 2, 40e9, True), Link("device", 4, 360e9, False))
+    mesh = Mesh((("data", 8),), "2x4", links, gathers, 0.1, 0.05)
+    shown = open_page(replace(drawn_report, timeline=timeline, mesh=mesh))
+    assert {"over host", "over device"} <= {text for text, *_ in drawn_texts(shown)}
+    assert {"all-gather", "all-reduce"} <= set(shown.texts(".legend span"))
+    assert shown.texts(".subtitle") == [
+        f"budget 2.00 GiB on each {drawn_report.device} of mesh data 8"
+    ]
+    assert [row.split("\t") for row in shown.rows("#collectives")] == [
+        ["200 µs", "all-gather", "7 B", "host", "Net/conv_0", "net.py:3"],
+        ["100 µs", "all-reduce", "9 B", "device", "Net", "net.py:5"],
+    ]
+    over = shown.page.locator("#collectives tbody td:nth-child(4)").first
+    assert over.get_attribute("title") == "host: 40.0 GB/s"
+    pixels = "canvas => canvas.toDataURL()"
+    unmarked = shown.page.locator("canvas.over").evaluate(pixels)
+    over.hover()
+    assert shown.page.locator("canvas.over").evaluate(pixels) != unmarked
     assert not shown.errors
+    assert not open_page(drawn_report).page.locator("#collectives").is_visible()
+
+
+def test_a_long_loop_shows_its_trips_and_seconds(open_page: Any, drawn_report: Report) -> None:
+    end_s = drawn_report.timeline.end_s
+    loop = Block("loop", "while.19", 2000, 0.0, end_s, "a/net.py:3")
+    shown = open_page(
+        replace(drawn_report, timeline=replace(drawn_report.timeline, blocks=(loop,)))
+    )
+    texts = {text for text, *_ in drawn_texts(shown)}
+    (label,) = (text for text in texts if "2,000 trips" in text)
+    assert label.startswith("net.py:3: 2,000 trips of ") and label.endswith(" ms")
+    assert "2,000 \N{MULTIPLICATION SIGN}" in texts
+    chart = shown.page.get_by_role("slider")
+    few = len(trip_marks(shown))
+    assert 20 < few < 300
+    assert "in 2,000 trips, " in shown.page.locator("#live-told").inner_text()
+    chart.focus()
+    for _ in range(9):  # to a span of four trips
+        chart.press("+")
+    assert 1 <= len(trip_marks(shown)) <= 5
+    assert not shown.errors
+
+
+@pytest.mark.parametrize(("times", "is_smaller"), [(4, False), (40, True)])
+def test_the_host_has_the_scale_of_the_device_or_says_how_much_smaller(
+    open_page: Any, drawn_report: Report, times: int, is_smaller: bool
+) -> None:
+    """Bytes of a pixel, by the ticks of the axes."""
+    timeline = drawn_report.timeline
+    on_host = {stay.value for stay in timeline.stays if stay.place == "host"}
+    values = tuple(
+        replace(value, nbytes=value.nbytes * times) if index in on_host else value
+        for index, value in enumerate(timeline.values)
+    )
+    instants = tuple(
+        replace(instant, host_bytes=instant.host_bytes * times) for instant in timeline.instants
+    )
+    shown = open_page(
+        replace(drawn_report, timeline=replace(timeline, values=values, instants=instants))
+    )
+    ticks = [(text, y) for text, _, y in drawn_texts(shown) if text.endswith("GiB") or text == "0"]
+    ticks = [(float(text.split()[0]), y) for text, y in ticks if len(text.split()) <= 2]
+    second = [text for text, _ in ticks].index(0, 1)
+    device, host = ticks[:second], ticks[second:]
+    scales = [(low[1] - high[1]) / (high[0] - low[0]) for low, high in (device[:2], host[:2])]
+    ratio = scales[0] / scales[1]
+    (name,) = {text for text, *_ in drawn_texts(shown) if text.startswith("host, at most")}
+    notes = shown.page.inner_text("#memory")
+    assert ("drawn 1/" in name) is is_smaller
+    if not is_smaller:
+        assert (
+            ratio == pytest.approx(1, abs=0.03) and "host's memory has the device's scale" in notes
+        )
+        return
+    shrink = int(name.partition("1/")[2].split()[0])
+    assert shrink > 1 and ratio == pytest.approx(shrink, rel=0.03)
+    assert f"The host's memory is drawn 1/{shrink} as high as the device's." in notes
+
+
+def test_the_unmodified_step_is_shown_on_request(shown: Shown) -> None:
+    box = shown.page.get_by_label("show the unmodified step")
+    assert box.is_checked()
+    pixels = "canvas => canvas.toDataURL()"
+    before = shown.page.locator("canvas.base").evaluate(pixels)
+    box.uncheck()
+    shown.page.evaluate("() => new Promise(requestAnimationFrame)")
+    assert shown.page.locator("canvas.base").evaluate(pixels) != before
 
 
 @pytest.mark.parametrize("count", [10_000, pytest.param(100_000, marks=pytest.mark.slow)])

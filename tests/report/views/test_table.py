@@ -55,6 +55,16 @@ def test_numbers_are_flush_right_and_headings_lose_their_mark() -> None:
     assert drawn[-2].index("1") == drawn[-1].index("1,000") + 4
 
 
+def test_a_column_without_anything_is_not_shown() -> None:
+    columns = (">bytes", "shape", "name", "halo")
+    table = Table("", columns, (("1", "", "a", "-"), ("2", "-", "", "-")))
+    assert views.plain([table]).split()[:2] == ["bytes", "name"]
+    assert "<th>name</th>" in views.html([table]) and "shape" not in views.html([table])
+    assert views.html([table]).count("<td") == 4
+    assert table.filled.filled == table.filled
+    assert Table("", columns, ()).filled.columns == columns
+
+
 def test_a_table_without_headings_has_none() -> None:
     assert views.plain([Table("", ("", ""), (("a", "b"),))]).split() == ["a", "b"]
 
