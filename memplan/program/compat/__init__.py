@@ -15,6 +15,7 @@ from memplan.program.compat.compiler import (
     executable_of,
     least_seconds_to_cache,
     lower_for,
+    lower_here,
     mark_on_host,
     module_name_of,
     module_of,
