@@ -29,10 +29,10 @@ METHODS = {
     "memplan": "memplan",
 }
 """Rows of a comparison, and their labels."""
-_SPEEDS = (
-    ("jax.jit", "jit_step_s", "plain_bytes", _PLAIN),
-    ("jax.checkpoint around each block", "checkpoint_step_s", "checkpoint_bytes", _OTHER),
-    ("memplan", "step_s", "compiled_bytes", _OWN),
+_SPEEDS = (  # wide where lines lie on one another
+    ("jax.jit", "jit_step_s", "plain_bytes", _PLAIN, 5),
+    ("jax.checkpoint around each block", "checkpoint_step_s", "checkpoint_bytes", _OTHER, 2),
+    ("memplan", "step_s", "compiled_bytes", _OWN, 2),
 )
 
 
@@ -75,16 +75,14 @@ def of_one_step(report: Report, comparison: Comparison) -> bytes:
 def of_volumes(rows: Rows) -> bytes:
     """Voxels per second against the volume, by each method where it fits."""
     picture = figure()
-    axis = picture.add_subplot(
-        xlabel="voxels", ylabel="million voxels per second", xscale="log", ylim=(0, None)
-    )
-    for name, seconds, nbytes, color in _SPEEDS:
+    axis = picture.add_subplot(xlabel="voxels", ylabel="million voxels per second", xscale="log")
+    for name, seconds, nbytes, color, width in _SPEEDS:
         points = _fitting(rows, seconds, nbytes)
-        axis.plot(*zip(*points, strict=True), color=color, marker="o", label=name)
+        axis.plot(*zip(*points, strict=True), color=color, lw=width, marker="o", label=name)
         pixels, speed = points[-1]
         axis.annotate(f"{round(pixels ** (1 / 3))}³", (pixels, speed), xytext=(4, 6),
                       textcoords="offset points", color=color)  # fmt: skip
-    axis.set_ylim(0)
+    axis.set_ylim(bottom=0)
     axis.legend()
     return encode(picture)
 
