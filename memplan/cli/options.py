@@ -3,7 +3,7 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, cast
 
@@ -41,7 +41,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCommandOptions:
+class PlanCommandOptions:
     """Options of every command that plans a step."""
 
     host_budget: Annotated[
@@ -87,14 +87,16 @@ class StepCommandOptions:
             help="Look for nothing better after so many seconds; keep the best that fits.",
         ),
     ] = None
-    json: Json = None
-    html: Html = None
     debug: Debug = False
 
     @property
     def replaces(self) -> bool:
         """True if an option replaces one of the step's own, not only one for the output."""
-        return replace(self, json=None, html=None, debug=False) != StepCommandOptions()
+        return any(
+            getattr(self, field.name) != field.default
+            for field in fields(PlanCommandOptions)
+            if field.name != "debug"
+        )
 
     def of(self, step: PlainStep) -> api.RequestOptions:
         """The request for a step: its own options, with those of the command in their place.
@@ -129,6 +131,14 @@ class StepCommandOptions:
         return cast(api.RequestOptions, request)
 
 
+@dataclass(frozen=True, kw_only=True)
+class StepCommandOptions(PlanCommandOptions):
+    """Also options of a command whose result can be written to files."""
+
+    json: Json = None
+    html: Html = None
+
+
 def _own_request(step: PlainStep) -> dict[str, Any]:
     """memplan's options of a step that every command takes; `Request`'s own defaults if none."""
     request = step.request or Request()
@@ -156,14 +166,17 @@ def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> 
 
 
 def step_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for typer from a function with a parameter `options: StepCommandOptions`.
+    """Make a command for typer from a function with a parameter `options: PlanCommandOptions`, or
+    `StepCommandOptions`.
 
     Typer takes options from parameters, so the command has a parameter for each. An error becomes a
     message and an exit code. Files that cannot be written are refused before the function runs.
     """
-    shared = list(inspect.signature(StepCommandOptions, eval_str=True).parameters.values())
+    own = inspect.signature(command, eval_str=True).parameters
+    options_class = own["options"].annotation
+    shared = list(inspect.signature(options_class, eval_str=True).parameters.values())
     parameters = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+    for parameter in own.values():
         if parameter.name == "options":
             parameters += shared
         else:
@@ -171,11 +184,10 @@ def step_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
-        options = StepCommandOptions(
-            **{option.name: arguments.pop(option.name) for option in shared}
-        )
+        options = options_class(**{option.name: arguments.pop(option.name) for option in shared})
         with exit_on_error(options.debug):
-            check_writable(options.json, options.html)
+            if isinstance(options, StepCommandOptions):
+                check_writable(options.json, options.html)
             command(**arguments, options=options)
 
     setattr(wrapper, "__signature__", inspect.Signature(parameters))  # noqa: B010  typer reads it

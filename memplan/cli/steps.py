@@ -9,7 +9,13 @@ import typer
 
 from memplan import api
 from memplan.cli import doors, factory
-from memplan.cli.options import Budget, FactoryArgument, StepCommandOptions, step_command
+from memplan.cli.options import (
+    Budget,
+    FactoryArgument,
+    PlanCommandOptions,
+    StepCommandOptions,
+    step_command,
+)
 from memplan.cli.output import (
     FAILED,
     FINDINGS,
@@ -30,6 +36,7 @@ from memplan.report.difference import Difference, Tolerance
 from memplan.report.model import Report
 from memplan.report.progress import Stages
 from memplan.request import Request
+from memplan.stages import PlannedJit
 from memplan.units import Size
 
 
@@ -66,15 +73,8 @@ def inspect(
         )
     with progress() as stage:
         plain = load_step(step, stage)
-        own = plain.request or Request()
-        function = api.jit(
-            plain.function,
-            budget=_budget(plain, budget),
-            verify=own.verify if verify is None else None if verify == "none" else verify,
-            plan=saved_plan(plain, budget, options),
-            **options.of(plain),
-        )
-        report = replace(function.plan(*plain.args).report, step=str(factory.parse(step)))
+        planned = jitted(plain, budget, options, verify).plan(*plain.args)
+        report = replace(planned.report, step=str(factory.parse(step)))
     print_result(report, options.json, options.html)
     for path, write in ((trace, report.save_trace), (png, report.save_png)):
         if path is not None:
@@ -264,12 +264,26 @@ def _size_range(vary: list[str]) -> tuple[str, int, int, int]:
     return name, low, high, stride
 
 
+def jitted(
+    step: PlainStep, budget: str | None, options: PlanCommandOptions, verify: str | None = None
+) -> PlannedJit[..., Any]:
+    """The step by `memplan.jit`, with the options of the command in the place of its own."""
+    own = step.request or Request()
+    return api.jit(
+        step.function,
+        budget=_budget(step, budget),
+        verify=own.verify if verify is None else None if verify == "none" else verify,
+        plan=saved_plan(step, budget, options),
+        **options.of(step),
+    )
+
+
 def _budget(step: PlainStep, budget: str | None) -> Size:
     """The budget of the command, else the step's own."""
     return step.request.budget if budget is None and step.request is not None else budget
 
 
-def saved_plan(step: PlainStep, budget: str | None, options: StepCommandOptions) -> Plan | None:
+def saved_plan(step: PlainStep, budget: str | None, options: PlanCommandOptions) -> Plan | None:
     """The plan that the step follows; it holds for the options that it was made with alone."""
     if step.request is None or budget is not None or options.replaces:
         return None
