@@ -18,7 +18,8 @@ from memplan.cli.output import exit_on_error, print_line, progress
 app = typer.Typer(
     help="jax.jit with a device-memory budget.",
     epilog="Exit codes: 0 fits, 1 the step or memplan failed, or the step grew, 2 usage, "
-    "3 infeasible. Of doctor: 0 nothing to gain, 1 findings. Of report-bug: 0 the file was written.",
+    "3 infeasible. Of doctor: 0 nothing to gain, 1 findings. Of report-bug: 0 the file was "
+    "written.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

@@ -29,8 +29,8 @@ from memplan.errors import MemplanError
 from memplan.stages import Planned
 from memplan.xla.local import local_device
 
-# A form of the step with more characters is left out. GitHub takes files of at most 25 MB. Forms are
-# compressed to a seventh, and the two modules are by far the largest: of this size, 10 MB together.
+# A form of the step with more characters is left out. GitHub takes files of at most 25 MB. Forms
+# compress to a seventh, and the two modules are the largest: of this size, 10 MB together.
 _MOST_CHARACTERS = 2**25
 
 _PACKAGES = "memplan", "jax", "jaxlib", "numpy", "scipy", "protobuf", "flax", "optax"
