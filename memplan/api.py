@@ -84,6 +84,14 @@ def progress(callback: pipeline.Notify) -> Iterator[None]:
 
     Without it, a terminal shows the stage on standard error if planning takes longer than two
     seconds. The logger `memplan` has the stages and outcomes (INFO) and the programs tried (DEBUG).
+
+    Example:
+      >>> import jax, jax.numpy as jnp, memplan
+      >>> stages = []
+      >>> with memplan.api.progress(lambda stage, fraction: stages.append(stage)):
+      ...     planned = memplan.jit(jnp.sum).plan(jax.ShapeDtypeStruct((64,), jnp.float32))
+      >>> len(stages) > 0
+      True
     """
     token = notify.set(callback)
     try:
@@ -166,6 +174,15 @@ def jit(
       TimeLimitError: likewise, if the time limit passes before a program that fits is found.
       MemplanError, UnsupportedProgramError: likewise, if `pin` names no value of the step, or if it
         cannot be followed.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> @memplan.jit(budget="1MiB", donate_argnums=0)
+      ... def step(w, x):
+      ...     return w - 0.1 * jnp.tanh(x @ w).mean(), x.sum()
+      >>> w, total = step(jnp.ones((8, 8)), jnp.ones((16, 8)))  # plans, compiles, runs
+      >>> step.report.compiled_peak_bytes <= 2**20
+      True
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -190,6 +207,12 @@ def report(
         the step takes more.
       options: as for `jit`, but by default the first of several arguments is donated: the state
         that the step replaces.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> report = memplan.api.report(lambda w, x: w + x, (jnp.ones(256), jnp.ones(256)))
+      >>> report.compiled_peak_bytes  # the result takes the memory of the donated argument
+      2048
     """
     if not options.keys() & {"donate_argnums", "donate_argnames"}:
         options["donate_argnums"] = (0,) if len(args) > 1 else ()
@@ -232,6 +255,12 @@ def compare(
     Raises:
       memplan.report.result.Interrupted: Ctrl-C ended it. It is a `KeyboardInterrupt`, and its
         `result` is the comparison with the rows that are done.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> step = lambda x: jnp.tanh(x).sum()
+      >>> memplan.api.compare(step, (jnp.ones(256),), budget="1MiB").any_fits
+      True
     """
     request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
     with telling() as tell:
@@ -258,6 +287,12 @@ def curve(
 
     Raises:
       memplan.report.result.Interrupted: Ctrl-C ended it, as for `compare`.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> step = lambda x: jnp.tanh(x).sum()
+      >>> curve = memplan.api.curve(step, (jnp.ones(256),), points=[1.0])
+      >>> curve.save_html("curve.html")
     """
     request, jit_options = _request("memplan.api.curve", RequestOptions, None, options)
     with telling() as tell:

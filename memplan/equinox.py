@@ -74,6 +74,13 @@ def filter_jit(
     Raises:
       BudgetError, UnknownDeviceError: at once, if the request is invalid.
       InfeasibleBudgetError: when the function is called or planned, if no plan fits.
+
+    Example:
+      >>> import equinox, jax, jax.numpy as jnp, memplan
+      >>> model = equinox.nn.Linear(4, 2, key=jax.random.key(0))
+      >>> step = memplan.equinox.filter_jit(lambda model, x: model(x).sum(), budget="1MiB")
+      >>> step(model, jnp.ones(4)).shape
+      ()
     """
     if fun is None:
         return functools.partial(filter_jit, donate=donate, budget=budget, **options)

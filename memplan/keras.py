@@ -54,6 +54,15 @@ def plan(
       UnsupportedProgramError: the model has its own `make_train_function`.
       InfeasibleBudgetError: from `fit` and `train_on_batch`, if no plan fits; the model is
         unchanged.
+
+    Example:
+      >>> import keras, memplan, numpy as np  # with KERAS_BACKEND=jax
+      >>> model = keras.Sequential([keras.layers.Dense(2)])
+      >>> model.compile("sgd", "mse")
+      >>> planned = memplan.keras.plan(model, budget="1MiB")
+      >>> loss = model.train_on_batch(np.ones((3, 4)), np.ones((3, 2)))
+      >>> planned.report.compiled_peak_bytes <= 2**20
+      True
     """
     refuse_unknown("memplan.keras.plan", StepOptions, options)
     if keras.backend.backend() != "jax":

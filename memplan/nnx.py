@@ -68,6 +68,14 @@ def jit(
     Raises:
       BudgetError, UnknownDeviceError: at once, if the request is invalid.
       InfeasibleBudgetError: when the function is called or planned, if no plan fits.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> from flax import nnx
+      >>> model = nnx.Linear(4, 2, rngs=nnx.Rngs(0))
+      >>> step = memplan.nnx.jit(lambda model, x: model(x).sum(), budget="1MiB")
+      >>> step(model, jnp.ones((3, 4))).shape
+      ()
     """
     if fun is None:
         return functools.partial(

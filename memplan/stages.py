@@ -121,6 +121,15 @@ class PlannedJit[**P, R]:
 
     It is called like the step, whose parameters are `P` and whose result is `R`. `plan` and its
     like take anything in the place of arrays, as they also take shapes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, memplan
+      >>> step = memplan.jit(lambda x: jnp.tanh(x).sum(), budget="1MiB")
+      >>> traced = step.trace(jax.ShapeDtypeStruct((256,), jnp.float32))
+      >>> planned = traced.lower()  # or step.plan(...)
+      >>> compiled = planned.compile()
+      >>> compiled(jnp.zeros(256)).shape
+      ()
     """
 
     def __init__(self, step: Callable[P, R], request: Request, options: Mapping[str, Any]):
