@@ -39,8 +39,13 @@ _VARIABLES = "JAX_", "XLA_", "MEMPLAN_", "CUDA_VISIBLE_", "NVIDIA_TF32_"
 # Variables that name machines, folders or secrets: the file only says that they are set.
 _PRIVATE = re.compile("ADDRESS|COORDINATOR|DIR|CACHE|DUMP|KEY|TOKEN|SECRET|PASSWORD")
 
-# The folder of an absolute path: in quotes, where it may have spaces, or without.
-_FOLDER = re.compile(r"""(?<=")/[^"\n]*/|(?<=')/[^'\n]*/|(?<![\w.<>)\]}/-])/(?:[^\s/"'`()]+/)+""")
+# The folder of an absolute path: in quotes, where it may have spaces, or without. In names of
+# operations (`jit(step)/jvp()/dot`) and addresses of the web, other characters stand before it.
+_FOLDER = re.compile(
+    r"""(?<=")/[^"\n]*/ | (?<=')/[^'\n]*/
+    | (?: (?<![\w.)\]}/-]) | (?<=file://) ) / (?: [^\s/"'`(),;=]+ / )+""",
+    re.VERBOSE,
+)
 _HIDDEN = ".../"
 _ELEMENTS = re.compile(r"(?<=constant\()\{.*?\}(?=\))", re.DOTALL)  # of an array in XLA's text
 
@@ -74,7 +79,7 @@ def report_bug(
             raise
         except Exception:  # of the step, too
             texts = {"error.txt": traceback.format_exc()}
-    texts["about.json"] = _about(asked)
+    texts = {"about.json": _about(asked), **texts}
     save(out, lambda path: _write(path, texts))
     print_line("\n".join(texts))
     print_line(

@@ -118,6 +118,22 @@ def test_forms_that_are_too_large_are_left_out(monkeypatch: pytest.MonkeyPatch) 
     assert len(texts["forms/8-verdict.txt"]) > 50
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("in '/data/my project/net.py': no", "in '.../net.py': no"),
+        ("at /scratch/al/net.py:3", "at .../net.py:3"),
+        ("--to=/scratch/al,/scratch/b/c", "--to=.../al,.../c"),
+        ("file:///scratch/al/net.py", "file://.../net.py"),
+        ("jit(step)/jvp()/while/body/dot", "jit(step)/jvp()/while/body/dot"),
+        ("https://docs.jax.dev/en/latest/", "https://docs.jax.dev/en/latest/"),
+        ("1 / 2, models/net.py", "1 / 2, models/net.py"),
+    ],
+)
+def test_folders_are_left_out(text: str, expected: str) -> None:
+    assert bug._without_folders(text) == expected
+
+
 def test_wrong_usage_writes_nothing(project: Path) -> None:
     assert "does not name a factory" in message(run("report-bug", "buggy"), 2)
     assert "positions" in message(run("report-bug", "buggy:works", "--donate", "7"), 2)
