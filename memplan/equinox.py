@@ -24,7 +24,7 @@ except ModuleNotFoundError as error:
 
 _WRAPPER: type[Any] = type(equinox.filter_jit(len))
 
-__all__ = ["FilterJit", "filter_jit", "plain_step"]
+__all__ = ["FilterJit", "filter_jit"]
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 

@@ -23,7 +23,7 @@ except ModuleNotFoundError as error:
         "(pip install 'memplan[keras]'), and set KERAS_BACKEND=jax before Keras is imported first."
     ) from error
 
-__all__ = ["PlannedModel", "plain_step", "plan"]
+__all__ = ["PlannedModel", "plan"]
 
 # The parts of a Keras model's state, in the order in which its step takes them.
 _STATE = (

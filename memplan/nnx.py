@@ -13,7 +13,7 @@ from memplan.api import JitOptions, StepOptions, refuse_no_function, refuse_unkn
 from memplan.libraries import LibraryJit, PlainStep, planned_instead
 from memplan.units import Size
 
-__all__ = ["NnxJit", "jit", "plain_step"]
+__all__ = ["NnxJit", "jit"]
 
 # Options of memplan; the others are options of `nnx.jit`.
 _PLAN_OPTIONS = (*StepOptions.__annotations__, "host_state")
