@@ -91,9 +91,7 @@ def _tokens_counted() -> Iterator[None]:
     """
     lower_function = _mlir.lower_jaxpr_to_fun
 
-    def counted(
-        context: Any, name: str, jaxpr: Any, effects: Sequence[Any], **options: Any
-    ) -> Any:
+    def counted(context: Any, name: str, jaxpr: Any, effects: Sequence[Any], **options: Any) -> Any:
         kinds = options.get("propagated_out_mem_kinds")
         if kinds is not None:
             options["propagated_out_mem_kinds"] = (*(None for _ in effects), *kinds)
