@@ -6,7 +6,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
-from typing import Any, TypedDict, Unpack
+from typing import Any, Protocol, TypedDict, Unpack, overload
 
 from memplan import pipeline
 from memplan.hardware.topology import Topology
@@ -49,6 +49,8 @@ class PlanOptions(TypedDict, total=False):
     topology: Topology | str | None
     between_hosts: str | None
     pin: Mapping[str, str] | None
+    keep_unused: bool
+    compiler_options: Mapping[str, Any] | None
     time_limit: float | None
 
 
@@ -57,6 +59,8 @@ class RequestOptions(PlanOptions, total=False):
 
     host_state: int | Sequence[int]
     donate_argnums: int | Sequence[int] | None
+    in_shardings: Any
+    out_shardings: Any
 
 
 class StepOptions(PlanOptions, total=False):
@@ -64,8 +68,6 @@ class StepOptions(PlanOptions, total=False):
 
     plan: Plan | None
     verify: str | None
-    keep_unused: bool
-    compiler_options: Mapping[str, Any] | None
 
 
 class JitOptions(RequestOptions, StepOptions, total=False):
@@ -74,8 +76,6 @@ class JitOptions(RequestOptions, StepOptions, total=False):
     static_argnums: int | Sequence[int] | None
     static_argnames: str | Sequence[str] | None
     donate_argnames: str | Sequence[str] | None
-    in_shardings: Any
-    out_shardings: Any
 
 
 @contextlib.contextmanager
@@ -84,6 +84,14 @@ def progress(callback: pipeline.Notify) -> Iterator[None]:
 
     Without it, a terminal shows the stage on standard error if planning takes longer than two
     seconds. The logger `memplan` has the stages and outcomes (INFO) and the programs tried (DEBUG).
+
+    Example:
+      >>> import jax, jax.numpy as jnp, memplan
+      >>> stages = []
+      >>> with memplan.api.progress(lambda stage, fraction: stages.append(stage)):
+      ...     planned = memplan.jit(jnp.sum).plan(jax.ShapeDtypeStruct((64,), jnp.float32))
+      >>> len(stages) > 0
+      True
     """
     token = notify.set(callback)
     try:
@@ -92,6 +100,18 @@ def progress(callback: pipeline.Notify) -> Iterator[None]:
         notify.reset(token)
 
 
+class Decorator(Protocol):
+    """`jit` with its options: makes a planned step of a function."""
+
+    def __call__[**P, R](self, step: Callable[P, R], /) -> PlannedJit[P, R]: ...
+
+
+@overload
+def jit[**P, R](
+    step: Callable[P, R], *, budget: Size = None, **options: Unpack[JitOptions]
+) -> PlannedJit[P, R]: ...
+@overload
+def jit(*, budget: Size = None, **options: Unpack[JitOptions]) -> Decorator: ...
 def jit(
     step: Callable[..., Any] | None = None,
     *,
@@ -154,6 +174,15 @@ def jit(
       TimeLimitError: likewise, if the time limit passes before a program that fits is found.
       MemplanError, UnsupportedProgramError: likewise, if `pin` names no value of the step, or if it
         cannot be followed.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> @memplan.jit(budget="1MiB", donate_argnums=0)
+      ... def step(w, x):
+      ...     return w - 0.1 * jnp.tanh(x @ w).mean(), x.sum()
+      >>> w, total = step(jnp.ones((8, 8)), jnp.ones((16, 8)))  # plans, compiles, runs
+      >>> step.report.compiled_peak_bytes <= 2**20
+      True
     """
     if step is None:
         return functools.partial(jit, budget=budget, **options)
@@ -178,6 +207,12 @@ def report(
         the step takes more.
       options: as for `jit`, but by default the first of several arguments is donated: the state
         that the step replaces.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> report = memplan.api.report(lambda w, x: w + x, (jnp.ones(256), jnp.ones(256)))
+      >>> report.compiled_peak_bytes  # the result takes the memory of the donated argument
+      2048
     """
     if not options.keys() & {"donate_argnums", "donate_argnames"}:
         options["donate_argnums"] = (0,) if len(args) > 1 else ()
@@ -212,13 +247,20 @@ def compare(
       step: a plain function.
       args: arrays or `jax.ShapeDtypeStruct`s.
       budget: as for `jit`.
-      options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`, as for
-        `jit`. Only memplan uses `planner`, `host_state` and `split`. `time_limit` is that of the
-        whole comparison: it ends with the rows that are done.
+      options: `host_budget`, `device`, `planner`, `host_state`, `split`, `donate_argnums`,
+        `in_shardings`, `out_shardings`, `keep_unused`, `compiler_options`, as for `jit`. Only
+        memplan uses `planner`, `host_state` and `split`. `time_limit` is that of the whole
+        comparison: it ends with the rows that are done.
 
     Raises:
       memplan.report.result.Interrupted: Ctrl-C ended it. It is a `KeyboardInterrupt`, and its
         `result` is the comparison with the rows that are done.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> step = lambda x: jnp.tanh(x).sum()
+      >>> memplan.api.compare(step, (jnp.ones(256),), budget="1MiB").any_fits
+      True
     """
     request, jit_options = _request("memplan.api.compare", RequestOptions, budget, options)
     with telling() as tell:
@@ -245,6 +287,12 @@ def curve(
 
     Raises:
       memplan.report.result.Interrupted: Ctrl-C ended it, as for `compare`.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> step = lambda x: jnp.tanh(x).sum()
+      >>> curve = memplan.api.curve(step, (jnp.ones(256),), points=[1.0])
+      >>> curve.save_html("curve.html")
     """
     request, jit_options = _request("memplan.api.curve", RequestOptions, None, options)
     with telling() as tell:
@@ -323,9 +371,8 @@ def frontier(
       make, low, high, step, budget, options: as for `largest`.
     """
     request, jit_options = _request("memplan.api.frontier", RequestOptions, budget, options)
-    donated = _positions(jit_options["donate_argnums"]) if jit_options else None
     with telling() as tell:
-        return frontier_of(make, name, low, high, step, donated, request, tell)
+        return frontier_of(make, name, low, high, step, jit_options, request, tell)
 
 
 def refuse_no_function(function: str, step: Any) -> None:

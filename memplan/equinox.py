@@ -5,14 +5,14 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, Protocol, Unpack, overload
 
 import jax
 import numpy as np
 
 from memplan.api import StepOptions, refuse_no_function, refuse_unknown
 from memplan.errors import UnsupportedProgramError
-from memplan.libraries import LibraryJit, planned_instead
+from memplan.libraries import LibraryJit, PlainStep, planned_instead
 from memplan.program import compat
 from memplan.stages import Planned
 from memplan.units import Size
@@ -22,11 +22,34 @@ try:
 except ModuleNotFoundError as error:
     raise ImportError("memplan.equinox needs Equinox: pip install 'memplan[equinox]'.") from error
 
+_WRAPPER: type[Any] = type(equinox.filter_jit(len))
+
 __all__ = ["FilterJit", "filter_jit"]
 
 Donate = Literal["all", "all-except-first", "warn", "warn-except-first", "none"]
 
 
+class Decorator(Protocol):
+    """`filter_jit` with its options: makes a planned step of a function."""
+
+    def __call__[**P, R](self, fun: Callable[P, R], /) -> FilterJit[P, R]: ...
+
+
+@overload
+def filter_jit[**P, R](
+    fun: Callable[P, R],
+    *,
+    donate: Donate = "none",
+    budget: Size = None,
+    **options: Unpack[StepOptions],
+) -> FilterJit[P, R]: ...
+@overload
+def filter_jit(
+    *,
+    donate: Donate = "none",
+    budget: Size = None,
+    **options: Unpack[StepOptions],
+) -> Decorator: ...
 def filter_jit(
     fun: Callable[..., Any] | None = None,
     *,
@@ -51,6 +74,13 @@ def filter_jit(
     Raises:
       BudgetError, UnknownDeviceError: at once, if the request is invalid.
       InfeasibleBudgetError: when the function is called or planned, if no plan fits.
+
+    Example:
+      >>> import equinox, jax, jax.numpy as jnp, memplan
+      >>> model = equinox.nn.Linear(4, 2, key=jax.random.key(0))
+      >>> step = memplan.equinox.filter_jit(lambda model, x: model(x).sum(), budget="1MiB")
+      >>> step(model, jnp.ones(4)).shape
+      ()
     """
     if fun is None:
         return functools.partial(filter_jit, donate=donate, budget=budget, **options)
@@ -61,12 +91,47 @@ def filter_jit(
     return FilterJit(fun, dataclasses.replace(jitted, _cached=planned), planned)
 
 
-class FilterJit(LibraryJit):
+class FilterJit[**P, R](LibraryJit[P, R]):
     """The result of `equinox.filter_jit`, whose inner `jax.jit` is memplan's."""
 
-    def plan(self, /, *args: Any, **kwargs: Any) -> Planned:
+    def plan(self, /, *args: Any, **kwargs: Any) -> Planned[R]:
         """Plan for arguments with arrays or `jax.ShapeDtypeStruct`s as leaves; runs nothing."""
         return super().plan(*jax.tree.map(_as_array, args), **jax.tree.map(_as_array, kwargs))
+
+
+def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
+    """The step inside a `filter_jit`, Equinox' or memplan's, as a function of its arrays.
+
+    What is no array is part of the step. Arguments keep their positions; arrays of a module that
+    is itself the step are one more argument.
+
+    Returns:
+      None if the step is neither.
+    """
+    request = step._planned._request if isinstance(step, FilterJit) else None
+    jitted: Any = step._jitted if isinstance(step, FilterJit) else step
+    if not isinstance(jitted, _WRAPPER):
+        return None
+    function = jitted.__wrapped__
+    arrays, static = equinox.partition((*args, function), _is_traced)
+
+    def plain(*arrays: Any) -> Any:
+        *args, function = equinox.combine(arrays, static)
+        return equinox.filter(function(*args), equinox.is_array)
+
+    plain.__name__ = getattr(function, "__name__", type(function).__name__)
+    inner = compat.jit_options_of(jitted._cached if request is None else step._planned._jitted)
+    # Its positions are those of Equinox' own arguments.
+    options = {name: inner[name] for name in ("keep_unused", "compiler_options") if name in inner}
+    donated = [jitted.donate_first, *[jitted.donate_rest] * len(args)]
+    options["donate_argnums"] = tuple(
+        position for position, is_donated in enumerate(donated) if is_donated
+    )
+    return PlainStep(plain, arrays, options, request)
+
+
+def _is_traced(leaf: Any) -> bool:
+    return equinox.is_array(leaf) or isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def _as_array(leaf: Any) -> Any:

@@ -9,7 +9,7 @@ import jax
 from memplan import api
 from memplan.api import StepOptions, refuse_unknown
 from memplan.errors import MemplanError, UnsupportedProgramError
-from memplan.libraries import planned_instead
+from memplan.libraries import PlainStep, planned_instead
 from memplan.report.model import Report
 from memplan.stages import Planned, PlannedJit
 from memplan.units import Size
@@ -54,6 +54,15 @@ def plan(
       UnsupportedProgramError: the model has its own `make_train_function`.
       InfeasibleBudgetError: from `fit` and `train_on_batch`, if no plan fits; the model is
         unchanged.
+
+    Example:
+      >>> import keras, memplan, numpy as np  # with KERAS_BACKEND=jax
+      >>> model = keras.Sequential([keras.layers.Dense(2)])
+      >>> model.compile("sgd", "mse")
+      >>> planned = memplan.keras.plan(model, budget="1MiB")
+      >>> loss = model.train_on_batch(np.ones((3, 4)), np.ones((3, 2)))
+      >>> planned.report.compiled_peak_bytes <= 2**20
+      True
     """
     refuse_unknown("memplan.keras.plan", StepOptions, options)
     if keras.backend.backend() != "jax":
@@ -100,7 +109,7 @@ class PlannedModel:
         self._budget = budget
         self._options = options
         # Raises for an invalid request. `_make_function` replaces it.
-        self._step: PlannedJit = api.jit(model.train_step, budget=budget, **options)
+        self._step: PlannedJit[..., Any] = api.jit(model.train_step, budget=budget, **options)
         model.train_function = None  # Keras makes the next one by `_make_function`
         model._make_function = self._make_function
 
@@ -122,15 +131,20 @@ class PlannedModel:
                 self._model.jax_state_sync()
             raise
 
-    def plan(self, x: Any, y: Any = None, sample_weight: Any = None) -> Planned:
+    def plan(self, x: Any, y: Any = None, sample_weight: Any = None) -> Planned[Any]:
         """Plan for batches like this one (arrays or `jax.ShapeDtypeStruct`s).
 
         Builds the model, but runs nothing.
         """
-        batch = keras.utils.pack_x_y_sample_weight(x, y, sample_weight)
-        self._model._symbolic_build(data_batch=batch)
+        arguments = self._arguments(x, y, sample_weight)  # Keras makes `_step` there
+        return self._step.plan(*arguments)
+
+    def _arguments(self, *batch: Any) -> tuple[Any, Any]:
+        """The arguments of the training step for a batch; builds the model and the step."""
+        data = keras.utils.pack_x_y_sample_weight(*batch)
+        self._model._symbolic_build(data_batch=data)
         self._model.make_train_function()
-        return self._step.plan(self._model._get_jax_state(**dict.fromkeys(_STATE, True)), batch)
+        return self._model._get_jax_state(**dict.fromkeys(_STATE, True)), data
 
     @property
     def report(self) -> Report:
@@ -140,3 +154,21 @@ class PlannedModel:
           MemplanError: nothing was planned yet.
         """
         return self._step.report
+
+
+def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
+    """The training step of a compiled model, or of one that `plan` planned.
+
+    Args:
+      step: the model, or what `plan` returned for it.
+      args: a batch: x, y and perhaps weights of the samples.
+
+    Returns:
+      None if the step is neither.
+    """
+    if not isinstance(step, (keras.Model, PlannedModel)):
+        return None
+    planned = step if isinstance(step, PlannedModel) else plan(step)
+    arguments = planned._arguments(*args)
+    request = planned._step._request if planned is step else None
+    return PlainStep.inside(planned._step._jitted, arguments, request)

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, overload
 
 import jax
 from rich.console import Console
@@ -116,10 +116,23 @@ def _on_local_backend(outcome: Outcome, request: Request) -> Outcome:
     return local
 
 
-class PlannedJit:
-    """The result of `memplan.jit`: plans once per shapes, then runs."""
+class PlannedJit[**P, R]:
+    """The result of `memplan.jit`: plans once per shapes, then runs.
 
-    def __init__(self, step: Callable[..., Any], request: Request, options: Mapping[str, Any]):
+    It is called like the step, whose parameters are `P` and whose result is `R`. `plan` and its
+    like take anything in the place of arrays, as they also take shapes.
+
+    Example:
+      >>> import jax, jax.numpy as jnp, memplan
+      >>> step = memplan.jit(lambda x: jnp.tanh(x).sum(), budget="1MiB")
+      >>> traced = step.trace(jax.ShapeDtypeStruct((256,), jnp.float32))
+      >>> planned = traced.lower()  # or step.plan(...)
+      >>> compiled = planned.compile()
+      >>> compiled(jnp.zeros(256)).shape
+      ()
+    """
+
+    def __init__(self, step: Callable[P, R], request: Request, options: Mapping[str, Any]):
         functools.update_wrapper(self, step, updated=())
         self._step = _with_checked_writes(step)
         self._request = request
@@ -131,15 +144,21 @@ class PlannedJit:
                 "to their values."
             )
         self._jitted: Any = jax.jit(self._step, **options)
-        self._planned: dict[Any, Planned] = {}
-        self._compiled: dict[Any, Compiled] = {}
+        self._planned: dict[Any, Planned[R]] = {}
+        self._compiled: dict[Any, Compiled[R]] = {}
         self._planning = threading.RLock()  # concurrent calls plan once
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> PlannedJit[P, R]: ...
+    @overload
+    def __get__[S, **Q](
+        self: PlannedJit[Concatenate[S, Q], R], instance: S, owner: Any = None
+    ) -> Callable[Q, R]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Bind a decorated method to its instance, as `jax.jit` does."""
         return self if instance is None else types.MethodType(self, instance)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Planned:
+    def plan(self, *args: Any, **kwargs: Any) -> Planned[R]:
         """Plan for these arguments (arrays or `jax.ShapeDtypeStruct`s); runs nothing."""
         key = self._key(self._dynamic(args, kwargs), args, kwargs)
         with self._planning:
@@ -147,11 +166,11 @@ class PlannedJit:
                 self._planned[key] = self._plan(args, kwargs)
             return self._planned[key]
 
-    def lower(self, *args: Any, **kwargs: Any) -> Planned:
+    def lower(self, *args: Any, **kwargs: Any) -> Planned[R]:
         """The same as `plan`, by the name of this stage in `jax.jit`."""
         return self.plan(*args, **kwargs)
 
-    def trace(self, *args: Any, **kwargs: Any) -> Traced:
+    def trace(self, *args: Any, **kwargs: Any) -> Traced[R]:
         """Trace for these arguments; neither plans nor runs."""
         return Traced(self, self._jitted.trace(*args, **kwargs), args, kwargs)
 
@@ -184,7 +203,7 @@ class PlannedJit:
             plans.values(), key=lambda planned: sum(planned._outcome.program.input_nbytes)
         ).report
 
-    def _plan(self, args: Any, kwargs: Any) -> Planned:
+    def _plan(self, args: Any, kwargs: Any) -> Planned[R]:
         """Plan for arguments that were not planned for before."""
         request = self._request
         refuse_symbols(self._dynamic(args, kwargs))
@@ -224,7 +243,7 @@ class PlannedJit:
             write_forms(outcome, Path(folder) / f"{next(_dumps)}-{outcome.program.name}")
         return Planned(outcome, request)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if compat.is_tracing():
             return self._inline(args, kwargs)
         dynamic = self._dynamic(args, kwargs)
@@ -249,7 +268,7 @@ class PlannedJit:
         return tree, types_of, static_arguments(self._step, args, kwargs, self._options)
 
     @functools.cached_property
-    def _local(self) -> PlannedJit:
+    def _local(self) -> PlannedJit[P, R]:
         """This step for the local backend; within the same bytes, if it is for an absent device."""
         target = self._request.target
         if not target.described:
@@ -306,10 +325,12 @@ class Stage:
         return self._stage.out_info
 
 
-class Traced(Stage):
+class Traced[R](Stage):
     """A step traced for its arguments' shapes, like `jax.stages.Traced`."""
 
-    def __init__(self, jitted: PlannedJit, stage: jax.stages.Traced, args: Any, kwargs: Any):
+    def __init__(
+        self, jitted: PlannedJit[..., R], stage: jax.stages.Traced, args: Any, kwargs: Any
+    ):
         super().__init__(stage)
         self._jitted = jitted
         # Only verify="numbers" needs arrays; otherwise a trace keeps shapes, not arrays, alive.
@@ -332,7 +353,7 @@ class Traced(Stage):
 
     def lower(
         self, *, lowering_platforms: Sequence[str] | None = None, _private_parameters: Any = None
-    ) -> Planned:
+    ) -> Planned[R]:
         """Plan the step; runs nothing.
 
         Args:
@@ -361,8 +382,8 @@ class Traced(Stage):
         return self._jitted.plan(*args, **kwargs)
 
 
-class Planned(Stage):
-    """A step planned for its arguments' shapes, like `jax.stages.Lowered`."""
+class Planned[R](Stage):
+    """A step planned for its arguments' shapes, like `jax.stages.Lowered`; `R` is its result."""
 
     def __init__(self, outcome: Outcome | Restored, request: Request):
         super().__init__(outcome.program.traced.stage)
@@ -432,7 +453,7 @@ class Planned(Stage):
         target = self._outcome.target
         return target.lower(lowerable(self._outcome.program, target.backend))
 
-    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled:
+    def compile(self, compiler_options: Mapping[str, Any] | None = None) -> Compiled[R]:
         """The step, ready to run on the local backend.
 
         A step that was planned for another device is planned again for this one.
@@ -445,7 +466,7 @@ class Planned(Stage):
             step = self._outcome.program.traced
             all_options = {**(step.options.get("compiler_options") or {}), **compiler_options}
             options = {**step.options, "compiler_options": all_options}
-            jitted = PlannedJit(step.step, self._request, options)
+            jitted: PlannedJit[..., R] = PlannedJit(step.step, self._request, options)
             return jitted.plan(*step.args, **step.kwargs).compile()
         with self._compiling:
             if self._runner is None:
@@ -468,13 +489,13 @@ class Planned(Stage):
         return f"<memplan.Planned {self._outcome.program.name}: {status_of(self._outcome)}>"
 
 
-class Compiled(Stage):
+class Compiled[R](Stage):
     """A planned step that runs, like `jax.stages.Compiled`.
 
     Call it with the dynamic arguments.
     """
 
-    def __init__(self, planned: Planned, runner: Runner):
+    def __init__(self, planned: Planned[R], runner: Runner):
         super().__init__(runner.program.traced.stage)
         self._planned = planned
         self._runner = runner
@@ -505,7 +526,7 @@ class Compiled(Stage):
         """The sharding of each leaf of the results."""
         return self.out_tree.unflatten(_leaves(self._runner.executable.compiled.output_shardings))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> R:
         return self._runner(*args, **kwargs)
 
     # `jax.experimental.serialize_executable` reads these three. What XLA compiled carries the plan.

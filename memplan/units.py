@@ -34,6 +34,11 @@ def parse_bytes(size: Size, whole: int, what: str = "budget") -> int:
 
     Raises:
       BudgetError: not a size, negative, or more than 100 %.
+
+    Example:
+      >>> from memplan.api import parse_bytes
+      >>> parse_bytes("1.5 KiB", whole=4096), parse_bytes("75%", whole=4096)
+      (1536, 3072)
     """
     help_text = (
         f'write the {what} as bytes (17179869184), with a unit ("16GiB", "500 MB"), as a share '

@@ -1,6 +1,7 @@
 """What is released: a wheel with the package and its demo alone, and a source distribution with all that is tracked."""
 
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -15,7 +16,8 @@ ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME = f"memplan-{PROJECT['version']}"
 INFORMATION = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
-LEFT_OUT = {".ci/run", ".python-version"}  # of the source distribution
+LEFT_OUT = (".ci/", ".github/", ".python-version")  # of the source distribution
+CHANGELOG = (ROOT / "CHANGELOG.md").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,7 @@ def test_the_wheel_has_the_package_and_its_demo_alone(dist: Path) -> None:
 def test_the_source_distribution_has_all_that_is_tracked(dist: Path) -> None:
     with tarfile.open(dist / f"{NAME}.tar.gz") as source:
         names = {name.removeprefix(f"{NAME}/") for name in source.getnames()}
-    assert names == tracked() - LEFT_OUT | {"PKG-INFO"}
+    assert names == {path for path in tracked() if not path.startswith(LEFT_OUT)} | {"PKG-INFO"}
 
 
 @pytest.mark.slow
@@ -90,4 +92,30 @@ def test_the_citation_is_of_this_version() -> None:
     assert {"cff-version", "message", "title", "authors"} <= cited.keys()
     assert cited["version"] == PROJECT["version"] and cited["license"] == PROJECT["license"]
     released = f"## {cited['version']} - {cited['date-released']}"
-    assert released in (ROOT / "CHANGELOG.md").read_text().splitlines()
+    assert released in CHANGELOG.splitlines()
+
+
+def notes(*version: str) -> subprocess.CompletedProcess[str]:
+    command = [str(ROOT / ".ci" / "notes"), *version]
+    return subprocess.run(command, cwd="/", capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("words", [(), (PROJECT["version"],), ("0.1.0",)])
+def test_one_command_prints_the_notes_of_a_release(words: tuple[str, ...]) -> None:
+    """They are short, and name no other release."""
+    version = words[0] if words else PROJECT["version"]
+    printed = notes(*words).stdout.strip()
+    assert printed.startswith(f"## {version} - ") and printed in CHANGELOG
+    assert printed.count("\n## ") == 0 and 5 < printed.count("\n- ") <= 12
+    following = CHANGELOG.split(printed, 1)[1].strip()
+    assert following == "" or following.startswith("## ")
+
+
+def test_a_release_without_notes_is_an_error() -> None:
+    assert notes("0.1").returncode == 1 and "no notes of 0.1" in notes("0.1").stderr
+
+
+def test_the_history_has_every_release() -> None:
+    versions = re.findall(r"^## (\d\S+)", CHANGELOG, re.MULTILINE)
+    history = (ROOT / "docs" / "history.md").read_text()
+    assert re.findall(r"^## (\d\S+)$", history, re.MULTILINE) == versions

@@ -1,6 +1,7 @@
 """Every stage of `memplan.jit` says what the stage of `jax.jit` says of the same step."""
 
 import io
+import logging
 from typing import Any
 
 import jax
@@ -296,8 +297,10 @@ def test_a_terminal_shows_the_stages_unless_a_callback_does(
 
 
 def test_the_log_has_stages_and_outcomes_and_for_debugging_programs(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # import-linter, run by another test, disables the loggers of the process
+    monkeypatch.setattr(logging.getLogger("memplan"), "disabled", False)
     with caplog.at_level("DEBUG", logger="memplan"):
         memplan.jit(train, budget=LIMIT).plan(*SHAPES)
     levels = {

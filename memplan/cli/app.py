@@ -2,7 +2,7 @@
 
 Results go to standard output, progress and errors to standard error. Exit codes: 0 the step fits, 1
 the step itself or memplan failed, or the step grew, 2 usage, 3 infeasible; of the doctor 0 nothing
-to gain, 1 findings.
+to gain, 1 findings; of report-bug 0 the file was written.
 """
 
 from pathlib import Path
@@ -11,14 +11,15 @@ from typing import Annotated
 import typer
 
 import memplan
-from memplan.cli import factory, machines, steps
+from memplan.cli import bug, factory, machines, steps
 from memplan.cli.options import Budget, Debug
 from memplan.cli.output import exit_on_error, print_line, progress
 
 app = typer.Typer(
     help="jax.jit with a device-memory budget.",
     epilog="Exit codes: 0 fits, 1 the step or memplan failed, or the step grew, 2 usage, "
-    "3 infeasible. Of doctor: 0 nothing to gain, 1 findings.",
+    "3 infeasible. Of doctor: 0 nothing to gain, 1 findings. Of report-bug: 0 the file was "
+    "written.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -56,7 +57,7 @@ def demo(
 
 
 _PLANNING = steps.inspect, steps.doctor, steps.check, steps.compare, steps.curve, steps.largest
-for command in (*_PLANNING, machines.devices, machines.calibrate, demo):
+for command in (*_PLANNING, bug.report_bug, machines.devices, machines.calibrate, demo):
     app.command()(command)
 app.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})(
     machines.launch

@@ -160,7 +160,7 @@ def _step_and_args(
     if len(result) != 2:
         raise FactoryError(f"{reference} returned a tuple of length {len(result)}. {advice}")
     step, args = result
-    if not callable(step):
+    if not callable(step) and not hasattr(step, "plan"):  # memplan.keras.plan's cannot be called
         raise FactoryError(f"{reference} returned a {type(step).__name__} as its step. {advice}")
     if not isinstance(args, (tuple, list)):
         raise FactoryError(f"{reference} returned a {type(args).__name__} as its args. {advice}")

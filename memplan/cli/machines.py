@@ -10,7 +10,7 @@ import typer
 from memplan import parallel
 from memplan.cli.options import Debug, Html, Json
 from memplan.cli.output import check_writable, exit_on_error, print_result, progress, save
-from memplan.cli.steps import plain_step
+from memplan.cli.steps import load_step
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import TOPOLOGIES
 from memplan.parallel.launch import Launch
@@ -61,11 +61,12 @@ def calibrate(
         check_writable(json)
         check_writable(out)
         with progress() as stage:
-            loaded = plain_step(step, stage) if step is not None else None
+            plain = load_step(step, stage) if step is not None else None
             measured_device = calibrate_device(stage)
-            if loaded is not None:
+            if plain is not None:
                 stage("running the step", None)
-                measured_device = with_kernels(measured_device, seconds_of_kernels(*loaded))
+                seconds = seconds_of_kernels(plain.function, plain.args)
+                measured_device = with_kernels(measured_device, seconds)
         if out is not None:
             save(out, measured_device.save)
         device = measured_device.device

@@ -3,14 +3,16 @@
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 
 from memplan import api
 from memplan.cli.output import check_writable, exit_on_error
+from memplan.libraries import PlainStep
+from memplan.request import Request
 
 FactoryArgument = Annotated[
     str,
@@ -39,7 +41,7 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an e
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepCommandOptions:
+class PlanCommandOptions:
     """Options of every command that plans a step."""
 
     host_budget: Annotated[
@@ -52,18 +54,18 @@ class StepCommandOptions:
         ),
     ] = None
     split: Annotated[
-        bool,
+        bool | None,
         typer.Option(
             "--split/--no-split",
-            help="Run slab by slab a step that does not fit otherwise, or never.",
+            help="Run slab by slab a step that does not fit otherwise (the default), or never.",
         ),
-    ] = True
+    ] = None
     donate: Annotated[
         str | None,
         typer.Option(
             metavar="0,1|none",
-            help="Arguments whose buffers the step may overwrite. Default: the first of several, "
-            "as in step(state, batch); for doctor, those that a step of jax.jit donates.",
+            help="Arguments whose buffers the step may overwrite. Default: what its jit donates; "
+            "of a plain function the first of several, as in step(state, batch), for doctor none.",
         ),
     ] = None
     host_state: Annotated[
@@ -85,38 +87,63 @@ class StepCommandOptions:
             help="Look for nothing better after so many seconds; keep the best that fits.",
         ),
     ] = None
-    json: Json = None
-    html: Html = None
     debug: Debug = False
 
     @property
-    def asks_for_a_plan(self) -> bool:
-        """True if an option for `memplan.jit` is set, not only one for the output."""
-        return replace(self, json=None, html=None, debug=False) != StepCommandOptions()
+    def replaces(self) -> bool:
+        """True if an option replaces one of the step's own, not only one for the output."""
+        return any(
+            getattr(self, field.name) != field.default
+            for field in fields(PlanCommandOptions)
+            if field.name != "debug"
+        )
 
-    def of(self, args: tuple[Any, ...]) -> api.RequestOptions:
-        """The request for a step with these arguments.
+    def of(self, step: PlainStep) -> api.RequestOptions:
+        """The request for a step: its own options, with those of the command in their place.
 
-        By default the first of several arguments, the state, is donated.
+        By default the first of several arguments of a plain function, the state, is donated.
         """
-        if self.donate is None:
-            donated = (0,) if len(args) > 1 else ()
-        else:
-            donated = (
+        args = step.args
+        request: dict[str, Any] = {
+            "donate_argnums": (0,) if len(args) > 1 else (),
+            **_own_request(step),
+            **step.options,
+        }
+        if self.host_budget is not None:
+            request["host_budget"] = self.host_budget
+        if self.device is not None:
+            request["device"] = self.device
+        if self.split is not None:
+            request["split"] = "auto" if self.split else False
+        if self.donate is not None:
+            request["donate_argnums"] = (
                 ()
                 if self.donate == "none"
                 else _positions(self.donate, args, "--donate", "0, 0,1 or none")
             )
-        on_host = ",".join(self.host_state or ())
-        return {
-            "host_budget": self.host_budget,
-            "device": self.device,
-            "split": "auto" if self.split else False,
-            "donate_argnums": donated,
-            "host_state": _positions(on_host, args, "--host-state", "0 or 0,1") if on_host else (),
-            "pin": dict(map(_pin, self.pin)) if self.pin else None,
-            "time_limit": self.time_limit,
-        }
+        if self.host_state:
+            on_host = ",".join(self.host_state)
+            request["host_state"] = _positions(on_host, args, "--host-state", "0 or 0,1")
+        if self.pin:
+            request["pin"] = dict(map(_pin, self.pin))
+        if self.time_limit is not None:
+            request["time_limit"] = self.time_limit
+        return cast(api.RequestOptions, request)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCommandOptions(PlanCommandOptions):
+    """Also options of a command whose result can be written to files."""
+
+    json: Json = None
+    html: Html = None
+
+
+def _own_request(step: PlainStep) -> dict[str, Any]:
+    """memplan's options of a step that every command takes; `Request`'s own defaults if none."""
+    request = step.request or Request()
+    names = {field.name for field in fields(Request)} - {"budget", "plan", "verify"}
+    return {name: getattr(request, name) for name in names}
 
 
 def _pin(text: str) -> tuple[str, str]:
@@ -139,14 +166,17 @@ def _positions(text: str, args: tuple[Any, ...], option: str, examples: str) -> 
 
 
 def step_command(command: Callable[..., None]) -> Callable[..., None]:
-    """Make a command for typer from a function with a parameter `options: StepCommandOptions`.
+    """Make a command for typer from a function with a parameter `options: PlanCommandOptions`, or
+    `StepCommandOptions`.
 
     Typer takes options from parameters, so the command has a parameter for each. An error becomes a
     message and an exit code. Files that cannot be written are refused before the function runs.
     """
-    shared = list(inspect.signature(StepCommandOptions, eval_str=True).parameters.values())
+    own = inspect.signature(command, eval_str=True).parameters
+    options_class = own["options"].annotation
+    shared = list(inspect.signature(options_class, eval_str=True).parameters.values())
     parameters = []
-    for parameter in inspect.signature(command, eval_str=True).parameters.values():
+    for parameter in own.values():
         if parameter.name == "options":
             parameters += shared
         else:
@@ -154,11 +184,10 @@ def step_command(command: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(command)
     def wrapper(**arguments: Any) -> None:
-        options = StepCommandOptions(
-            **{option.name: arguments.pop(option.name) for option in shared}
-        )
+        options = options_class(**{option.name: arguments.pop(option.name) for option in shared})
         with exit_on_error(options.debug):
-            check_writable(options.json, options.html)
+            if isinstance(options, StepCommandOptions):
+                check_writable(options.json, options.html)
             command(**arguments, options=options)
 
     setattr(wrapper, "__signature__", inspect.Signature(parameters))  # noqa: B010  typer reads it

@@ -1,5 +1,6 @@
 """Commands that plan one step of the user."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,8 +8,14 @@ from typing import Annotated, Any
 import typer
 
 from memplan import api
-from memplan.cli import factory
-from memplan.cli.options import Budget, FactoryArgument, StepCommandOptions, step_command
+from memplan.cli import doors, factory
+from memplan.cli.options import (
+    Budget,
+    FactoryArgument,
+    PlanCommandOptions,
+    StepCommandOptions,
+    step_command,
+)
 from memplan.cli.output import (
     FAILED,
     FINDINGS,
@@ -23,9 +30,14 @@ from memplan.cli.output import (
     save,
 )
 from memplan.errors import ReportError
+from memplan.libraries import PlainStep
+from memplan.planning.plan import Plan
 from memplan.report.difference import Difference, Tolerance
 from memplan.report.model import Report
 from memplan.report.progress import Stages
+from memplan.request import Request
+from memplan.stages import PlannedJit
+from memplan.units import Size
 
 
 @step_command
@@ -35,11 +47,12 @@ def inspect(
     budget: Budget = None,
     options: StepCommandOptions,
     verify: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="compile, numbers (also run both steps and compare their results), or none."
+            help="compile (the default), numbers (also run both steps and compare their results), "
+            "or none."
         ),
-    ] = ("compile"),
+    ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(help="Write a trace for ui.perfetto.dev to this file; needs the extra trace."),
@@ -54,21 +67,14 @@ def inspect(
     """
     check_extra(trace, "--trace", "perfetto", "trace", options.json, options.html)
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html, trace)
-    if verify not in ("compile", "numbers", "none"):
+    if verify not in (None, "compile", "numbers", "none"):
         raise typer.BadParameter(
             f"{verify!r} is not one of compile, numbers, none.", param_hint="--verify"
         )
     with progress() as stage:
-        function, args = _load(step, stage)
-        has_options = bool(budget) or verify != "compile" or options.asks_for_a_plan
-        if not _is_planned(function, has_options):
-            function = api.jit(
-                function,
-                budget=budget,
-                verify=None if verify == "none" else verify,
-                **options.of(args),
-            )
-        report = replace(function.plan(*args).report, step=str(factory.parse(step)))
+        plain = load_step(step, stage)
+        planned = jitted(plain, budget, options, verify).plan(*plain.args)
+        report = replace(planned.report, step=str(factory.parse(step)))
     print_result(report, options.json, options.html)
     for path, write in ((trace, report.save_trace), (png, report.save_png)):
         if path is not None:
@@ -83,11 +89,11 @@ def doctor(step: FactoryArgument, *, budget: Budget = None, options: StepCommand
     Exit code 0 if there is nothing to gain, 1 if there are findings.
     """
     with progress() as stage:
-        function, args = plain_step(step, stage)
-        request = options.of(args)
+        plain = load_step(step, stage)
+        request = options.of(plain)
         if options.donate is None:  # The doctor finds arguments that the step does not donate.
-            request["donate_argnums"] = None
-        diagnosis = api.doctor(function, args, budget=budget, **request)
+            request["donate_argnums"] = plain.options.get("donate_argnums")
+        diagnosis = api.doctor(plain.function, plain.args, budget=_budget(plain, budget), **request)
     print_result(diagnosis, options.json, options.html)
     if not diagnosis.is_healthy:
         raise typer.Exit(FINDINGS)
@@ -127,11 +133,15 @@ def check(
         check_writable(against)
     old = None if saves and not against.exists() else _saved(against)
     with progress() as stage:
-        function, args = _load(step, stage)
-        if _is_planned(function, bool(budget) or options.asks_for_a_plan):
-            report = function.plan(*args).report
-        else:
-            report = api.report(function, args, budget=budget, **options.of(args))
+        plain = load_step(step, stage)
+        request: api.JitOptions = {**options.of(plain)}
+        within: Size = budget
+        if plain.request is not None:
+            request["verify"] = plain.request.verify
+            request["plan"] = saved_plan(plain, budget, options)
+            # A step of memplan.jit is planned for what the device has if it names no budget.
+            within = _budget(plain, budget) or "100%"
+        report = api.report(plain.function, plain.args, budget=within, **request)
         new = replace(report, step=str(factory.parse(step)))
     if saves:
         print_result(new if old is None else Difference.of(old, new), options.json, options.html)
@@ -154,9 +164,11 @@ def compare(step: FactoryArgument, *, budget: Budget = None, options: StepComman
     if none does.
     """
     with progress() as stage:
-        function, args = plain_step(step, stage)
+        plain = load_step(step, stage)
         comparison = rows_done(
-            lambda: api.compare(function, args, budget=budget, **options.of(args))
+            lambda: api.compare(
+                plain.function, plain.args, budget=_budget(plain, budget), **options.of(plain)
+            )
         )
     print_result(comparison, options.json, options.html)
     exit_if_interrupted(comparison.ended_by)
@@ -183,9 +195,11 @@ def curve(
     """Step time against memory: plans for several budgets, and jax and XLA without a plan."""
     check_extra(png, "--png", "matplotlib", "plots", options.json, options.html)
     with progress() as stage:
-        function, args = plain_step(step, stage)
+        plain = load_step(step, stage)
         result = rows_done(
-            lambda: api.curve(function, args, points=share or points, **options.of(args))
+            lambda: api.curve(
+                plain.function, plain.args, points=share or points, **options.of(plain)
+            )
         )
     if png is not None:
         save(png, result.save_png)
@@ -211,11 +225,15 @@ def largest(
     name, low, high, stride = _size_range(vary)
     reference = factory.parse(step)
 
-    def make(size: int) -> tuple[Any, tuple[Any, ...]]:
-        return factory.load(reference.with_arguments({name: size}))
+    def plain_step_of(size: int) -> PlainStep:
+        return doors.plain_step(*factory.load(reference.with_arguments({name: size})))
+
+    def make(size: int) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        plain = plain_step_of(size)
+        return plain.function, plain.args
 
     with progress():
-        _, args = make(low)
+        smallest = plain_step_of(low)
         frontier = rows_done(
             lambda: api.frontier(
                 make,
@@ -223,8 +241,8 @@ def largest(
                 low=low,
                 high=high,
                 step=stride,
-                budget=budget,
-                **options.of(args),
+                budget=_budget(smallest, budget),
+                **options.of(smallest),
             )
         )
     print_result(frontier, options.json, options.html)
@@ -246,21 +264,30 @@ def _size_range(vary: list[str]) -> tuple[str, int, int, int]:
     return name, low, high, stride
 
 
-def _load(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
-    reference = factory.parse(step)
-    stage(f"loading {reference}")
-    return factory.load(reference)
+def jitted(
+    step: PlainStep, budget: str | None, options: PlanCommandOptions, verify: str | None = None
+) -> PlannedJit[..., Any]:
+    """The step by `memplan.jit`, with the options of the command in the place of its own."""
+    own = step.request or Request()
+    return api.jit(
+        step.function,
+        budget=_budget(step, budget),
+        verify=own.verify if verify is None else None if verify == "none" else verify,
+        plan=saved_plan(step, budget, options),
+        **options.of(step),
+    )
 
 
-def _is_planned(function: Any, has_options: bool) -> bool:
-    """Is it a step of `memplan.jit`? It has its own options, so the command may not have any."""
-    if hasattr(function, "plan") and has_options:
-        raise typer.BadParameter(
-            "the factory returns a step that is already planned by memplan.jit, with its own "
-            "options. Leave out --budget, --host-budget, --device, --verify, --no-split, --donate, "
-            "--host-state and --pin, or return the plain step."
-        )
-    return hasattr(function, "plan")
+def _budget(step: PlainStep, budget: str | None) -> Size:
+    """The budget of the command, else the step's own."""
+    return step.request.budget if budget is None and step.request is not None else budget
+
+
+def saved_plan(step: PlainStep, budget: str | None, options: PlanCommandOptions) -> Plan | None:
+    """The plan that the step follows; it holds for the options that it was made with alone."""
+    if step.request is None or budget is not None or options.replaces:
+        return None
+    return step.request.plan
 
 
 def _saved(path: Path) -> Report:
@@ -272,12 +299,8 @@ def _saved(path: Path) -> Report:
         ) from error
 
 
-def plain_step(step: str, stage: Stages) -> tuple[Any, tuple[Any, ...]]:
-    """Load a step that memplan has not planned, and its arguments."""
-    function, args = _load(step, stage)
-    if hasattr(function, "plan"):
-        raise typer.BadParameter(
-            "compare, curve, doctor and calibrate need the plain step: return it without "
-            "memplan.jit."
-        )
-    return function, args
+def load_step(step: str, stage: Stages) -> PlainStep:
+    """The plain step of a factory, and its arguments."""
+    reference = factory.parse(step)
+    stage(f"loading {reference}")
+    return doors.plain_step(*factory.load(reference))

@@ -23,7 +23,13 @@ LEAVING_S = 20  # At its end, a process waits so long for the others before all 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A run, as one of its processes sees it."""
+    """A run, as one of its processes sees it.
+
+    Example:
+      >>> from memplan import parallel
+      >>> print(parallel.Cluster(process=1, processes=2, local_devices=4, devices=8))
+      rank 1 of 2, 4 of 8 device(s)
+    """
 
     process: int  # rank of this process
     processes: int
@@ -61,6 +67,11 @@ def initialize(
     Raises:
       MemplanError: jax was used before, `jax.distributed` runs with another rank, or an argument is
         missing.
+
+    Example:
+      >>> from memplan import parallel
+      >>> print(parallel.initialize(processes=1))  # before jax is used
+      one process, 1 device(s)
     """
     if jax.distributed.is_initialized():
         cluster = _cluster()

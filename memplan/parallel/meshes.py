@@ -33,6 +33,11 @@ def mesh(sizes: Mapping[str, int] | None = None) -> Mesh:
 
     Raises:
       MeshError: there are fewer devices, or processes have unequal numbers of them.
+
+    Example:
+      >>> from memplan import parallel
+      >>> parallel.mesh({"data": 1}).axis_names
+      ('data',)
     """
     devices = sorted(jax.devices(), key=lambda device: (device.process_index, device.id))
     if sizes is None:

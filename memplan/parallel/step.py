@@ -194,6 +194,14 @@ def data_parallel(
     Raises:
       MeshError: `space` names no axis of the mesh, or no dimension; when the step is called, the
         batch cannot be divided equally.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> from memplan import parallel
+      >>> divided = parallel.data_parallel(lambda w, x: w - (x @ w).mean(), parallel.mesh())
+      >>> w, x = divided.place(jnp.ones((8, 8)), jnp.ones((16, 8)))
+      >>> memplan.jit(divided, budget="1MiB", donate_argnums=0)(w, x).shape
+      (8, 8)
     """
     mesh = meshes.mesh() if mesh is None else mesh
     positions = (batch_argnums,) if isinstance(batch_argnums, int) else tuple(batch_argnums)

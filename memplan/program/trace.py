@@ -290,7 +290,7 @@ def lower(stage: jax.stages.Traced, absent: compat.AbsentGpu | None) -> jax.stag
     if absent is not None:
         return compat.lower_for(stage, absent)
     try:
-        return stage.lower()
+        return compat.lower_here(stage)
     except ValueError as error:
         if "only AbstractMesh exists" not in str(error):
             raise

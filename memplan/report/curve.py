@@ -26,8 +26,9 @@ BOUND = "lower bound"
 class Point:
     """One method to run the step within one budget."""
 
-    # The method: `memplan`, `XLA's rematerialization`, `lower bound` (no plan within the budget is
-    # faster; its bytes are the budget), or a method without a budget.
+    # The method: `memplan`, `XLA's rematerialization`, `lower bound` (no order of the kernels of
+    # memplan's program is faster within the budget; its bytes are the budget), or a method without
+    # a budget.
     way: str
     budget_bytes: int | None  # None for a method without a budget
     device_bytes: int | None  # see `measured`; None if nothing fits or it does not compile

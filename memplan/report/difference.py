@@ -200,6 +200,12 @@ class Tolerance:
 
     Raises:
       ReportError: one is negative or NaN.
+
+    Example:
+      >>> import jax.numpy as jnp, memplan
+      >>> old, new = (memplan.api.report(jnp.sum, (jnp.ones(size),)) for size in (256, 512))
+      >>> len(memplan.Tolerance(bytes=5).exceeded_by(memplan.Difference.of(old, new))) > 0
+      True
     """
 
     bytes: float = 2.0

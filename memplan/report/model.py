@@ -115,10 +115,10 @@ class Report(Record):
       dispatch_s: predicted seconds of the host to pass a step its arrays, not in the step's; None
         on a CPU.
       floor_bytes: arguments, constants, outputs and the working set of the largest kernel of the
-        compiled program, which may be in slabs. A schedule needs fewer bytes only if it splits that
-        kernel.
-      lower_bound_s: seconds that no plan within this budget can beat, whatever its order; None if
-        nothing was planned.
+        compiled program, which may be in slabs. No order of its kernels takes fewer bytes; a
+        program in which that kernel runs in slabs may.
+      lower_bound_s: seconds that no plan of the compiled program's kernels within this budget can
+        beat, in any order. A program with other loops or slabs may. None if nothing was planned.
       gap_s: seconds by which the step is slower than the bound.
       attempts: number of compilations of the step.
       explorations: number of programs that were planned, but not compiled.
@@ -372,7 +372,7 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
     if report.dispatch_s is not None:
         yield "  besides, on the host", f"{format_seconds(report.dispatch_s)} to pass it its arrays"
     yield "  copies", _copies(report)
-    yield "  lower bound", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"
+    yield "  bound of its kernels", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"
     planning = format_seconds(report.planning_s)
     yield "prepared in", f"{format_seconds(report.preparation_s)}, {planning} of it planning"
 

@@ -156,13 +156,15 @@ def _as_written(left: Iterable[Unplanned]) -> str:
 
 
 def _in_slabs(outcome: Explored) -> str:
-    """The bytes of the best attempt in slabs, and the unsplit operations; '' if there was none."""
+    """The bytes of the best attempt in slabs, and the unsplit operations; '' if nothing splits."""
     attempt = outcome.closest_slab_attempt
     if attempt is None:
         axis = longest_axis(outcome.program.original)
         unsplittable = _too_large(outcome, [axis]) if axis else ""
-        if not axis or not unsplittable:
+        if not axis or not (unsplittable or axis.graph.along):
             return ""
+        if not unsplittable:
+            return " In slabs it may take less, but none were expected to fit this budget."
         return f" It cannot be split along {axis_of(axis)}: {unsplittable} cannot run in slabs."
     axes = list(dict.fromkeys(map(axis_of, attempt.in_slabs)))
     others = len(axes) - _MAX_NAMED

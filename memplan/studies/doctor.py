@@ -51,7 +51,7 @@ def doctor(
     args, _ = shapes_of(args, {})
     donated = options["donate_argnums"] if "donate_argnums" in options else _donated_by(step, args)
     numbers = (donated,) if isinstance(donated, int) else tuple(donated)
-    case = _Case(step, args, numbers, request, notify)
+    case = _Case(step, args, numbers, options, request, notify)
     studies = _FREE_CHANGES if case.fits else (*_FREE_CHANGES, *_COSTLY_CHANGES)
     findings = [finding for study in studies for finding in study(case)]
     return Diagnosis(
@@ -82,6 +82,7 @@ class _Case:
     step: Callable[..., Any]
     args: Sequence[Any]  # shapes
     donated: tuple[int, ...]  # numbers of its arguments
+    options: Mapping[str, Any]  # of `jax.jit`; `donated` replaces its own
     request: Request
     notify: Notify
     compilations: int = 0
@@ -90,7 +91,8 @@ class _Case:
     @functools.cached_property
     def plain(self) -> Outcome:
         """The unchanged step, without the request's pins and host state."""
-        program = traced(self.step, self.args, {}, {"donate_argnums": self.donated}, self._bare)
+        options = {**self.options, "donate_argnums": self.donated}
+        program = traced(self.step, self.args, {}, options, self._bare)
         return self.compiled("the step as it is", program)
 
     @property
@@ -153,7 +155,7 @@ class _Case:
     ) -> Outcome:
         """The step within the budget, with more arguments donated and more state on the host."""
         request = replace(self.request, host_state=(*self.request.host_state, *on_host))
-        options = {"donate_argnums": (*self.donated, *donated)}
+        options = {**self.options, "donate_argnums": (*self.donated, *donated)}
         with warnings.catch_warnings(action="ignore"):
             outcome = pipeline.best(
                 self.step,

@@ -1,7 +1,7 @@
 """Finds the largest size whose step fits, by explorations; only that size is compiled."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from numbers import Integral
 from typing import Any
@@ -27,7 +27,7 @@ def frontier(
     low: int,
     high: int,
     step: int,
-    donate: tuple[int, ...] | None,
+    options: Mapping[str, Any],
     request: Request,
     notify: Notify,
 ) -> Frontier:
@@ -65,7 +65,7 @@ def frontier(
         if explored:
             deadline.check()
         size = sizes[position]
-        exploration = _explored(make, name, size, donate, request, notify, deadline)
+        exploration = _explored(make, name, size, options, request, notify, deadline)
         explored[size] = exploration
         if exploration.ended_by and not exploration.best.fits:
             raise DeadlinePassed  # nobody knows whether it fits
@@ -140,7 +140,7 @@ def _explored(
     make: Make,
     name: str,
     size: int,
-    donate: tuple[int, ...] | None,
+    options: Mapping[str, Any],
     request: Request,
     notify: Notify,
     deadline: Deadline,
@@ -161,9 +161,8 @@ def _explored(
             "the step is already planned by memplan.jit; return the plain step, which largest "
             "plans itself."
         )
-    if donate is None:
-        donate = (0,) if len(args) > 1 else ()
-    program = traced(step, args, {}, {"donate_argnums": donate}, request, tell)
+    donated = {"donate_argnums": (0,) if len(args) > 1 else ()}
+    program = traced(step, args, {}, {**donated, **options}, request, tell)
     return pipeline.explore(program, request, tell, {}, any_that_fits=True, deadline=deadline)
 
 

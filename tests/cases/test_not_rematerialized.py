@@ -144,7 +144,8 @@ def test_names_of_another_pass_are_not_counted(
 ) -> None:
     """All take more than what XLA rematerializes from on, one as it is, three as they are planned."""
     step, args = make(scale)
-    planned = memplan.jit(step, device="v100", donate_argnums=0, split=False).plan(*args)
+    jitted = memplan.jit(step, budget="100%", device="v100", donate_argnums=0, split=False)
+    planned = jitted.plan(*args)
     report, module = planned.report, planned._outcome.planned.plain.module
     assert report.status == status and report.xla_limit_bytes is not None
     assert report.xla_limit_bytes < report.compiled_peak_bytes + report.host_peak_bytes

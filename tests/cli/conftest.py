@@ -42,9 +42,6 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             """
         )
     )
-    (tmp_path / "ready.py").write_text(
-        "from memplan import api\ndef make(): return api.jit(len, budget=3), ([1],)\n"
-    )
     (tmp_path / "broken.py").write_text("import no_such_thing_at_all")
     (tmp_path / "raising.py").write_text("raise ValueError('at import')")
     (tmp_path / "leaving.py").write_text("import sys; sys.exit(0)")

@@ -18,6 +18,9 @@ from memplan.report.result import Interrupted
 from tests.cli.command import REPORT, Planner, message, run
 from tests.report.timelines import random_timeline
 
+# Options of `memplan.jit` that commands do not have.
+UNSAID = dict.fromkeys(("planner", "topology", "between_hosts", "time_limit"))
+
 
 def test_inspect_prints_the_report(planner: Planner) -> None:
     result = run("inspect", "workshop:make")
@@ -43,15 +46,8 @@ def test_inspect_passes_its_options_on(planner: Planner) -> None:
     whole = {"split": False, **state, "pin": {"a.b": "host", "c": "recompute"}, "time_limit": None}
     split = {"split": "auto", **state, "pin": None, "time_limit": None}
     none = {**dict.fromkeys(options), "verify": "compile"}
-    assert planner.requests == [{**options, **split}, {**none, **whole}]
-
-
-def test_a_step_with_its_own_plan_keeps_its_options(planner: Planner, workshop: Path) -> None:
-    assert run("inspect", "ready:make").exit_code == 0
-    assert planner.requests == [{"budget": 3}]
-    for words in ("--budget 1GiB", "--no-split", "--host-state 0", "--pin a=host"):
-        assert "return the plain step" in message(run("inspect", "ready:make", *words.split()), 2)
-    assert "plain step" in message(run("compare", "ready:make"), 2)
+    unsaid = {"plan": None, **UNSAID}
+    assert planner.requests == [{**options, **split, **unsaid}, {**none, **whole, **unsaid}]
 
 
 def test_a_pin_needs_a_place(planner: Planner) -> None:
@@ -111,16 +107,13 @@ def test_doctor_exits_with_1_unless_the_step_fits_without_findings(
 def options_of(budget: str) -> dict[str, Any]:
     """Those of a command that asks for a budget and a device."""
     common = {"host_budget": None, "device": "v100", "split": "auto", "donate_argnums": (0,)}
-    return {"budget": budget, **common, "host_state": (), "pin": None, "time_limit": None}
+    return {"budget": budget, **common, "host_state": (), "pin": None, **UNSAID}
 
 
-def test_doctor_passes_donated_arguments_on_and_refuses_a_planned_step(
-    examined: list[dict[str, Any]], workshop: Path
-) -> None:
+def test_doctor_passes_donated_arguments_on(examined: list[dict[str, Any]]) -> None:
     run("doctor", "workshop:make", "--donate", "0,1")
     run("doctor", "workshop:make", "--donate", "none")
     assert [request["donate_argnums"] for request in examined] == [(0, 1), ()]
-    assert "plain step" in message(run("doctor", "ready:make"), 2)
 
 
 @pytest.fixture
@@ -205,10 +198,7 @@ def test_a_time_limit_with_nothing_is_a_failure(planner: Planner) -> None:
     assert "the time limit ended it" in message(run("inspect", "workshop:make"), 1)
 
 
-def test_curve_needs_the_plain_step_and_a_place_to_write(
-    curved: list[dict[str, Any]], workshop: Path
-) -> None:
-    assert "plain step" in message(run("curve", "ready:make"), 2)
+def test_curve_needs_a_place_to_write(curved: list[dict[str, Any]], workshop: Path) -> None:
     assert "nowhere" in message(run("curve", "workshop:make", "--png", "nowhere/c.png"), 2)
     assert "of its own" in message(run("curve", "workshop:make", "--png", "c", "--json", "c"), 2)
     assert not curved

@@ -111,9 +111,9 @@ def test_text_has_the_figures_and_the_largest_rows(report: Report) -> None:
     assert "Decisions" not in empty and "On the device" not in empty
     assert "constants" not in text
     assert re.search(r"constants +16\.0 MiB\n", str(replace(report, constant_bytes=1 << 24)))
-    assert re.search(r"lower bound +not known", text)
+    assert re.search(r"bound of its kernels +not known", text)
     bounded = str(replace(report, predicted_step_s=0.2, lower_bound_s=0.15))
-    assert re.search(r"lower bound +150 ms, 25\.0% below the plan", bounded)
+    assert re.search(r"bound of its kernels +150 ms, 25\.0% below the plan", bounded)
     assert re.search(r"step, predicted .*, never compared with a run on this device\n", text)
     compared = str(replace(report, seconds_error=0.15))
     assert re.search(r"step, predicted .*, within 15% where it was compared with a run\n", compared)

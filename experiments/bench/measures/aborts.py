@@ -108,6 +108,7 @@ def judged(number: int) -> Iterator[dict[str, Any]]:
         target.compile(Lowerable(compat.jaxpr_as_fun(in_slabs.jaxpr), shapes), _QUICK)
     if number % _PLANNED == 0:
         plain_bytes = memplan.jit(step).plan(*args).report.compiled_peak_bytes
+        assert plain_bytes is not None
         plans = []
         for device in (None, GPU):
             share = draw.choice(_SHARES)

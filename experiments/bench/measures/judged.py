@@ -14,6 +14,7 @@ def measure(case: Case) -> Measurement:
     step, args, donated = case.built()
     options = {"donate_argnums": donated, "device": case.device}
     plain_bytes = memplan.jit(step, budget="100%", **options).plan(*args).report.compiled_peak_bytes
+    assert plain_bytes is not None
     row = {"plans": 0, "in_slabs": 0, "with_loops": 0, "too_small": 0}
     wrong = {}
     for share in _SHARES:

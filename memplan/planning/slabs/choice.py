@@ -345,6 +345,8 @@ class Choice:
         on_device = set[tuple[int, int]]()
         for value in on_host:
             during = free[lifetimes[value].first : lifetimes[value].end]
+            if during.min() <= 0:
+                continue
             rows = pricer.walls.rows(slabs, value)
             shares = int(_SHARES * during.min() / nbytes(value))
             device_rows = rows * shares // _SHARES

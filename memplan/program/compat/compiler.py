@@ -72,8 +72,33 @@ def lower_for(stage: jax.stages.Traced, gpu: AbsentGpu) -> jax.stages.Lowered:
         def backend_of(context: Any, *args: Any) -> Any:
             return context.backend or get_backend(context, *args)
 
-        with patched(contexts, "get_backend", backend_of):
+        with patched(contexts, "get_backend", backend_of), _tokens_counted():
             return stage.lower(lowering_platforms=(gpu.platform,))
+
+
+def lower_here(stage: jax.stages.Traced) -> jax.stages.Lowered:
+    """Lower for the step's own devices."""
+    with _patching, _tokens_counted():
+        return stage.lower()
+
+
+@contextlib.contextmanager
+def _tokens_counted() -> Iterator[None]:
+    """Inside the block, jax lowers steps with ordered effects and arrays in host memory.
+
+    jax 0.11 and 0.12 compare the memory kinds of a function's results, which include the tokens of
+    its ordered effects, with those that the jaxpr has, which do not.
+    """
+    lower_function = _mlir.lower_jaxpr_to_fun
+
+    def counted(context: Any, name: str, jaxpr: Any, effects: Sequence[Any], **options: Any) -> Any:
+        kinds = options.get("propagated_out_mem_kinds")
+        if kinds is not None:
+            options["propagated_out_mem_kinds"] = (*(None for _ in effects), *kinds)
+        return lower_function(context, name, jaxpr, effects, **options)
+
+    with patched(_mlir, "lower_jaxpr_to_fun", counted):
+        yield
 
 
 @contextlib.contextmanager

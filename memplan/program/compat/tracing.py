@@ -10,6 +10,7 @@ from jax._src import api as _api
 from jax._src import core as _core
 from jax._src import traceback_util as _traceback_util
 from jax._src.lax import lax as _lax
+from jax._src.lib import _jax as _jax_lib  # pyright: ignore[reportPrivateImportUsage]
 from jax._src.named_sharding import UnspecifiedValue as _UnspecifiedValue
 from jax.experimental.layout import Layout, with_layout_constraint
 
@@ -94,7 +95,14 @@ def jit_options_of(jitted: Any) -> dict[str, Any]:
         leaves = getattr(info, f"{name}_leaves")
         if not all(isinstance(leaf, _UnspecifiedValue) for leaf in leaves):
             options[name] = getattr(info, f"{name}_treedef").unflatten(leaves)
+    if info.compiler_options_kvs:
+        options["compiler_options"] = dict(info.compiler_options_kvs)
     return options
+
+
+def is_jitted(function: Any) -> bool:
+    """Did `jax.jit` return this function?"""
+    return isinstance(function, _jax_lib.PjitFunction)
 
 
 def has_args_info(traced: Any) -> bool:

@@ -1,7 +1,7 @@
 // The section with memory over the step: one chart, or two under one another that are moved together.
 
 const ORIGINS = {
-  compiled: "the compiler's own schedule and buffers, at the times of a roofline model",
+  compiled: "the compiler's own schedule and buffers, at the predicted times of its kernels",
 };
 const LOOPS = "A loop has a mark at each trip, or at every 2nd, 5th, 10th, ... of them.";
 const KEYS = "Click to hold a moment, drag to zoom, double click for all; Ctrl and the wheel zoom, Shift and the wheel move. " +

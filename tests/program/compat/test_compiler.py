@@ -67,6 +67,21 @@ def test_callbacks_are_lowered_for_a_platform_that_is_not_here() -> None:
     assert mlir.ModuleContext.get_backend is get_backend
 
 
+def test_ordered_effects_beside_arrays_in_host_memory_are_lowered() -> None:
+    def step(x: jax.Array) -> jax.Array:
+        jax.debug.callback(lambda: None, ordered=True)
+        host, device = jax.memory.Space.Host, jax.memory.Space.Device
+        return jnp.sin(jax.device_put(jax.device_put(x, host), device))
+
+    lower_function = mlir.lower_jaxpr_to_fun
+    gpu = compat.AbsentGpu("cuda", "NVIDIA A100", 108, (8, 0))
+    stage = jax.jit(step).trace(jnp.ones(3))
+    for lowered in (compat.lower_for(stage, gpu), compat.lower_here(stage)):
+        (main,) = (line for line in lowered.as_text().splitlines() if "@main" in line)
+        assert main.count("!stablehlo.token") == 2  # taken and returned
+    assert mlir.lower_jaxpr_to_fun is lower_function
+
+
 def test_inputs_that_jax_drops_are_counted() -> None:
     def step(tokens: Any, unread: jax.Array, x: jax.Array, y: jax.Array) -> jax.Array:
         jax.debug.callback(lambda: None, ordered=True)
