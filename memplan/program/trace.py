@@ -281,16 +281,21 @@ def trace(
     return Program(TracedStep(step, args, kwargs, dict(options), stage, division))
 
 
-def lower(stage: jax.stages.Traced, absent: compat.AbsentGpu | None) -> jax.stages.Lowered:
+def lower(
+    stage: jax.stages.Traced, absent: compat.AbsentGpu | None, on_host: bool = False
+) -> jax.stages.Lowered:
     """Lower a traced step for an absent GPU; None means for the step's devices.
+
+    Args:
+      on_host: inputs will be marked as in host memory.
 
     Raises:
       MeshError: the step's mesh is abstract and has no devices.
     """
     if absent is not None:
-        return compat.lower_for(stage, absent)
+        return compat.lower_for(stage, absent, on_host)
     try:
-        return compat.lower_here(stage)
+        return compat.lower_here(stage, on_host)
     except ValueError as error:
         if "only AbstractMesh exists" not in str(error):
             raise

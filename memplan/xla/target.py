@@ -137,7 +137,7 @@ class Target:
         options = dict(lowerable.options)
         options.pop("compiler_options", None)
         stage = jax.jit(lowerable.step, **options).trace(*lowerable.args, **lowerable.kwargs)
-        return lower(stage, self.absent)
+        return lower(stage, self.absent, bool(lowerable.on_host))
 
     def compile(
         self,

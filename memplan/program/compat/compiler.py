@@ -55,8 +55,13 @@ class AbsentGpu:
     compute_capability: tuple[int, int]  # CUDA's (major, minor)
 
 
-def lower_for(stage: jax.stages.Traced, gpu: AbsentGpu) -> jax.stages.Lowered:
+def lower_for(
+    stage: jax.stages.Traced, gpu: AbsentGpu, on_host: bool = False
+) -> jax.stages.Lowered:
     """Lower for a GPU that this machine need not have.
+
+    Args:
+      on_host: `mark_on_host` will mark inputs.
 
     A host callback asks jax for the platform's client but does not use it; without the platform jax
     would raise an error.
@@ -72,22 +77,23 @@ def lower_for(stage: jax.stages.Traced, gpu: AbsentGpu) -> jax.stages.Lowered:
         def backend_of(context: Any, *args: Any) -> Any:
             return context.backend or get_backend(context, *args)
 
-        with patched(contexts, "get_backend", backend_of), _tokens_counted():
+        with patched(contexts, "get_backend", backend_of), _host_memory(on_host):
             return stage.lower(lowering_platforms=(gpu.platform,))
 
 
-def lower_here(stage: jax.stages.Traced) -> jax.stages.Lowered:
-    """Lower for the step's own devices."""
-    with _patching, _tokens_counted():
+def lower_here(stage: jax.stages.Traced, on_host: bool = False) -> jax.stages.Lowered:
+    """Lower for the step's own devices; see `lower_for`."""
+    with _patching, _host_memory(on_host):
         return stage.lower()
 
 
 @contextlib.contextmanager
-def _tokens_counted() -> Iterator[None]:
-    """Inside the block, jax lowers steps with ordered effects and arrays in host memory.
+def _host_memory(on_host: bool) -> Iterator[None]:
+    """Inside the block, jax lowers steps with arrays in host memory.
 
     jax 0.11 and 0.12 compare the memory kinds of a function's results, which include the tokens of
-    its ordered effects, with those that the jaxpr has, which do not.
+    its ordered effects, with those that the jaxpr has, which do not. And they lower no copy to the
+    device if they see no array on the host, so they are told of inputs that are marked later.
     """
     lower_function = _mlir.lower_jaxpr_to_fun
 
@@ -97,7 +103,11 @@ def _tokens_counted() -> Iterator[None]:
             options["propagated_out_mem_kinds"] = (*(None for _ in effects), *kinds)
         return lower_function(context, name, jaxpr, effects, **options)
 
-    with patched(_mlir, "lower_jaxpr_to_fun", counted):
+    with contextlib.ExitStack() as patches:
+        patches.enter_context(patched(_mlir, "lower_jaxpr_to_fun", counted))
+        if on_host:
+            name = "are_all_shardings_default_mem_kind"
+            patches.enter_context(patched(_pxla, name, lambda shardings: False))
         yield
 
 

@@ -252,6 +252,24 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
 
 @needs_compiler
 @pytest.mark.gpu_aot
+@pytest.mark.parametrize("effects", [False, True])
+def test_arguments_on_the_host_need_not_be_donated(effects: bool) -> None:
+    def infer(weights: list[jax.Array], x: jax.Array) -> jax.Array:
+        for weight in weights:
+            x = jnp.tanh(x @ weight)
+        if effects:
+            jax.debug.print("{}", x.mean(), ordered=True)
+        return x
+
+    weight = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    x = jax.ShapeDtypeStruct((128, 1024), jnp.float32)
+    planned = memplan.jit(infer, budget="10MiB", device="v100", host_state=0).plan([weight] * 4, x)
+    assert planned.report.compiled_peak_bytes <= 10 << 20
+    assert planned.report.host_peak_bytes == 4 << 22
+
+
+@needs_compiler
+@pytest.mark.gpu_aot
 @pytest.mark.slow
 def test_a_state_larger_than_the_device_is_trained() -> None:
     args = shapes_of(arguments(16))
