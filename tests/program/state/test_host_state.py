@@ -254,17 +254,14 @@ def test_a_described_gpu_holds_the_state_in_host_memory() -> None:
 @pytest.mark.gpu_aot
 @pytest.mark.parametrize("effects", [False, True])
 def test_arguments_on_the_host_need_not_be_donated(effects: bool) -> None:
-    def infer(weights: list[jax.Array], x: jax.Array) -> jax.Array:
-        for weight in weights:
-            x = jnp.tanh(x @ weight)
+    def averaged(averages: list[jax.Array], x: jax.Array) -> Any:
         if effects:
             jax.debug.print("{}", x.mean(), ordered=True)
-        return x
+        return [0.9 * average + 0.1 * (x.T @ x) for average in averages]
 
-    weight = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
+    average = jax.ShapeDtypeStruct((1024, 1024), jnp.float32)
     x = jax.ShapeDtypeStruct((128, 1024), jnp.float32)
-    planned = memplan.jit(infer, budget="10MiB", device="v100", host_state=0).plan([weight] * 4, x)
-    assert planned.report.compiled_peak_bytes <= 10 << 20
+    planned = memplan.jit(averaged, device="v100", host_state=0).plan([average] * 4, x)
     assert planned.report.host_peak_bytes == 4 << 22
 
 
