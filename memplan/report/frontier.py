@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from memplan.report.result import Record, Versions, incomplete
 from memplan.report.views.table import Table
-from memplan.units import format_bytes
+from memplan.units import format_bytes, format_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +26,8 @@ class Trial:
     operation: str  # sets the floor
     compilations: int  # programs compiled for this size
     explorations: int = 0  # programs planned for this size, and not compiled
+    step_s: float | None = None  # predicted seconds of that program's step
+    unmodified_step_s: float | None = None  # of the step without a plan
 
     @property
     def verdict(self) -> str:
@@ -109,6 +111,8 @@ class Frontier(Record):
             str(self.largest),
             format_bytes(trial.device_bytes),
             format_bytes(trial.host_bytes),
+            format_seconds(trial.step_s),
+            format_seconds(trial.unmodified_step_s),
             self.limit,
         )
         table_rows = tuple(
@@ -116,6 +120,7 @@ class Frontier(Record):
                 str(trial.size),
                 format_bytes(trial.device_bytes),
                 format_bytes(trial.floor_bytes),
+                format_seconds(trial.step_s),
                 trial.way,
                 str(trial.compilations + trial.explorations),
                 trial.verdict,
@@ -126,13 +131,13 @@ class Frontier(Record):
         return (
             Table(
                 f"The largest that fits {format_bytes(self.budget_bytes)} on {self.device}",
-                (name, ">device", ">host", "limit"),
+                (name, ">device", ">host", ">step", ">unmodified", "limit"),
                 (row,),
             ),
             Table(
                 f"Sizes tried: {len(self.tried)}, in {programs} programs"
                 f"{incomplete(self.ended_by)}",
-                (name, ">device", ">floor", "way", ">programs", ""),
+                (name, ">device", ">floor", ">step", "way", ">programs", ""),
                 table_rows,
                 tuple("good" if trial.fits else "bad" for trial in self.tried),
             ),

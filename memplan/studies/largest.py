@@ -178,4 +178,6 @@ def _trial(size: int, explored: Explored, explorations: int, compilations: int =
         operation=operation,
         compilations=compilations,
         explorations=explorations,
+        step_s=explored.step_s,
+        unmodified_step_s=explored.unmodified.replay.step_s if explored.unmodified else None,
     )

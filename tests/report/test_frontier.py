@@ -13,7 +13,7 @@ REFUSED = Trial(16, False, 12 * MIB, 0, "kernels", 9 * MIB, "dot at net.py:3", 0
 
 @pytest.fixture
 def frontier() -> Frontier:
-    fits = Trial(8, True, 6 * MIB, 0, "kernels", MIB, "dot at net.py:3", 2)
+    fits = Trial(8, True, 6 * MIB, 0, "kernels", MIB, "dot at net.py:3", 2, 0, 0.5, 0.125)
     return Frontier("rows", 8, 16, (fits, REFUSED), "v100", 8 * MIB, 4 * MIB, (("jax", "0.11.2"),))
 
 
@@ -45,3 +45,4 @@ def test_text_has_the_size_and_all_trials(frontier: Frontier) -> None:
     assert "The largest that fits 8.0 MiB on v100" in text and "floor 9.0 MiB" in text
     assert "Sizes tried: 2, in 4 programs" in text and text.count("too large, predicted") == 1
     assert text.count("fits, compiled") == 1
+    assert text.count("500 ms") == 2 and text.count("125 ms") == 1

@@ -175,6 +175,8 @@ def studied(monkeypatch: pytest.MonkeyPatch, largest: int, notify: Any, **option
             device_bytes=nbytes,
             host_bytes=0,
             method="none",
+            step_s=0.2,
+            unmodified=SimpleNamespace(replay=SimpleNamespace(step_s=0.1)),
             limits=Limits(20, 0),
             target=SimpleNamespace(device=SimpleNamespace(name="v100")),
         )
