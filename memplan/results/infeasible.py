@@ -120,7 +120,8 @@ def floor_of(outcome: Explored) -> tuple[int, str]:
     """A lower bound of device bytes for any order, and the kernel that sets it, with its line."""
     smallest = outcome.planned.plain.rewrite(0)
     nbytes, kernel = floor(smallest.problem)
-    # The problem counts small tables as XLA:GPU does; another compiler may take less.
+    # without the tables of pointers, which XLA:GPU counts and XLA:CPU does not
+    nbytes -= smallest.problem.tables_nbytes
     floor_bytes = min(smallest.resident_bytes + nbytes, outcome.device_bytes)
     if kernel is None:
         return floor_bytes, "none"
