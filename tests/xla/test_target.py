@@ -85,7 +85,8 @@ class TestDescribedGpu:
         """Its own rematerialization would clone, as it counts what is on the host among what the device holds."""
         weights = [jax.ShapeDtypeStruct((1024, 1024), jnp.float32)] * 20
         batches = jax.ShapeDtypeStruct((batch, 1024), jnp.float32)
-        planned = memplan.jit(train, device=device, donate_argnums=0).plan(weights, batches)
+        jitted = memplan.jit(train, budget="100%", device=device, donate_argnums=0)
+        planned = jitted.plan(weights, batches)
         report, outcome = planned.report, planned._outcome
         assert report.xla_limit_bytes is not None
         assert report.compiled_peak_bytes + report.host_peak_bytes > report.xla_limit_bytes
