@@ -24,6 +24,7 @@ from experiments.applications.segmentation.phantoms import write_phantoms
 from experiments.applications.segmentation.worker import VARIANTS
 from memplan.errors import MemplanError
 from memplan.io import write_atomic
+from memplan.report.model import Report
 from memplan.units import parse_bytes, show_bytes
 
 FILTERS = 8
@@ -50,7 +51,7 @@ def main(
       steps: training steps of each run.
       budget: device bytes of the planned step as in `memplan.jit`; a share is of the plain step's.
       data: a data set in the Decathlon layout; by default phantoms are written to `out`.
-      out: folder for the phantoms and for `demo.json` and `report.json`.
+      out: folder for the phantoms, `demo.json`, and the planned step's `report.json` and page.
     """
     if size % 8:
         raise MemplanError(
@@ -84,6 +85,7 @@ def main(
             str(out / "report.json"),
         )
     figures = summary(plain, planned, limit, size, steps)
+    Report.load_json(out / "report.json").save_html(out / "report.html")
     write_atomic(out / "demo.json", json.dumps(figures, indent=1) + "\n")
     show(figures, Console(), out)
     return 0 if figures["same_losses"] and figures["share_above_idle"] < 1 else 1
@@ -179,5 +181,6 @@ def show(figures: dict[str, Any], console: Console, out: Path) -> None:
     losses = figures["runs"]["planned"]["losses"]
     console.print(
         f"Losses, {losses[0]:.6f} to {losses[-1]:.6f}, are {verdict}. "
-        f"Written: {out / 'demo.json'}, {out / 'report.json'}"
+        f"Written: {out / 'demo.json'}, {out / 'report.json'}. Memory over both steps, as a page: "
+        f"{out / 'report.html'}"
     )
