@@ -12,7 +12,7 @@ import numpy as np
 
 from memplan.api import StepOptions, refuse_no_function, refuse_unknown
 from memplan.errors import UnsupportedProgramError
-from memplan.libraries import LibraryJit, PlainStep, planned_instead
+from memplan.libraries import LibraryJit, PlainStep, planned_instead, unwrapped
 from memplan.program import compat
 from memplan.stages import Planned
 from memplan.units import Size
@@ -108,8 +108,7 @@ def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
     Returns:
       None if the step is neither.
     """
-    request = step._planned._request if isinstance(step, FilterJit) else None
-    jitted: Any = step._jitted if isinstance(step, FilterJit) else step
+    jitted, planned = unwrapped(step)
     if not isinstance(jitted, _WRAPPER):
         return None
     function = jitted.__wrapped__
@@ -120,14 +119,14 @@ def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
         return equinox.filter(function(*args), equinox.is_array)
 
     plain.__name__ = getattr(function, "__name__", type(function).__name__)
-    inner = compat.jit_options_of(jitted._cached if request is None else step._planned._jitted)
+    inner = compat.jit_options_of(planned._jitted if planned else jitted._cached)
     # Its positions are those of Equinox' own arguments.
     options = {name: inner[name] for name in ("keep_unused", "compiler_options") if name in inner}
     donated = [jitted.donate_first, *[jitted.donate_rest] * len(args)]
     options["donate_argnums"] = tuple(
         position for position, is_donated in enumerate(donated) if is_donated
     )
-    return PlainStep(plain, arrays, options, request)
+    return PlainStep(plain, arrays, options, planned._request if planned else None)
 
 
 def _is_traced(leaf: Any) -> bool:

@@ -108,6 +108,11 @@ class LibraryJit[**P, R]:
         return self._planned.report
 
 
+def unwrapped(step: Any) -> tuple[Any, PlannedJit[..., Any] | None]:
+    """A library's own jit of a step, and memplan's inside it; None if it is the library's alone."""
+    return (step._jitted, step._planned) if isinstance(step, LibraryJit) else (step, None)
+
+
 class _PlannedInside[R](Planned[R]):
     """A step that a library lowered; once compiled, it takes the library's arguments."""
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol, Unpack, overload
 from flax import nnx
 
 from memplan.api import JitOptions, StepOptions, refuse_no_function, refuse_unknown
-from memplan.libraries import LibraryJit, PlainStep, planned_instead
+from memplan.libraries import LibraryJit, PlainStep, planned_instead, unwrapped
 from memplan.units import Size
 
 __all__ = ["NnxJit", "jit"]
@@ -109,13 +109,14 @@ def plain_step(step: Any, args: tuple[Any, ...]) -> PlainStep | None:
     Returns:
       None if the step is neither.
     """
-    request = step._planned._request if isinstance(step, NnxJit) else None
-    wrapper: Any = step._jitted if isinstance(step, NnxJit) else step
+    wrapper, planned = unwrapped(step)
     if not isinstance(wrapper, _WRAPPERS):
         return None
-    jitted = wrapper.jitted_fn if request is None else step._planned._jitted
     pure_args = _inside(wrapper, args, lambda *pure_args: pure_args)
-    plain = PlainStep.inside(jitted, pure_args, request)
+    if planned is None:
+        plain = PlainStep.inside(wrapper.jitted_fn, pure_args)
+    else:
+        plain = PlainStep.inside(planned._jitted, pure_args, planned._request)
 
     @functools.wraps(plain.function)
     def function(*arrays: Any) -> Any:

@@ -134,14 +134,10 @@ def check(
     old = None if saves and not against.exists() else _saved(against)
     with progress() as stage:
         plain = load_step(step, stage)
-        request: api.JitOptions = {**options.of(plain)}
-        within: Size = budget
-        if plain.request is not None:
-            request["verify"] = plain.request.verify
-            request["plan"] = saved_plan(plain, budget, options)
-            # A step of memplan.jit is planned for what the device has if it names no budget.
-            within = _budget(plain, budget) or "100%"
-        report = api.report(plain.function, plain.args, budget=within, **request)
+        if plain.request is not None:  # it is planned even if it names no budget
+            report = jitted(plain, budget, options).plan(*plain.args).report
+        else:
+            report = api.report(plain.function, plain.args, budget=budget, **options.of(plain))
         new = replace(report, step=str(factory.parse(step)))
     if saves:
         print_result(new if old is None else Difference.of(old, new), options.json, options.html)

@@ -168,7 +168,7 @@ def test_the_step_of_a_keras_model(name: str, workshop: Path) -> None:
     assert json.loads(result.stdout)["budget_bytes"] == 50 << 20
 
 
-def test_a_saved_plan_is_followed_unless_the_command_replaces_an_option() -> None:
+def test_asaved_plan_is_followed_unless_the_command_replaces_an_option() -> None:
     plan = memplan.jit(step, budget="480KiB", donate_argnums=0).plan(*ARGS).plan
     plain = plain_step(memplan.jit(step, plan=plan), ARGS)
     assert saved_plan(plain, None, StepCommandOptions()) is plan is not None

@@ -25,14 +25,14 @@ from memplan.program.loops.choose import ResidualChoices
 from memplan.program.ops import shape_of
 from memplan.program.slabs.bands import with_bands
 from memplan.program.slabs.choose import SlabChoices
-from memplan.program.slabs.write import follow_slabs, in_slabs
+from memplan.program.slabs.write import follow_slabs
 from memplan.program.trace import comparable
 from memplan.program.transforms import apply_all
 from memplan.request import Request, traced
 from tests.arrays import assert_equal
 from tests.parallel.rings import DEVICES, HEADS, ring_shapes, ring_step, scores_nbytes
-from tests.program.slabs.slab_programs import CUTS, Cut, Layer, Step, loops_of, slab_programs
-from tests.program.slabs.test_write import anything, results, some_rows, with_wide_loops
+from tests.program.slabs.slab_programs import CUTS, Cut, Layer, Step, slab_programs
+from tests.program.slabs.test_write import results, wide_and_moved
 
 V100 = catalog.named("v100")
 
@@ -65,15 +65,8 @@ def check_exact(step: Step, cut: Cut, check_vma: bool) -> None:
     axis_and_slabs = cut.of(computation_at(flat, place))
     if axis_and_slabs is None:
         return
-    axis, slabs = axis_and_slabs
-    written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(compat, "empty", anything)
-        on_host = replace(slabs, on_host=written)
-        split = replace(on_host, on_device=some_rows(axis, on_host))
-        moved = in_slabs(axis, with_wide_loops(axis, split))
-    wide = in_slabs(axis, with_wide_loops(axis, slabs))
-    programs = [with_computation(flat, place, body) for body in (wide, moved)]
+    bodies = wide_and_moved(*axis_and_slabs)
+    programs = [with_computation(flat, place, body) for body in bodies]
     plain, *variants = results([flat.closed, *programs], args)
     for variant in variants:
         assert_equal(variant, plain)

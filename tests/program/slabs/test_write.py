@@ -51,6 +51,18 @@ def without_and_with_slabs(step: Step, cut: Cut) -> tuple[Results, Results] | No
     return plain, split
 
 
+def wide_and_moved(axis: SlabAxis, slabs: Slabs) -> Iterator[compat.ClosedJaxpr]:
+    """In slabs, and with all that is written on the host, of a part of it rows on the device."""
+    yield in_slabs(axis, with_wide_loops(axis, slabs))
+    written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
+    on_host = replace(slabs, on_host=written)
+    split = replace(on_host, on_device=some_rows(axis, on_host))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(compat, "empty", anything)
+        moved = in_slabs(axis, with_wide_loops(axis, split))
+    yield moved
+
+
 def check_exact(step: Step, cut: Cut) -> None:
     """In slabs, and with all that is written on the host, between spare rows of anything.
 
@@ -59,15 +71,7 @@ def check_exact(step: Step, cut: Cut) -> None:
     closed, args = step.flat_and_operands()
     axis_and_slabs = cut.of(Flat(closed))
     if axis_and_slabs is not None:
-        axis, slabs = axis_and_slabs
-        written = frozenset(value for loop in loops_of(axis, slabs) for value in loop.writes)
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(compat, "empty", anything)
-            on_host = replace(slabs, on_host=written)
-            split = replace(on_host, on_device=some_rows(axis, on_host))
-            moved = in_slabs(axis, with_wide_loops(axis, split))
-        wide = in_slabs(axis, with_wide_loops(axis, slabs))
-        plain, *variants = results([closed, wide, moved], args)
+        plain, *variants = results([closed, *wide_and_moved(*axis_and_slabs)], args)
         types = [(array.shape, array.dtype) for array in plain]
         for variant in variants:
             assert [(array.shape, array.dtype) for array in variant] == types
