@@ -27,6 +27,7 @@ typedef struct {
 typedef struct {
   Work work;
   int count;
+  bool is_slow;             // takes a millisecond more
   Step steps[MAX_STEPS];
 } Chain;
 void run_chain(Work* work);

@@ -48,10 +48,20 @@ typedef struct Registered {
 static Registered* registered;
 static Module no_module = {.ptx = ""};
 
+// XLA's autotuner launches one that holds the stream until all work to be timed is submitted. Here it does nothing.
+static Module* module_of_a_delay(const char* name) {
+  Module* module = calloc(1, sizeof *module);
+  char* ptx = NULL;
+  if (asprintf(&ptx, ".version 8.0\n.target sm_70\n.address_size 64\n.visible .entry %s()\n{\n\tret;\n}\n", name) < 0) abort();
+  module->ptx = ptx;
+  return module;
+}
+
 EXPORT void __cudaRegisterFunction(UNUSED void** handle, const char* host, UNUSED char* device, const char* name) {
   CALLED;
   Registered* r = calloc(1, sizeof *r);
-  *r = (Registered){.host = host, .function = {.name = strdup(name), .module = &no_module}, .next = registered};
+  Module* module = strstr(name, "DelayKernel") ? module_of_a_delay(name) : &no_module;
+  *r = (Registered){.host = host, .function = {.name = strdup(name), .module = module}, .next = registered};
   registered = r;
 }
 EXPORT int cudaGetFuncBySymbol(void** out, const void* symbol) {
