@@ -3,7 +3,7 @@
 A program is *explored*: XLA fuses and schedules it, memplan plans it, its bytes and seconds are
 predicted, and the compilation ends there. memplan explores one program after another until one
 fits: the step itself, the step with loops that read their stacks by index, with as few residuals
-fewer as needed, and with parts in slabs. A program that copies is scheduled by XLA's latency-hiding
+fewer as needed, with algorithms that need less workspace, and with parts in slabs. A program that copies is scheduled by XLA's latency-hiding
 scheduler first, then by the serial one, which uses less memory. A plan that fits but is slow is
 compared with the other programs.
 
@@ -68,7 +68,7 @@ class History:
         return f"{in_hand}, at best {format_seconds(best.planned.bound_s)}"
 
     def add(self, explored: Explored) -> None:
-        if explored.program.rewritten is None:
+        if not explored.program.transforms:
             if not self.summaries:
                 self.unmodified = explored.planned.plain
             nbytes = explored.device_bytes
@@ -144,6 +144,7 @@ class Attempts:
             unmodified = self.history.unmodified
             best = self._best_of(best, variants.indexed_stacks(best))
             best = self._best_of(best, variants.fewer_residuals(best, unmodified))
+            best = self._best_of(best, variants.less_workspace(best))
             best = self._best_of(best, variants.in_slabs(best))
         return best
 

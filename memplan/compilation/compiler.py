@@ -1,8 +1,10 @@
 """Compiles one program for a target under limits, and plans it inside XLA."""
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -22,7 +24,9 @@ from memplan.program.trace import Program
 from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite, Stopped
+from memplan.xla.module import Module
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
+from memplan.xla.workspace import timing_options, with_less_workspace
 
 Notify = Callable[[str, float | None], None]
 Commits = Callable[[Explored], bool]
@@ -110,7 +114,8 @@ class Compiler:
         if commits is never and self.modules and key in self.modules:
             return explored(callback.plan(self.modules[key]))
         while True:
-            name = f"{self.key}_{next(self.numbers)}" if self.key else ""
+            is_cached = self.key and not program.asks_less_workspace
+            name = f"{self.key}_{next(self.numbers)}" if is_cached else ""
             try:
                 executable, gathers = self._compile(program, callback, hides_latency, name)
             except Stopped:
@@ -169,7 +174,7 @@ class Compiler:
             callback.planned,
             hides_latency,
             executable=executable,
-            unmodified=callback.planned.plain if program.rewritten is None else None,
+            unmodified=None if program.transforms else callback.planned.plain,
             between_hosts=self.between_hosts,
             gathers=gathers,
             name=name,
@@ -182,6 +187,8 @@ class Compiler:
         overlaps = self.target.backend.overlaps_collectives and (hides_latency or program.in_slabs)
         flags = HIDES_LATENCY if overlaps else {}
         if program.machine is None:
+            if program.asks_less_workspace:
+                return _compile_with_less_workspace(program, self.target, flags, rewrite), ()
             return compile_program(program, self.target, flags, rewrite, name=name), ()
         expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
         shaping = Shaping(program.machine, self.target.backend, self.between_hosts, expected_sizes)
@@ -200,6 +207,23 @@ def compile_unplanned(outcome: Outcome) -> Executable:
         return compile_program(program, target)
     shaping = Shaping(program.machine, target.backend, outcome.between_hosts)
     return _compile_shaped(program, target, shaping, {}, lambda module: None)
+
+
+def _compile_with_less_workspace(
+    program: Program, target: Target, flags: Mapping[str, Any], rewrite: Rewrite
+) -> Executable:
+    """Compile a program; choose algorithms with less workspace before calling `rewrite`."""
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "autotuner.log"
+
+        def rewrite_smaller(scheduled: Module) -> Module | None:
+            module = with_less_workspace(scheduled, log.read_text() if log.exists() else "")
+            rewritten = rewrite(module)
+            return module if rewritten is None and module is not scheduled else rewritten
+
+        users = program.options.get("compiler_options") or {}
+        own = {name: value for name, value in timing_options(log).items() if name not in users}
+        return compile_program(program, target, {**own, **flags}, rewrite_smaller)
 
 
 def _compile_shaped(

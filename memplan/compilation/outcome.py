@@ -99,11 +99,12 @@ class Explored:
         """The planner and transforms; without a plan, the main transform or `plain`."""
         program = self.program
         plan = self.planned.plan
+        workspace = ", less workspace" if program.asks_less_workspace else ""
         if plan is None:
-            return _main_transform(program) or "plain"
+            return (_main_transform(program) or "plain") + workspace
         slabs = ", in slabs" if program.in_slabs else ""
         residuals = ", fewer residuals" if program.loops else ""
-        return plan.planner + slabs + residuals
+        return plan.planner + slabs + residuals + workspace
 
     @property
     def summary(self) -> ProgramSummary:

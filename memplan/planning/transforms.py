@@ -48,7 +48,15 @@ class StateOnHost:
     streams: bool = True  # the step itself copies them to the device; False if its caller does
 
 
-Transform = IndexedStacks | LoopResiduals | Slabs | StateOnHost
+@dataclass(frozen=True)
+class LessWorkspace:
+    """Convolutions run by algorithms with less workspace (`xla.workspace`); the program stays."""
+
+    tag: ClassVar = "less workspace"
+    uses_host: ClassVar[bool] = False  # does the program copy between host and device for it?
+
+
+Transform = IndexedStacks | LoopResiduals | Slabs | StateOnHost | LessWorkspace
 """A decision about a program; `Slabs` runs parts of one computation in loops over slabs."""
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from memplan.hardware.device import Device
-from memplan.planning.transforms import StateOnHost
+from memplan.planning.transforms import LessWorkspace, StateOnHost
 from memplan.program.loops.choose import ResidualChoice, ResidualChoices, pinned_residuals
 from memplan.program.loops.stacks import with_indexed_stacks
 from memplan.program.slabs.choose import SlabCandidate, SlabChoices
@@ -94,6 +94,16 @@ class Candidates:
         if fewest is None or slabs.may_fit(self.device_bytes, self.host_bytes):
             return slabs
         return SlabChoices(self.residuals.write(fewest), self.device)
+
+    def less_workspace(self, program: Program) -> Program | None:
+        """The program with algorithms that need less workspace; None if it has them.
+
+        Only for one GPU: XLA divides its timing among the processes of a step.
+        """
+        is_divided = program.traced.division is not None
+        if not self.device.backend.has_own_memory or is_divided or program.asks_less_workspace:
+            return None
+        return apply(program, LessWorkspace())
 
     def _written(self, slabs: SlabCandidate) -> Program:
         return self._with_state(slabs.write())

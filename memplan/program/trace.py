@@ -16,7 +16,13 @@ from memplan.hardware.machine import Machine
 from memplan.planning.loops import Loop, Residuals
 from memplan.planning.problem import Pin
 from memplan.planning.slabs.slabs import LoopOverSlabs, SlabGraph, Slabs
-from memplan.planning.transforms import LoopResiduals, StateOnHost, Transform, inputs_on_host
+from memplan.planning.transforms import (
+    LessWorkspace,
+    LoopResiduals,
+    StateOnHost,
+    Transform,
+    inputs_on_host,
+)
 from memplan.program import compat
 from memplan.program.flat import Flat, flatten
 from memplan.program.pins import marked
@@ -230,6 +236,11 @@ class Program:
     def in_slabs(self) -> tuple[InSlabs, ...]:
         """Its computations in slabs; empty if it has none."""
         return self._applied(InSlabs)
+
+    @property
+    def asks_less_workspace(self) -> bool:
+        """Do its convolutions run by algorithms with less workspace?"""
+        return LessWorkspace() in self.transforms
 
     @property
     def on_host(self) -> frozenset[int]:

@@ -6,12 +6,18 @@ import functools
 from collections.abc import Iterable
 
 from memplan.planning.slabs.slabs import Slabs
-from memplan.planning.transforms import IndexedStacks, LoopResiduals, StateOnHost, Transform
+from memplan.planning.transforms import (
+    IndexedStacks,
+    LessWorkspace,
+    LoopResiduals,
+    StateOnHost,
+    Transform,
+)
 from memplan.program.loops.residuals import follow_residuals
 from memplan.program.loops.stacks import follow_indexed_stacks
 from memplan.program.slabs.write import follow_slabs
 from memplan.program.state.host_state import offload_state
-from memplan.program.trace import Program
+from memplan.program.trace import Applied, Program
 
 
 def apply_all(program: Program, transforms: Iterable[Transform]) -> Program:
@@ -35,3 +41,5 @@ def apply(program: Program, transform: Transform) -> Program:
             return follow_slabs(program, transform)
         case StateOnHost():
             return offload_state(program, transform.inputs, transform.streams)
+        case LessWorkspace():
+            return program.transformed(Applied(transform), program.rewritten)

@@ -164,6 +164,12 @@ class Report(Record):
       pins: names that the user pinned.
       checkpoints: `file:line` of the step's own differentiated `jax.checkpoint`s, which memplan
         keeps.
+      workspace_bytes: bytes at the compiled peak that are the workspace of a library, such as
+        cuDNN; workspace_kernel: the kernel that needs most of them: its layer or name, and
+        `file:line`, or ''. baseline_workspace_bytes: at the unmodified step's peak.
+      slower_algorithms: convolutions that run by another algorithm of cuDNN than the fastest, to
+        need less workspace; slower_algorithms_s: seconds by which a step is slower for it, as XLA's
+        autotuner timed them.
       peak_kernel: the kernel at the peak: its layer or name, and `file:line`; '' if unknown.
       step: the step's name on the command line: `MODULE:FACTORY(size=64)`; '' for a step of a
         program.
@@ -237,6 +243,11 @@ class Report(Record):
     function: str = ""
     pool_share: float | None = None
     ended_by: str = ""
+    workspace_bytes: int = 0
+    workspace_kernel: str = ""
+    baseline_workspace_bytes: int | None = None
+    slower_algorithms: int = 0
+    slower_algorithms_s: float = 0.0
 
     @property
     def title(self) -> str:
@@ -346,10 +357,14 @@ def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
         yield "  in XLA's pool", format_bytes(report.pool_peak_bytes)
     if report.peak_kernel:
         yield "  while it runs", report.peak_kernel
+    if report.workspace_bytes:
+        of_kernel = f" of {report.workspace_kernel}" if report.workspace_kernel else ""
+        yield "  a library's workspace", f"{format_bytes(report.workspace_bytes)}{of_kernel}"
     if report.constant_bytes:
         yield "  constants", format_bytes(report.constant_bytes)
     yield "  its largest kernel", format_bytes(report.floor_bytes)
-    yield "  unmodified step", f"{format_bytes(report.baseline_peak_bytes)}{_beyond_cudnn(report)}"
+    unmodified = f"{format_bytes(report.baseline_peak_bytes)}{_workspace(report)}"
+    yield "  unmodified step", f"{unmodified}{_beyond_cudnn(report)}"
     if _xla_rematerializes(report):
         yield "  by jax.jit", "less, as XLA rematerializes: `memplan compare` tells"
     host_budget = format_bytes(report.host_budget_bytes)
@@ -369,12 +384,20 @@ def _step_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield from _launches(report)
     yield "step, predicted", f"{format_seconds(report.predicted_step_s)}{_certainty(report)}"
     yield "  unmodified step", format_seconds(report.baseline_step_s)
+    if report.slower_algorithms:
+        yield "  for less workspace", _slower(report)
     if report.dispatch_s is not None:
         yield "  besides, on the host", f"{format_seconds(report.dispatch_s)} to pass it its arrays"
     yield "  copies", _copies(report)
     yield "  bound of its kernels", f"{format_seconds(report.lower_bound_s)}{_below_plan(report)}"
     planning = format_seconds(report.planning_s)
     yield "prepared in", f"{format_seconds(report.preparation_s)}, {planning} of it planning"
+
+
+def _slower(report: Report) -> str:
+    count = report.slower_algorithms
+    convolutions = f"{count} convolution{'s' * (count > 1)} by slower algorithms"
+    return f"{format_seconds(report.slower_algorithms_s)} of it, as {convolutions}"
 
 
 def of_pool(share: float | None) -> str:
@@ -399,6 +422,11 @@ def _pinned(pin: Pinned) -> str:
 def _slabs(report: Report) -> str:
     count = len(report.slab_loops)
     return f", {count} loop{'s' * (count > 1)} over slabs" if count else ""
+
+
+def _workspace(report: Report) -> str:
+    nbytes = report.baseline_workspace_bytes
+    return f", {format_bytes(nbytes)} of it workspace" if nbytes else ""
 
 
 def _beyond_cudnn(report: Report) -> str:

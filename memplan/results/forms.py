@@ -142,7 +142,7 @@ def _verdict(outcome: Outcome) -> Iterator[str]:
     if planned.written is not None:
         yield "Each instruction of the written module computes an expression of XLA's own module,"
         yield "and nothing reads what was overwritten (memplan/verify/same_module.py)."
-    if outcome.program.transforms:
+    if outcome.program.rewritten is not None:
         yield 'The equations were changed before XLA; verify="numbers" compares the results'
         yield "(memplan/verify/numbers.py)."
     for rejected in outcome.rejected:

@@ -21,6 +21,7 @@ from memplan.report.timeline import (
     TimelineValue,
 )
 from memplan.xla.buffers import instruction_of, leaf_of
+from memplan.xla.kernel_cost import results_of
 from memplan.xla.module import Module
 from memplan.xla.replay import Replay
 from memplan.xla.shapes import Array
@@ -251,6 +252,19 @@ def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
     live = list(accumulate(_changes(device, len(scheduled.problem.kernels))))
     peak = live.index(max(live))
     return [lifetime for lifetime in device if lifetime.first <= peak < lifetime.end]
+
+
+def workspace_at_peak(scheduled: ScheduledModule) -> Mapping[str, int]:
+    """Bytes of libraries' workspace on the device at its peak, by kernel."""
+    problem = scheduled.problem
+    nbytes: dict[str, int] = {}
+    for lifetime in peak_lifetimes(scheduled):
+        buffer = problem.buffers[lifetime.buffer].name
+        name, leaf = instruction_of(buffer), leaf_of(buffer)
+        op = scheduled.module.instructions.get(name)
+        if op is not None and len(results_of(op)) == leaf < len(op.result):
+            nbytes[name] = lifetime.nbytes
+    return nbytes
 
 
 def _kernel_times(names: Sequence[str], replay: Replay) -> list[tuple[float, float]]:

@@ -23,8 +23,9 @@ from memplan.report.timeline import Line, Timeline
 from memplan.results.decisions import decisions_of
 from memplan.results.findings import counted
 from memplan.results.infeasible import as_written, floor_of, unsplit
-from memplan.results.memory import Origins, line, peak_lifetimes, timeline
+from memplan.results.memory import Origins, line, peak_lifetimes, timeline, workspace_at_peak
 from memplan.results.slab_loops import slab_loops
+from memplan.units import located
 from memplan.xla import local
 from memplan.xla.buffers import instruction_of
 from memplan.xla.collectives.cost import Collective
@@ -34,6 +35,7 @@ from memplan.xla.local import Taken, least_limit
 from memplan.xla.module import Module
 from memplan.xla.sources import constants, layer_of
 from memplan.xla.target import Target, rematerializes_above
+from memplan.xla.workspace import is_replaced
 from memplan.xla.write import original
 
 _MAX_UNSPLIT = 30  # operations that do not run in slabs
@@ -67,6 +69,7 @@ def report_of(outcome: Outcome) -> Report:
         pins=tuple(_pinned(outcome)),
         checkpoints=tuple(own_checkpoints(outcome.program.traced.jaxpr)),
         peak_kernel=_peak_kernel(memory),
+        **_workspace(outcome, origins),
         findings=counted(outcome),
         function=outcome.program.name,
         **_bytes(outcome),
@@ -152,6 +155,25 @@ def _peak_kernel(memory: Timeline) -> str:
         return ""
     peak = memory.instants[memory.peak]
     return ", ".join(filter(None, (peak.layer or peak.name, peak.source)))
+
+
+def _workspace(outcome: Outcome, origins: Origins) -> dict[str, Any]:
+    """Libraries' workspace at the peaks, and what algorithms with less of it take."""
+    result, unmodified = outcome.planned.result, outcome.unmodified
+    nbytes = workspace_at_peak(result)
+    largest = max(nbytes, key=nbytes.__getitem__, default="")
+    layer = layer_of(origins.scope(largest)) or original(largest)
+    plain = outcome.planned.plain
+    slower = [op for op in plain.module.instructions.values() if is_replaced(op)]
+    return {
+        "workspace_bytes": sum(nbytes.values()),
+        "workspace_kernel": located(layer, origins.source(largest)) if largest else "",
+        "baseline_workspace_bytes": (
+            sum(workspace_at_peak(unmodified).values()) if unmodified else None
+        ),
+        "slower_algorithms": len(slower),
+        "slower_algorithms_s": result.replay.slower_s,
+    }
 
 
 def _mesh(outcome: Outcome) -> Mesh | None:

@@ -28,6 +28,7 @@ from memplan.xla.host_copies import is_copy
 from memplan.xla.kernel_cost import KernelCost, class_seconds, kernel_cost
 from memplan.xla.kernel_fingerprint import kernel_fingerprint
 from memplan.xla.module import BLOCKS, Computation, Instruction, Module
+from memplan.xla.workspace import slower_s
 
 _FREE = frozenset(  # opcodes that take no time
     """
@@ -65,6 +66,7 @@ class Replay:
     hidden_copy_s: float  # the part of `copy_s` during which kernels run
     step_s: float  # from the first kernel to the end of everything
     collective_s: float = 0.0  # during which the links between devices are busy
+    slower_s: float = 0.0  # by algorithms with less workspace than those that XLA chose
     hidden_collective_s: float = 0.0  # the part of `collective_s` during which kernels run
     # how often each collective runs
     collectives: Mapping[Collective, int] = field(default_factory=dict)
@@ -103,6 +105,7 @@ def replay(module: Module, device: Device, machine: Machine | None = None) -> Re
         copy_s=copy_s,
         hidden_copy_s=hidden_s,
         step_s=streams.clock.end_s,
+        slower_s=sums["slower_s"],
         collective_s=sums["net_s"],
         hidden_collective_s=sums["net_hidden_s"],
         collectives=streams.collectives,
@@ -246,11 +249,13 @@ class _Streams:
         if cost.is_host_copy:
             self.clock.wait(self._copy(op, cost))
             return
-        seconds = self._kernel_seconds(body, op, cost)
+        slower = slower_s(op)
+        seconds = self._kernel_seconds(body, op, cost) + slower
         self.clock.run(seconds)
         self.seconds[op.name] = seconds
         self._sums["flops"] += cost.flops
         self._sums["compute_s"] += seconds
+        self._sums["slower_s"] += slower
 
     def _kernel_seconds(self, body: Computation, op: Instruction, cost: KernelCost) -> float:
         """What a kernel took when it ran on the device, or what its class achieves."""

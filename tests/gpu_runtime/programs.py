@@ -7,6 +7,7 @@ the bit, and facts of its own.
 from __future__ import annotations
 
 import itertools
+import json
 import os
 import threading
 import warnings
@@ -346,3 +347,26 @@ def _once(planned: Any, start: Any, batch: Any) -> list[np.ndarray]:
 
 def _log_lines() -> int:
     return Path(os.environ["STAND_IN_LOG"]).read_text().count("\n")
+
+
+def with_workspace(share: float) -> dict[str, Any]:
+    """A step within the bytes of the plain step, less a share of the largest workspace: planned with XLA's autotuner."""
+    step, (state, batch) = TOYS["normalized"]()
+    options = {"donate_argnums": 0, "compiler_options": {"xla_gpu_autotune_level": 1}}
+    plain = memplan.jit(step, **options).plan(state, batch)
+    report = plain.report
+    budget = int(report.compiled_peak_bytes - share * report.workspace_bytes)
+    planned = memplan.jit(step, budget=budget, **options).plan(state, batch)
+    actual, expected = (
+        [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(stage.compile()(*copies))]
+        for stage, copies in ((planned, _copies(state, batch)), (plain, _copies(state, batch)))
+    )
+    return {
+        "reports": [json.loads(stage.report.to_json()) for stage in (plain, planned)],
+        "transforms": [transform.tag for transform in planned.plan.transforms],
+        "arrays": len(expected), "equal": equal(actual, expected),
+    }  # fmt: skip
+
+
+def _copies(state: Any, batch: Any) -> tuple[Any, Any]:
+    return jax.tree.map(jax.numpy.asarray, (state, batch))

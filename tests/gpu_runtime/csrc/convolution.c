@@ -176,7 +176,7 @@ static void run_pointwise(Virtuals* v, const Step* s) {
 void run_chain(Work* work) {
   Chain* chain = (Chain*)work;
   Virtuals v = {0};
-  if (chain->is_slow) usleep(1000);
+  if (chain->is_slow) usleep(20000);
   for (int i = 0; i < chain->count; i++) {
     if (chain->steps[i].is_pointwise) run_pointwise(&v, &chain->steps[i]);
     else run_convolution(&v, &chain->steps[i]);

@@ -27,7 +27,7 @@ typedef struct {
 typedef struct {
   Work work;
   int count;
-  bool is_slow;             // takes a millisecond more
+  bool is_slow;             // takes 20 ms more
   Step steps[MAX_STEPS];
 } Chain;
 void run_chain(Work* work);
