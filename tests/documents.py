@@ -21,7 +21,7 @@ from memplan.planning.plan import Plan
 from memplan.planning.problem import Pin, Where
 from memplan.planning.schedule import Kind
 from memplan.planning.slabs.slabs import Slabs
-from memplan.planning.transforms import IndexedStacks, LoopResiduals, StateOnHost
+from memplan.planning.transforms import IndexedStacks, LessWorkspace, LoopResiduals, StateOnHost
 from memplan.report.comparison import Comparison, Row
 from memplan.report.curve import MEMPLAN, Curve, Point
 from memplan.report.diagnosis import Diagnosis, Finding
@@ -98,6 +98,7 @@ TRANSFORMS = (
     LoopResiduals((Residuals((1,), (2,)), None)),
     Slabs(3, 0, 16, frozenset({1, 2}), frozenset({4}), frozenset(), frozenset({(4, 1)})),
     StateOnHost((0,)),
+    LessWorkspace(),
 )
 PLAN = Plan(
     ((Kind.RUN, "fusion.3"), (Kind.OFFLOAD, "fusion.3{1}")),

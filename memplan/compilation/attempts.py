@@ -3,9 +3,9 @@
 A program is *explored*: XLA fuses and schedules it, memplan plans it, its bytes and seconds are
 predicted, and the compilation ends there. memplan explores one program after another until one
 fits: the step itself, the step with loops that read their stacks by index, with as few residuals
-fewer as needed, with algorithms that need less workspace, and with parts in slabs. A program that copies is scheduled by XLA's latency-hiding
-scheduler first, then by the serial one, which uses less memory. A plan that fits but is slow is
-compared with the other programs.
+fewer as needed, with algorithms that need less workspace, and with parts in slabs. A program that
+copies is scheduled by XLA's latency-hiding scheduler first, then by the serial one, which uses less
+memory. A plan that fits but is slow is compared with the other programs.
 
 The best program is compiled: at once, if nothing else is to be explored after it. Only that may
 exceed its prediction; it is then compiled again with a budget that is lower by the excess. A study

@@ -29,6 +29,7 @@ from memplan.xla.rewrites.late_fills import fill_late
 from memplan.xla.rewrites.merge import merge_fusions
 from memplan.xla.rewrites.split import split_fusions
 from memplan.xla.settle_pairs import settle_pairs
+from memplan.xla.workspace import largest_algorithm_workspace, workspace_nbytes
 
 # Accept a plan with extra outputs if it takes at most 1.1 times the plain step; else also plan
 # without. Where the packing has large holes, extra outputs can cost more than they save: ResNet-50
@@ -306,6 +307,17 @@ class ScheduledModule:
     def constant_bytes(self) -> int:
         """Bytes of large constants, such as arrays that the step closes over."""
         return sum(op.nbytes for op in self.module.large_constants)
+
+    @functools.cached_property
+    def workspaces(self) -> Mapping[str, int]:
+        """Bytes of the workspace of every library's kernel that has one, by name."""
+        sizes = ((op.name, workspace_nbytes(op)) for op in self.module.instructions.values())
+        return {name: nbytes for name, nbytes in sizes if nbytes}
+
+    @functools.cached_property
+    def largest_workspace_bytes(self) -> int:
+        """Bytes of the largest workspace that an algorithm of a convolution needs."""
+        return largest_algorithm_workspace(self.module)
 
     @functools.cached_property
     def resident_bytes(self) -> int:

@@ -16,7 +16,6 @@ from memplan.program.candidates import MORE_THAN_ANY, Candidates
 from memplan.program.loops.choose import ResidualChoice
 from memplan.program.slabs.choose import SlabCandidate
 from memplan.program.trace import Program
-from memplan.xla.workspace import largest_algorithm_workspace
 
 # A plan above 1.25 times its bound is slow, and compared with other programs.
 _SLOW_RATIO = 1.25
@@ -110,7 +109,7 @@ class Variants:
 
     def less_workspace(self, best: Explored) -> Proposals[None]:
         """The best program with convolutions by algorithms that need less workspace."""
-        nbytes = largest_algorithm_workspace(best.planned.plain.module)
+        nbytes = best.planned.plain.largest_workspace_bytes
         if nbytes < _WORKSPACE_SHARE * best.limits.device_bytes:
             return
         program = self.candidates.less_workspace(best.program)

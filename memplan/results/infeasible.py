@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import itemgetter
 from typing import Any
 
 from memplan.compilation.outcome import Explored, Outcome
@@ -60,7 +61,7 @@ def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> Infeasi
         resident = "arguments, constants, outputs"
     left = _left(outcome)
     advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
-    parts = _as_written(left) + (_in_slabs(outcome) if splits else "")
+    parts = _workspace(outcome) + _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)}{pool} on {outcome.target.device.name}. The smallest "
         f"plan that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
@@ -145,6 +146,16 @@ def _left(outcome: Explored) -> list[Unplanned]:
     rows = unplanned(outcome.program.original)
     least_nbytes = _LEAST_SHARE * outcome.limits.device_bytes
     return [row for row in rows if row.nbytes >= least_nbytes][:_MAX_NAMED]
+
+
+def _workspace(outcome: Explored) -> str:
+    """The largest workspace of a library, and its kernel; '' if it is small."""
+    plain = outcome.planned.plain
+    kernel, nbytes = max(plain.workspaces.items(), key=itemgetter(1), default=("", 0))
+    if not kernel or nbytes < _LEAST_SHARE * outcome.limits.device_bytes:
+        return ""
+    name = located(kernel, Sources(plain.module).line(kernel))
+    return f" A library needs {show_bytes(nbytes)} of workspace for {name}."
 
 
 def _as_written(left: Iterable[Unplanned]) -> str:

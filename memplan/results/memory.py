@@ -21,7 +21,6 @@ from memplan.report.timeline import (
     TimelineValue,
 )
 from memplan.xla.buffers import instruction_of, leaf_of
-from memplan.xla.kernel_cost import results_of
 from memplan.xla.module import Module
 from memplan.xla.replay import Replay
 from memplan.xla.shapes import Array
@@ -256,14 +255,14 @@ def peak_lifetimes(scheduled: ScheduledModule) -> list[Lifetime]:
 
 def workspace_at_peak(scheduled: ScheduledModule) -> Mapping[str, int]:
     """Bytes of libraries' workspace on the device at its peak, by kernel."""
-    problem = scheduled.problem
     nbytes: dict[str, int] = {}
     for lifetime in peak_lifetimes(scheduled):
-        buffer = problem.buffers[lifetime.buffer].name
-        name, leaf = instruction_of(buffer), leaf_of(buffer)
-        op = scheduled.module.instructions.get(name)
-        if op is not None and len(results_of(op)) == leaf < len(op.result):
-            nbytes[name] = lifetime.nbytes
+        buffer = scheduled.problem.buffers[lifetime.buffer].name
+        name = instruction_of(buffer)
+        if name in scheduled.workspaces:
+            op = scheduled.module.instructions[name]
+            if leaf_of(buffer) == len(op.result) - 1:
+                nbytes[name] = scheduled.workspaces[name]
     return nbytes
 
 

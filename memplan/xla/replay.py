@@ -66,8 +66,8 @@ class Replay:
     hidden_copy_s: float  # the part of `copy_s` during which kernels run
     step_s: float  # from the first kernel to the end of everything
     collective_s: float = 0.0  # during which the links between devices are busy
-    slower_s: float = 0.0  # by algorithms with less workspace than those that XLA chose
     hidden_collective_s: float = 0.0  # the part of `collective_s` during which kernels run
+    slower_s: float = 0.0  # of `compute_s`, by algorithms with less workspace than XLA's own
     # how often each collective runs
     collectives: Mapping[Collective, int] = field(default_factory=dict)
     # of every kernel by name; one trip of those in loops' bodies
@@ -105,9 +105,9 @@ def replay(module: Module, device: Device, machine: Machine | None = None) -> Re
         copy_s=copy_s,
         hidden_copy_s=hidden_s,
         step_s=streams.clock.end_s,
-        slower_s=sums["slower_s"],
         collective_s=sums["net_s"],
         hidden_collective_s=sums["net_hidden_s"],
+        slower_s=sums["slower_s"],
         collectives=streams.collectives,
         seconds=streams.seconds,
         blocks=streams.blocks,

@@ -4,16 +4,16 @@ A kernel of a library may need memory of its own while it runs: its workspace, t
 its instruction. On a GPU that is here, XLA's autotuner runs each convolution by all algorithms of
 cuDNN before memplan sees the module, and takes the fastest; within 2 us, the one with the least
 workspace (`PickBestConfig` in xla/backends/autotuner/config_selector.cc). No option makes bytes
-count for more. Without autotuning XLA asks for cuDNN's engine 0, whatever it takes, for every
-convolution. But the autotuner's log has the seconds and bytes of all algorithms that it ran, and
-XLA runs the algorithm that the scheduled module states.
+count for more. Without autotuning XLA asks for cuDNN's engine 0, however slow, for every
+convolution, and gives it no workspace. But the autotuner's log has the seconds and bytes of all
+algorithms that it ran, and XLA runs the algorithm that the scheduled module states.
 """
 
 import json
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from memplan.xla.edit import Edit
 from memplan.xla.kernel_cost import results_of
 from memplan.xla.kernel_fingerprint import kernel_fingerprint
 from memplan.xla.module import Computation, Instruction, Module
+from memplan.xla.shapes import Array
 
 # Take the fastest algorithm whose workspace is at most a sixteenth of the arrays that its
 # convolution reads and writes; if none is, the one with the least. Those arrays are live whenever
@@ -129,15 +130,15 @@ def _with_less(
     logged: Mapping[str, tuple[Algorithm, ...]],
 ) -> Instruction:
     record = _record(op)
-    if not record:
+    if not record or not _is_read_without_workspace(body, op):
         return op
     fingerprint = kernel_fingerprint(module, body, op)
-    if op.name in logged:  # the log has one of several equal convolutions
+    # The log has one of several equal convolutions.
+    if any(algorithm.states(record) for algorithm in logged.get(op.name, ())):
         _timed[fingerprint] = logged[op.name]
     timed = _timed.get(fingerprint, ())
     chosen = next((algorithm for algorithm in timed if algorithm.states(record)), None)
-    is_read = any(use.index == len(op.result) - 1 for use, _ in body.uses[op.name])
-    if chosen is None or is_read:
+    if chosen is None:
         return op
     arrays_nbytes = sum(body.ops[name].nbytes for name in op.operands)
     arrays_nbytes += sum(array.nbytes for array in results_of(op))
@@ -154,15 +155,24 @@ def _with_less(
     return _by(op, least, least.seconds - chosen.seconds)
 
 
+def _is_read_without_workspace(body: Computation, op: Instruction) -> bool:
+    """Are only elements of its result read, and not the workspace?"""
+    workspace = len(op.result) - 1
+    return not op.root and all(
+        use.opcode == "get-tuple-element" and use.index != workspace
+        for use, _ in body.uses[op.name]
+    )
+
+
 def _by(op: Instruction, algorithm: Algorithm, more_s: float) -> Instruction:
     """A convolution by another algorithm, which takes `more_s` longer."""
     config = json.loads(op.backend_config)
     convolution = config["cudnn_conv_backend_config"]
     convolution["algorithm"] = algorithm.record(convolution["algorithm"])
     assert isinstance(op.shape, tuple)
-    *results, workspace = op.shape
+    *results, _ = op.shape
     return op.changed(
-        shape=(*results, replace(workspace, dims=(algorithm.workspace_nbytes,))),
+        shape=(*results, Array.row_major("u8", (algorithm.workspace_nbytes,))),
         backend_config=json.dumps(config, separators=(",", ":")),
         frontend_attributes={**op.frontend_attributes, _SLOWER: repr(more_s)},
     )
@@ -199,7 +209,7 @@ def _fields(words: Iterator[str]) -> Fields:
     for word in words:
         if word == "}":
             break
-        value = next(words)
+        value = next(words, "")
         fields[word.rstrip(":")].append(_fields(words) if value == "{" else value.strip('"'))
     return fields
 
@@ -208,11 +218,11 @@ def _logged(log: str) -> Iterator[tuple[str, tuple[Algorithm, ...]]]:
     """The names of convolutions in a log of XLA's autotuner (`AutotuningLogs`), and what it ran."""
     words = (match[0] for match in _WORD.finditer(log))
     for entry in _fields(words)["logs"]:
-        (instruction,) = (message for [message] in entry.message("instr").values())
         results = (result for result in entry["results"] if "failure" not in result)
         algorithms = tuple(_algorithm(result) for result in results if "algorithm" in result)
-        if algorithms:
-            yield instruction["name"][0], algorithms
+        for [instruction] in entry.message("instr").values():  # one, by the name of its type
+            if algorithms:
+                yield instruction["name"][0], algorithms
 
 
 def _algorithm(result: Fields) -> Algorithm:

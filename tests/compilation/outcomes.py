@@ -35,6 +35,8 @@ def outcome(
     bound_s: float = 1.0,
     unplanned_s: float | None = None,
     kernels: int = 1,
+    workspace_bytes: int = 0,
+    slower_s: float = 0.0,
 ) -> Outcome:
     """An outcome with these bytes and seconds; its plain module has 500 bytes.
 
@@ -42,12 +44,22 @@ def outcome(
       predicted_to_fit: whether the plan was predicted to take 100 bytes at most.
       unplanned_s: of the plain module; by default those of the plan.
       kernels: of the plain module.
+      workspace_bytes: the largest of a convolution.
+      slower_s: of the plain module's seconds, for less workspace.
     """
     executable = Executable(None, Memory(nbytes, host_bytes, nbytes))
     replay = SimpleNamespace(step_s=seconds, copy_s=waits_s, hidden_copy_s=0.0, actions=1)
-    unplanned = SimpleNamespace(step_s=seconds if unplanned_s is None else unplanned_s)
+    unplanned_s = seconds if unplanned_s is None else unplanned_s
+    unplanned = SimpleNamespace(step_s=unplanned_s, slower_s=slower_s)
     problem = SimpleNamespace(kernels=range(kernels))
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=10, replay=unplanned, problem=problem)
+    plain = SimpleNamespace(
+        device_bytes=500,
+        resident_bytes=10,
+        replay=unplanned,
+        problem=problem,
+        largest_workspace_bytes=workspace_bytes,
+        workspaces={},
+    )
     result = SimpleNamespace(replay=replay)
     facts = {
         "fits": predicted_to_fit,

@@ -102,12 +102,16 @@ class FakeCandidates:
     gain_s: float = 0.0  # that each choice promises after the one before it
     fewest: FakeChoice | None = None
     made: dict[tuple[int, bool, bool], FakeChoice | None] = field(default_factory=dict)
+    smaller: Program | None = None  # by algorithms with less workspace
     # estimate of a byte -> slabs that are chosen once it is known
     corrected: dict[float, SlabCandidate] = field(default_factory=dict)
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
         return self.by_index
+
+    def less_workspace(self, program: Program) -> Program | None:
+        return self.smaller
 
     def fewer_residuals(
         self, program: Program, excess: int, may_use_host: bool, may_segment: bool = True
@@ -154,6 +158,7 @@ def attempt(
     gain_s: float = 0.0,
     fewest: FakeChoice | None = None,
     corrected: dict[float, SlabCandidate] | None = None,
+    smaller: Program | None = None,
     notify: Any = lambda *_: None,
     **options: Any,
 ) -> Outcome:
@@ -163,6 +168,7 @@ def attempt(
     candidates.gain_s = gain_s
     candidates.fewest = fewest
     candidates.corrected = corrected or {}
+    candidates.smaller = smaller
     attempts = Attempts(compiler, cast(Any, candidates), notify, **options)
     result = attempts.commit(attempts.explore(program))
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
@@ -710,6 +716,41 @@ def test_where_nothing_fits_or_a_plan_is_slow_stacks_are_read_by_index(
     compiler = Fake([first, outcome(indexed, second[0], seconds=second[1], predicted_to_fit=False)])
     result = attempt(compiler, by_index=indexed)
     assert count(result) == 2 and result.program is (indexed if chosen else PROGRAM)
+
+
+WITH_WORKSPACE = outcome(PROGRAM, 130, predicted_to_fit=False, workspace_bytes=1)  # of 100
+
+
+@pytest.mark.parametrize(
+    ("takes", "seconds", "slower_s", "explored"),
+    [(95, 1.1, 0.1, 2), (95, 1.5, 0.5, 3), (95, 1.1, 0.0, 2), (120, 1.0, 0.0, 3)],
+)
+def test_less_workspace_is_asked_for_before_slabs(
+    takes: int, seconds: float, slower_s: float, explored: int
+) -> None:
+    """Slabs are compared if it does not fit, or is slower than XLA's own algorithms by a quarter."""
+    smaller, slabs = by_index(), in_slabs()
+    bound_s = 1.0 + slower_s
+    fits = outcome(
+        smaller, takes, predicted_to_fit=takes < 100, seconds=seconds, bound_s=bound_s, slower_s=slower_s
+    )  # fmt: skip
+    in_hand = [WITH_WORKSPACE, fits, outcome(slabs, 90, seconds=1.6)][:explored]
+    result = attempt(Fake([*in_hand]), slabs=(slabs,), smaller=smaller)
+    assert count(result) == explored
+    assert result.program is (smaller if takes < 100 else slabs)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [outcome(PROGRAM, 130, predicted_to_fit=False), outcome(PROGRAM, 95, workspace_bytes=9)],
+)
+def test_less_workspace_is_not_asked_for_where_none_is_large_or_the_step_fits(
+    first: Outcome,
+) -> None:
+    slabs = in_slabs()
+    takes = [first] if first.fits else [first, outcome(slabs, 90)]
+    result = attempt(Fake([*takes]), slabs=(slabs,), smaller=by_index())
+    assert result.program is (PROGRAM if first.fits else slabs)
 
 
 def test_a_fast_plan_keeps_its_stacks() -> None:

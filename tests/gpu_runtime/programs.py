@@ -350,21 +350,22 @@ def _log_lines() -> int:
 
 
 def with_workspace(share: float) -> dict[str, Any]:
-    """A step within the bytes of the plain step, less a share of the largest workspace: planned with XLA's autotuner."""
+    """A step with XLA's autotuner, planned within the bytes of the plain step less a share of its largest workspace."""
     step, (state, batch) = TOYS["normalized"]()
     options = {"donate_argnums": 0, "compiler_options": {"xla_gpu_autotune_level": 1}}
     plain = memplan.jit(step, **options).plan(state, batch)
     report = plain.report
     budget = int(report.compiled_peak_bytes - share * report.workspace_bytes)
-    planned = memplan.jit(step, budget=budget, **options).plan(state, batch)
+    planned = memplan.jit(step, budget=budget, verify="numbers", **options).plan(state, batch)
+    followed = memplan.jit(step, budget=budget, plan=planned.plan, **options).plan(state, batch)
     actual, expected = (
         [np.asarray(leaf) for leaf in jax.tree_util.tree_leaves(stage.compile()(*copies))]
         for stage, copies in ((planned, _copies(state, batch)), (plain, _copies(state, batch)))
     )
     return {
-        "reports": [json.loads(stage.report.to_json()) for stage in (plain, planned)],
+        "reports": [json.loads(stage.report.to_json()) for stage in (plain, planned, followed)],
         "transforms": [transform.tag for transform in planned.plan.transforms],
-        "arrays": len(expected), "equal": equal(actual, expected),
+        "programs": 2, "arrays": len(expected), "equal": equal(actual, expected),
     }  # fmt: skip
 
 

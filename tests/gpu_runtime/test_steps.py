@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from tests.gpu_runtime import programs
@@ -121,6 +123,33 @@ def test_slabs_and_loops_pass_the_gate(watched, card, case):
     check_row(facts["row"])
     # Beside the pool every loop has a page of its own, for the condition that the host reads (xla's WhileThunk).
     assert facts["row"]["newly pinned"] == facts["row"]["pinned"] + 4096 * facts["loops"], facts
+
+
+WORKSPACE = 2 * MIB
+
+
+@pytest.mark.slow
+def test_less_workspace_is_asked_for_before_a_step_is_refused(watched):
+    """XLA's own autotuner, which takes an algorithm with workspace because it is faster."""
+    env = {"STAND_IN_WORKSPACE": str(WORKSPACE)}
+    facts = watched(programs.with_workspace, 0.9, card="a100", env=env).value
+    plain, planned, followed = facts["reports"]
+    assert (plain["workspace_bytes"], plain["slower_algorithms"]) == (WORKSPACE, 0)
+    assert re.search(
+        r"conv-bw-input.* \(tests/gpu_runtime/toys.py:\d+\)$", plain["workspace_kernel"]
+    )
+    assert facts["transforms"] == ["less workspace"] and planned["status"] == "fits", planned
+    assert planned["compiled_peak_bytes"] <= planned["budget_bytes"]
+    assert (planned["workspace_bytes"], planned["baseline_workspace_bytes"]) == (0, WORKSPACE)
+    assert (
+        planned["slower_algorithms"] == 8
+    )  # of three layers: two kinds of gradients, no first input's
+    for name in ("compiled_peak_bytes", "slower_algorithms", "predicted_step_s"):
+        assert followed[name] == planned[name]
+    assert followed["baseline_peak_bytes"] is None  # nobody has compiled the unmodified step
+    # 20 ms each, and as long as a busy machine lets it sleep
+    assert planned["slower_algorithms_s"] > 8 * 0.015
+    assert facts["equal"] == facts["arrays"] > 0  # the stand-in's algorithms round alike
 
 
 @pytest.mark.slow

@@ -13,8 +13,10 @@ import memplan
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome, SlabAttempt
+from memplan.compilation.scheduled import ScheduledModule
 from memplan.errors import InfeasibleBudgetError
 from memplan.hardware.backend import CPU
+from memplan.hardware.catalog import named
 from memplan.planning.graph import Graph, Op, Value
 from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.planning.transforms import StateOnHost
@@ -24,6 +26,7 @@ from memplan.results.infeasible import floor_of, infeasible, working_budget
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
+from tests.hlo import read_module
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +70,9 @@ def advice(step: Outcome) -> str:
 
 def test_large_state_may_be_donated_or_moved_to_the_host() -> None:
     step = outcome(PROGRAM, 120)
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=51)  # of a budget of 100
+    plain = SimpleNamespace(
+        device_bytes=500, resident_bytes=51, workspaces={}
+    )  # of a budget of 100
     large = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)))
     assert "donate_argnums" in advice(large) and "host_state" in advice(large)
     moved = replace(
@@ -84,7 +89,7 @@ def test_arrays_that_the_step_closes_over_may_be_arguments() -> None:
     step = outcome(PROGRAM, 120)
     assert "constants" not in str(infeasible(step, step.device_bytes))
     # The budget is 100, of which arguments and outputs take 50.
-    plain = SimpleNamespace(device_bytes=500, resident_bytes=80)
+    plain = SimpleNamespace(device_bytes=500, resident_bytes=80, workspaces={})
     executable = Executable(None, Memory(120, 0, 40, constant_bytes=30))
     closed = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)), executable=executable)
     said = str(infeasible(closed, 120))
@@ -92,6 +97,25 @@ def test_arrays_that_the_step_closes_over_may_be_arguments() -> None:
     assert "arguments instead of arrays that the step closes over" in said
     assert "30 B of constants, which can be neither donated nor kept on the host" in said
     assert "donate_argnums" not in said
+
+
+@pytest.mark.parametrize("nbytes", [0, 4096])
+def test_a_large_workspace_is_named_with_its_kernel(nbytes: int) -> None:
+    result = "f32[8,8]{1,0}, s8[4096]{0}" if nbytes else "f32[8,8]{1,0}"
+    product = f"""HloModule step, is_scheduled=true
+
+ENTRY %main (a: f32[8,8]) -> f32[8,8] {{
+  %a = f32[8,8]{{1,0}} parameter(0)
+  %gemm.1 = ({result}) custom-call(%a, %a), custom_call_target="__cublas$gemm"
+  ROOT %c = f32[8,8]{{1,0}} get-tuple-element(%gemm.1), index=0
+}}
+"""
+    step = outcome(PROGRAM, 120, predicted_to_fit=False)
+    plain = ScheduledModule(read_module(product), named("v100"))
+    planned = cast(Any, SimpleNamespace(plain=plain, predicted_bytes=120))
+    error = str(infeasible(replace(step, planned=planned), 120))
+    said = "A library needs 4.0 KiB of workspace for gemm.1." in error
+    assert said == bool(nbytes), error
 
 
 def test_the_smallest_plan_may_be_the_plain_step() -> None:
