@@ -33,15 +33,28 @@ class InfeasibleBudgetError(MemplanError):
       floor_bytes: the working set of the largest operation, with arguments and outputs, in bytes.
       smallest_bytes: the smallest device peak of all plans, in bytes; a budget that works.
       operation: the operation that sets the floor, with its `file:line`.
+      smallest_step_s: predicted seconds of a step within `smallest_bytes`.
+      baseline_step_s: those of the unmodified step; None if only a transformed one was planned.
     """
 
     guide = "does_not_fit#smaller-budget"
 
-    def __init__(self, message: str, *, floor_bytes: int, smallest_bytes: int, operation: str):
+    def __init__(
+        self,
+        message: str,
+        *,
+        floor_bytes: int,
+        smallest_bytes: int,
+        operation: str,
+        smallest_step_s: float | None = None,
+        baseline_step_s: float | None = None,
+    ):
         super().__init__(message)
         self.floor_bytes = floor_bytes
         self.smallest_bytes = smallest_bytes
         self.operation = operation
+        self.smallest_step_s = smallest_step_s
+        self.baseline_step_s = baseline_step_s
 
 
 class TimeLimitError(MemplanError, TimeoutError):

@@ -94,7 +94,10 @@ def refusal(
         program = refused.program.original
         return explore(program, within, notify, modules, True, deadline).best
 
-    smallest = working_budget(refused, None if request.plan else plan_within)
+    # The smallest slabs are explored within any budget, so their bytes are one that works.
+    candidates = exploration.attempts.candidates
+    works = not refused.is_compiled and candidates.is_in_smallest_slabs(refused.program)
+    smallest = working_budget(refused, None if request.plan or works else plan_within)
     return infeasible(refused, smallest, bool(request.split))
 
 

@@ -43,7 +43,7 @@ class History:
     explorations: int = 0
     # the first program's module, if that was unmodified
     unmodified: ScheduledModule | None = None
-    unmodified_bytes: int | None = None  # of the smallest plan for the unmodified step
+    smallest_unmodified: ProgramSummary | None = None  # the smallest plan for the unmodified step
     # of all programs in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
     # of all programs, in order
@@ -71,8 +71,8 @@ class History:
         if not explored.program.transforms:
             if not self.summaries:
                 self.unmodified = explored.planned.plain
-            nbytes = explored.device_bytes
-            self.unmodified_bytes = min(nbytes, self.unmodified_bytes or nbytes)
+            plans = filter(None, (self.smallest_unmodified, explored.summary))
+            self.smallest_unmodified = min(plans, key=lambda plan: plan.device_bytes)
         if isinstance(explored, Outcome):
             self.compilations += 1
         else:
@@ -133,7 +133,7 @@ class Attempts:
         return replace(
             best,
             unmodified=self.history.unmodified,
-            unmodified_bytes=self.history.unmodified_bytes,
+            smallest_unmodified=self.history.smallest_unmodified,
             closest_slab_attempt=self.history.closest_slab_attempt,
         )
 

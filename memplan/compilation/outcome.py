@@ -63,8 +63,8 @@ class Explored:
     hides_latency: bool  # scheduled by XLA's latency-hiding scheduler
     # the unmodified step's module; None if only a transformed program was explored
     unmodified: ScheduledModule | None = None
-    # of the smallest plan for the unmodified step that was found; None if none was explored
-    unmodified_bytes: int | None = None
+    # the smallest plan for the unmodified step that was found; None if none was explored
+    smallest_unmodified: ProgramSummary | None = None
     # of all programs in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
 

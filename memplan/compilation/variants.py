@@ -123,7 +123,13 @@ class Variants:
         if not self.candidates.splits or (best.fits and best.program.pins):
             return
         slowdown = best.step_s / best.planned.bound_s if best.fits else math.inf
-        yield from _SlabSearch(self.candidates, self.notify, slowdown).run()
+        search = _SlabSearch(self.candidates, self.notify, slowdown)
+        yield from search.run()
+        if not best.fits and not search.fits:
+            self.notify("choosing the smallest slabs", None)
+            smallest = self.candidates.smallest_slabs
+            if smallest is not None:
+                yield Proposal(smallest.write(), "in the smallest slabs")
 
 
 @dataclass
@@ -142,6 +148,7 @@ class _SlabSearch:
     # the best that fits, not by a slow plan, and its outcome
     fitting: SlabCandidate | None = None
     in_hand: Explored | None = None
+    fits = False  # does any candidate fit, if by a slow plan only?
     # the choice after each candidate that was tried; None: nothing more is explored
     choices: list[SlabCandidate | None] = field(default_factory=list)
 
@@ -150,6 +157,7 @@ class _SlabSearch:
         while choice is not None:
             self.tried.append(choice)
             outcome = yield Proposal(choice.write(), "in slabs", self._is_last)
+            self.fits |= outcome.fits
             choice = self._following(outcome)
 
     def _is_last(self, outcome: Explored) -> bool:

@@ -88,12 +88,32 @@ class Candidates:
         all of them computed.
         """
         slabs = SlabChoices(self.indexed_stacks(self.step) or self.step, self.device)
+        with_fewest = self._slabs_with_fewest_residuals
+        if with_fewest is None or slabs.may_fit(self.device_bytes, self.host_bytes):
+            return slabs
+        return with_fewest
+
+    @functools.cached_property
+    def smallest_slabs(self) -> SlabCandidate | None:
+        """The step with the fewest residuals, in slabs of the fewest bytes (see `SlabChoices`)."""
+        slabs = self._slabs_with_fewest_residuals or self.slabs
+        smallest = slabs.smallest(self.host_bytes)
+        if smallest is None:
+            return None
+        return replace(smallest, write=functools.cache(lambda: self._written(smallest)))
+
+    def is_in_smallest_slabs(self, program: Program) -> bool:
+        """Is this the program of `smallest_slabs`, which is explored whatever the limit is?"""
+        smallest = self.smallest_slabs if program.in_slabs else None
+        return smallest is not None and program.transforms == smallest.write().transforms
+
+    @functools.cached_property
+    def _slabs_with_fewest_residuals(self) -> SlabChoices | None:
+        """Slabs of the step with the fewest residuals; None if its loops keep none."""
         fewest = self.fewer_residuals(
             self.step, MORE_THAN_ANY, may_use_host=True, may_segment=False
         )
-        if fewest is None or slabs.may_fit(self.device_bytes, self.host_bytes):
-            return slabs
-        return SlabChoices(self.residuals.write(fewest), self.device)
+        return SlabChoices(self.residuals.write(fewest), self.device) if fewest else None
 
     def less_workspace(self, program: Program) -> Program | None:
         """The program with algorithms that need less workspace; None if it has them.

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
 
@@ -24,7 +25,7 @@ from memplan.report.decisions import LeftAsWritten
 from memplan.report.model import of_pool
 from memplan.report.slabs import Unsplit
 from memplan.report.views.table import shape
-from memplan.units import located, show_bytes
+from memplan.units import format_seconds, located, show_bytes
 from memplan.xla import local
 from memplan.xla.sources import Sources
 
@@ -43,11 +44,20 @@ _PINNED_POOL = "xla_gpu_host_bfc"
 _UNITS = {None: 1, "Ki": 1 << 10, "Mi": 1 << 20, "Gi": 1 << 30, "Ti": 1 << 40}
 
 
-def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> InfeasibleBudgetError:
+@dataclass(frozen=True)
+class WorkingBudget:
+    """A budget that works, and the predicted seconds of a step within it."""
+
+    device_bytes: int
+    step_s: float
+
+
+def infeasible(
+    outcome: Explored, smallest: WorkingBudget, splits: bool = True
+) -> InfeasibleBudgetError:
     """The error for a step whose best program does not fit.
 
     Args:
-      smallest: bytes of a budget that works.
       splits: slabs were allowed.
     """
     budget = outcome.limits.device_bytes
@@ -60,16 +70,22 @@ def infeasible(outcome: Explored, smallest: int, splits: bool = True) -> Infeasi
     if outcome.constant_bytes:
         resident = "arguments, constants, outputs"
     left = _left(outcome)
-    advice = "\n  ".join(_advice(outcome, smallest, not splits and floor_bytes > budget, left))
+    advice = "\n  ".join(
+        _advice(outcome, smallest.device_bytes, not splits and floor_bytes > budget, left)
+    )
+    baseline_step_s = outcome.unmodified.replay.step_s if outcome.unmodified else None
+    seconds = _seconds(smallest.step_s, baseline_step_s)
     parts = _workspace(outcome) + _as_written(left) + (_in_slabs(outcome) if splits else "")
     return InfeasibleBudgetError(
         f"no plan fits {show_bytes(budget)}{pool} on {outcome.target.device.name}. The smallest "
-        f"plan that was found takes {show_bytes(smallest)}{host}. No order of its kernels "
-        f"takes less than {show_bytes(floor_bytes)}: {resident} and the largest kernel, "
-        f"{operation}.{parts} Try:\n  {advice}",
+        f"plan that was found takes {show_bytes(smallest.device_bytes)}{host}.{seconds} No order "
+        f"of its kernels takes less than {show_bytes(floor_bytes)}: {resident} and the largest "
+        f"kernel, {operation}.{parts} Try:\n  {advice}",
         floor_bytes=floor_bytes,
-        smallest_bytes=smallest,
+        smallest_bytes=smallest.device_bytes,
         operation=operation,
+        smallest_step_s=smallest.step_s,
+        baseline_step_s=baseline_step_s,
     )
 
 
@@ -92,29 +108,44 @@ def out_of_time(smallest: Explored, programs: int, time_limit_s: float | None) -
     )
 
 
-def working_budget(refused: Explored, plan_within: Callable[[int], Explored] | None) -> int:
-    """Bytes of a budget that works: those of a program that did not fit, or somewhat more.
+def _seconds(step_s: float, baseline_step_s: float | None) -> str:
+    """How long a step takes within the smallest budget; "" if as long as the unmodified step."""
+    if step_s == baseline_step_s:
+        return ""
+    unplanned = ""
+    if baseline_step_s is not None:
+        unplanned = f"; without a plan, {format_seconds(baseline_step_s)}"
+    return f" With it a step is predicted to take {format_seconds(step_s)}{unplanned}."
+
+
+def working_budget(
+    refused: Explored, plan_within: Callable[[int], Explored] | None
+) -> WorkingBudget:
+    """A budget that works: the bytes of a program that did not fit, or somewhat more.
 
     Args:
       plan_within: plans the step for another budget, which may choose other loops or slabs; None if
-        the step follows a saved plan.
+        the step follows a saved plan, or the program that did not fit is known to work.
     """
-    budget = refused.device_bytes
-    plain_bytes = (refused.unmodified or refused.planned.plain).device_bytes
+    plain = refused.unmodified or refused.planned.plain
+    unplanned = WorkingBudget(plain.device_bytes, plain.replay.step_s)
+    smallest = WorkingBudget(refused.device_bytes, refused.step_s)
     is_transformed = refused.program.rewritten is not None
-    is_predicted = budget <= refused.planned.predicted_bytes
+    is_predicted = refused.device_bytes <= refused.planned.predicted_bytes
     if plan_within is None or (is_predicted and not is_transformed):
-        return min(budget, plain_bytes)
+        return min(smallest, unplanned, key=lambda budget: budget.device_bytes)
+    budget = smallest.device_bytes
     for _ in range(_MAX_BUDGETS):
-        if budget >= plain_bytes:
+        if budget >= unplanned.device_bytes:
             break
         outcome = plan_within(budget)
         if outcome.fits:
-            return budget
+            return WorkingBudget(budget, outcome.step_s)
         budget = max(outcome.device_bytes, budget + 1)
-        if refused.unmodified_bytes and refused.unmodified_bytes <= _NEAR_UNMODIFIED * budget:
-            return refused.unmodified_bytes
-    return plain_bytes
+        plan = refused.smallest_unmodified
+        if plan is not None and plan.device_bytes <= _NEAR_UNMODIFIED * budget:
+            return WorkingBudget(plan.device_bytes, plan.step_s)
+    return unplanned
 
 
 def floor_of(outcome: Explored) -> tuple[int, str]:

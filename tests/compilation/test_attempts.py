@@ -105,6 +105,7 @@ class FakeCandidates:
     smaller: Program | None = None  # by algorithms with less workspace
     # estimate of a byte -> slabs that are chosen once it is known
     corrected: dict[float, SlabCandidate] = field(default_factory=dict)
+    smallest_slabs: SlabCandidate | None = None
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
@@ -159,6 +160,7 @@ def attempt(
     fewest: FakeChoice | None = None,
     corrected: dict[float, SlabCandidate] | None = None,
     smaller: Program | None = None,
+    smallest_slabs: Program | None = None,
     notify: Any = lambda *_: None,
     **options: Any,
 ) -> Outcome:
@@ -169,6 +171,7 @@ def attempt(
     candidates.fewest = fewest
     candidates.corrected = corrected or {}
     candidates.smaller = smaller
+    candidates.smallest_slabs = candidate(smallest_slabs, 50) if smallest_slabs else None
     attempts = Attempts(compiler, cast(Any, candidates), notify, **options)
     result = attempts.commit(attempts.explore(program))
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
@@ -554,6 +557,23 @@ def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() 
     assert result.program is PROGRAM and result.closest_slab_attempt is not None
     assert result.closest_slab_attempt.device_bytes == 140
     assert result.closest_slab_attempt.in_slabs == slabs[1].in_slabs
+
+
+@pytest.mark.parametrize("nbytes", [105, 95])
+def test_the_smallest_slabs_are_explored_last(nbytes: int) -> None:
+    slabs, smallest = tuple(in_slabs() for _ in range(3)), in_slabs()
+    missed = misses((PROGRAM, 130), *((program, 110) for program in slabs))
+    compiler = Fake([*missed, outcome(smallest, nbytes, predicted_to_fit=nbytes == 95)])
+    result = attempt(compiler, slabs=slabs, smallest_slabs=smallest)
+    assert result.program is smallest and result.fits == (nbytes == 95)
+
+
+def test_the_smallest_slabs_are_not_explored_if_anything_fits_however_slow() -> None:
+    slow = outcome(PROGRAM, 90, seconds=2.0)
+    assert attempt(Fake([slow]), smallest_slabs=in_slabs()).program is PROGRAM
+    slabs = in_slabs()
+    compiler = Fake([*misses((PROGRAM, 130)), outcome(slabs, 90, seconds=2.0)])
+    assert attempt(compiler, slabs=(slabs,), smallest_slabs=in_slabs()).program is slabs
 
 
 def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less() -> None:

@@ -22,7 +22,7 @@ from memplan.planning.slabs.slabs import SlabGraph, Slabs
 from memplan.planning.transforms import StateOnHost
 from memplan.program.trace import InSlabs, Program, WithStateOnHost
 from memplan.results import infeasible as errors
-from memplan.results.infeasible import floor_of, infeasible, working_budget
+from memplan.results.infeasible import WorkingBudget, floor_of, infeasible, working_budget
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
@@ -42,7 +42,7 @@ def floor(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
 
 def test_the_error_names_the_floor_its_kernel_and_what_to_try() -> None:
     step = outcome(PROGRAM, 120, host_bytes=70, predicted_to_fit=False)
-    error = infeasible(step, step.device_bytes)
+    error = refusal(step)
     assert isinstance(error, InfeasibleBudgetError)
     assert (error.floor_bytes, error.smallest_bytes) == (60, 120)
     assert error.operation == "gemm.1 (model.py:3)"
@@ -64,8 +64,13 @@ def test_donated_state_is_not_advised_to_be_donated() -> None:
     assert "donate_argnums" not in str(caught.value)
 
 
+def refusal(step: Outcome, splits: bool = True) -> InfeasibleBudgetError:
+    """The error that names the step's own bytes, and two seconds."""
+    return infeasible(step, WorkingBudget(step.device_bytes, 2.0), splits)
+
+
 def advice(step: Outcome) -> str:
-    return str(infeasible(step, step.device_bytes)).partition("Try:")[2]
+    return str(refusal(step)).partition("Try:")[2]
 
 
 def test_large_state_may_be_donated_or_moved_to_the_host() -> None:
@@ -87,12 +92,12 @@ def test_large_state_may_be_donated_or_moved_to_the_host() -> None:
 
 def test_arrays_that_the_step_closes_over_may_be_arguments() -> None:
     step = outcome(PROGRAM, 120)
-    assert "constants" not in str(infeasible(step, step.device_bytes))
+    assert "constants" not in str(refusal(step))
     # The budget is 100, of which arguments and outputs take 50.
     plain = SimpleNamespace(device_bytes=500, resident_bytes=80, workspaces={})
     executable = Executable(None, Memory(120, 0, 40, constant_bytes=30))
     closed = replace(step, planned=cast(Any, SimpleNamespace(plain=plain)), executable=executable)
-    said = str(infeasible(closed, 120))
+    said = str(refusal(closed))
     assert "arguments, constants, outputs and the largest kernel" in said
     assert "arguments instead of arrays that the step closes over" in said
     assert "30 B of constants, which can be neither donated nor kept on the host" in said
@@ -125,22 +130,44 @@ def test_the_smallest_plan_may_be_the_plain_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("unmodified_bytes", "works", "tried"),
-    [(195, 195, [120]), (196, 196, [120, 130]), (None, 140, [120, 130, 140])],
+    ("baseline_s", "said"),
+    [
+        (None, "takes 120 B. With it a step is predicted to take 2.00 s. No order"),
+        (0.5, "a step is predicted to take 2.00 s; without a plan, 500 ms. No order"),
+        (2.0, "takes 120 B. No order"),
+    ],
+)
+def test_the_error_says_how_long_a_step_takes_within_the_smallest_budget(
+    baseline_s: float | None, said: str
+) -> None:
+    step = outcome(PROGRAM, 120)
+    if baseline_s is not None:
+        step = replace(step, unmodified=outcome(PROGRAM, 9, seconds=baseline_s).planned.plain)
+    error = refusal(step)
+    assert said in str(error)
+    assert (error.smallest_step_s, error.baseline_step_s) == (2.0, baseline_s)
+
+
+@pytest.mark.parametrize(
+    ("unmodified_bytes", "works", "seconds", "tried"),
+    [(195, 195, 3, [120]), (196, 196, 3, [120, 130]), (None, 140, 5, [120, 130, 140])],
 )
 def test_a_budget_that_works_is_sought_until_the_unmodified_step_takes_little_more(
-    unmodified_bytes: int | None, works: int, tried: list[int]
+    unmodified_bytes: int | None, works: int, seconds: float, tried: list[int]
 ) -> None:
-    refused = replace(outcome(in_slabs(), 120), unmodified_bytes=unmodified_bytes)
+    refused = outcome(in_slabs(), 120)
+    if unmodified_bytes is not None:
+        unmodified = outcome(PROGRAM, unmodified_bytes, seconds=3).summary
+        refused = replace(refused, smallest_unmodified=unmodified)
     takes = {120: 130, 130: 140, 140: 140}
     explored = list[int]()
 
     def plan_within(budget: int) -> Outcome:
         explored.append(budget)
-        step = outcome(in_slabs(), takes[budget], predicted_to_fit=False)
+        step = outcome(in_slabs(), takes[budget], predicted_to_fit=False, seconds=5)
         return replace(step, limits=Limits(budget, 50))
 
-    assert working_budget(refused, plan_within) == works
+    assert working_budget(refused, plan_within) == WorkingBudget(works, seconds)
     assert explored == tried
 
 
@@ -162,21 +189,21 @@ def attempted(program: Program, device_bytes: int, host_bytes: int = 0) -> Outco
 
 def test_the_error_has_the_bytes_of_slabs_and_the_unsplit_operations() -> None:
     said = " In slabs along dimension 0 of float32[64,3] it takes 130 B"
-    assert f"{said}. Try" in str(infeasible(attempted(in_slabs(), 130), 120))
-    assert f"{said} and 9 B on the host. Try" in str(infeasible(attempted(in_slabs(), 130, 9), 120))
+    assert f"{said}. Try" in str(refusal(attempted(in_slabs(), 130)))
+    assert f"{said} and 9 B on the host. Try" in str(refusal(attempted(in_slabs(), 130, 9)))
     # it fits beside 10 bytes
-    assert f"{said}. Try" in str(infeasible(attempted(in_slabs("sort", 90), 130), 120))
+    assert f"{said}. Try" in str(refusal(attempted(in_slabs("sort", 90), 130)))
     whole = attempted(in_slabs("sort", 91), 130)
-    assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(infeasible(whole, 120))
+    assert f"{said}; sort (net.py:7) cannot run in slabs. Try" in str(refusal(whole))
     expected = " In slabs it may take less, but none were expected to fit this budget. Try"
-    assert expected in str(infeasible(outcome(PROGRAM, 120), 120))
-    assert expected not in str(infeasible(outcome(PROGRAM, 120), 120, splits=False))
+    assert expected in str(refusal(outcome(PROGRAM, 120)))
+    assert expected not in str(refusal(outcome(PROGRAM, 120), splits=False))
     (record,) = in_slabs("print", 1).in_slabs
     shown = PROGRAM.transformed(
         replace(record, graph=replace(record.graph, effects=frozenset({0}))), None
     )
     assert f"{said}; print (net.py:7) cannot run in slabs. Try" in str(
-        infeasible(attempted(shown, 130), 120)
+        refusal(attempted(shown, 130))
     )
 
 
@@ -190,10 +217,10 @@ def test_a_larger_host_budget_is_advised_for_slabs() -> None:
 def test_slabs_are_advised_if_they_were_off_and_no_order_fits(floor: Any) -> None:
     floor(101)
     step = outcome(PROGRAM, 120)
-    assert 'split="auto"' in str(infeasible(step, 120, splits=False))
-    assert "split=" not in str(infeasible(step, 120))
+    assert 'split="auto"' in str(refusal(step, splits=False))
+    assert "split=" not in str(refusal(step))
     floor(100)
-    assert "split=" not in str(infeasible(step, 120, splits=False))
+    assert "split=" not in str(refusal(step, splits=False))
 
 
 @pytest.mark.gpu_aot

@@ -60,6 +60,15 @@ _ALIKE_SHARE = 0.9
 _ESTIMATE = 0.95
 # Once they were compared, the slabs that are chosen next may take a hundredth more than the first.
 _CORRECTED = 0.99
+# Look for the smallest slabs if no axis has more ops. A refusal then takes 3 times as long for two
+# U-Nets of 715 and 379 ops; for a ResNet-50 of 1,378 it would take 53 s instead of 17.
+_MOST_OPS = 1_200
+# Their loops have at most twice as many ops. Those of the U-Nets have 1.3 times as many; those of a
+# ResNet-50's batch would have 27 times as many, and XLA compile them for minutes.
+_MOST_COPIES = 2
+# They promise to take at most 0.9 times the bytes of the most demanding kernel. Plans of their
+# kernels take 0.73 to 0.81 times what they promise (three steps).
+_SMALLER = 0.9
 
 
 @dataclass(frozen=True)
@@ -105,6 +114,26 @@ class PricedSlabs:
     def fits(self) -> bool:
         """Are they expected to fit the limits for which they were chosen?"""
         return self.choice.limits.fits(self.price)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes on each device; those above the host's limit would have to stay there."""
+        limits = self.choice.limits
+        excess = max(0, self.price.host_bytes - limits.host_bytes)
+        return (self.price.device_bytes + excess) // limits.devices
+
+    @property
+    def peak_nbytes(self) -> int:
+        """The same, or the bytes of the most demanding kernel that stays whole."""
+        limits = self.choice.limits
+        widest = _widest_kernel_nbytes(self.axis.graph, self.slabs.ops)
+        return max(self.nbytes, (limits.resident_bytes + widest) // limits.devices)
+
+    @property
+    def copies(self) -> float:
+        """How often the loops have an op, on average: those that recompute it have their own."""
+        loops = self.choice.pricer.walls.loops(self.slabs)
+        return sum(len(loop.ops) for loop in loops) / len(self.slabs.ops)
 
 
 @dataclass(frozen=True)
@@ -153,24 +182,53 @@ class SlabChoices:
         slabs_by_computation = self._slabs_of_computations(int(factor * device_bytes), host_bytes)
         count = max((len(ranked) for _, ranked in slabs_by_computation), default=0)
         for rank in range(count):
-            chosen = list[tuple[PlacedComputation, PricedSlabs]]()
-            seconds = 0.0
-            unsplit_seconds = 0.0
-            nbytes = 0
-            for computation, ranked in slabs_by_computation:
-                priced = ranked[min(rank, len(ranked) - 1)]
-                chosen.append((computation, priced))
-                seconds += computation.trips * priced.price.seconds
-                unsplit_seconds += computation.trips * priced.choice.pricer.whole_seconds
-                # bytes above the host's limit would have to stay on the device
-                limits = priced.choice.limits
-                excess = max(0, priced.price.host_bytes - limits.host_bytes)
-                nbytes = max(nbytes, (priced.price.device_bytes + excess) // limits.devices)
-            if seconds > slower * unsplit_seconds:
-                continue
-            write = functools.partial(_written, self.program, chosen)
-            slabs = tuple(priced.slabs for _, priced in chosen)
-            yield SlabCandidate(slabs, nbytes, seconds, write)
+            chosen = [
+                (computation, ranked[min(rank, len(ranked) - 1)])
+                for computation, ranked in slabs_by_computation
+            ]
+            unsplit_seconds = sum(
+                computation.trips * priced.choice.pricer.whole_seconds
+                for computation, priced in chosen
+            )
+            candidate = self._candidate(chosen)
+            if candidate.expected_s <= slower * unsplit_seconds:
+                yield candidate
+
+    def smallest(self, host_bytes: int) -> SlabCandidate | None:
+        """The step in the slabs that are expected to take the fewest bytes on the device.
+
+        No limit on the device changes them. They are not refined: seconds do not count. None if no
+        slabs within the host's limit take much less than the most demanding kernel, or if finding
+        and compiling them takes long.
+
+        Args:
+          host_bytes: limit.
+        """
+        resident = _resident_bytes(self.program)
+        smallest = dict[PlacedComputation, PricedSlabs]()
+        nbytes = 0  # of the computations so far, split or not
+        for computation, frontier in sorted(self._frontiers, key=_whole_nbytes, reverse=True):
+            whole_nbytes = resident + _whole_nbytes((computation, frontier))
+            if whole_nbytes <= nbytes:
+                break
+            limits = SlabLimits(0, host_bytes, resident + computation.around_nbytes)
+            priced = frontier.smallest(limits)
+            if priced is None or priced.peak_nbytes > _SMALLER * whole_nbytes:
+                nbytes = whole_nbytes
+            else:
+                nbytes = max(nbytes, priced.peak_nbytes)
+                smallest[computation] = priced
+        innermost_first = [computation for computation, _ in reversed(self._frontiers)]
+        chosen = [(each, smallest[each]) for each in innermost_first if each in smallest]
+        return replace(self._candidate(chosen), expected_bytes=nbytes) if chosen else None
+
+    def _candidate(self, chosen: Sequence[tuple[PlacedComputation, PricedSlabs]]) -> SlabCandidate:
+        """The step with these slabs of computations, the innermost first."""
+        slabs = tuple(priced.slabs for _, priced in chosen)
+        nbytes = max(priced.nbytes for _, priced in chosen)
+        seconds = sum(computation.trips * priced.price.seconds for computation, priced in chosen)
+        write = functools.partial(_written, self.program, chosen)
+        return SlabCandidate(slabs, nbytes, seconds, write)
 
     def may_fit(self, device_bytes: int, host_bytes: int) -> bool:
         """Are any slabs expected to fit these limits?"""
@@ -215,6 +273,12 @@ class SlabChoices:
             (computation, Frontier(computation.flat, self.device, computation.parts))
             for computation in computations(whole_program)
         ]
+
+
+def _whole_nbytes(entry: tuple[PlacedComputation, Frontier]) -> int:
+    """Bytes of a computation in one piece, without the program's arguments."""
+    computation, _ = entry
+    return computation.around_nbytes + computation.kernel_nbytes
 
 
 def _written(program: Program, chosen: Sequence[tuple[PlacedComputation, PricedSlabs]]) -> Program:
@@ -290,6 +354,19 @@ class Frontier:
             remaining += ranked[1:]
         yield from best_of_axes.values()
         yield from sorted(remaining, key=_order)
+
+    def smallest(self, limits: SlabLimits) -> PricedSlabs | None:
+        """The slabs that are expected to take the fewest bytes; None if finding them takes long."""
+        if any(len(axis.axis.graph.along) > _MOST_OPS for axis in self._axes):
+            return None
+        smallest = [
+            priced
+            for axis in self._axes
+            if (priced := _AxisSearch(axis, limits.times(axis.devices)).smallest()) is not None
+            and priced.copies <= _MOST_COPIES
+            and priced.price.host_bytes <= priced.choice.limits.host_bytes
+        ]
+        return min(smallest, key=lambda priced: priced.peak_nbytes, default=None)
 
     def _ranked(self, candidate: _CandidateAxis, limits: SlabLimits) -> list[PricedSlabs]:
         """Slabs of an axis, the best first."""
@@ -441,16 +518,18 @@ class _AxisSearch:
             if ops and _widest_kernel_nbytes(graph, ops) <= limit:
                 yield from self._by_rows(ops)
 
+    def smallest(self) -> PricedSlabs | None:
+        """All ops along the axis, in slabs of the fewest rows."""
+        ops = frozenset(self.candidate.axis.graph.along)
+        return self._best(ops, self._least_rows(ops)) if ops else None
+
     def _by_rows(self, ops: frozenset[int]) -> Iterator[PricedSlabs]:
         """Try the fewest slabs that fit, then more: smaller slabs take less device memory."""
-        axis, size = self.candidate.axis, self.candidate.size
-        graph = axis.graph
-        min_rows = least_rows(graph, ops)
-        min_rows *= math.ceil(size / (min_rows * _MOST_TRIPS))
-        choice = self._choice(ops, min_rows)
-        if choice is None:
+        size = self.candidate.size
+        min_rows = self._least_rows(ops)
+        smallest = self._best(ops, min_rows)
+        if smallest is None:
             return
-        smallest = PricedSlabs(axis, choice, *choice.best())
         if not self.limits.fits(smallest.price):
             yield smallest
             return
@@ -462,6 +541,16 @@ class _AxisSearch:
                 fitting += 1
             if fitting == _FITTING_ROWS:
                 return
+
+    def _least_rows(self, ops: frozenset[int]) -> int:
+        """The fewest rows that a slab can have."""
+        rows = least_rows(self.candidate.axis.graph, ops)
+        return rows * math.ceil(self.candidate.size / (rows * _MOST_TRIPS))
+
+    def _best(self, ops: frozenset[int], rows: int) -> PricedSlabs | None:
+        """The fastest slabs of this many rows that fit, or the smallest."""
+        choice = self._choice(ops, rows)
+        return PricedSlabs(self.candidate.axis, choice, *choice.best()) if choice else None
 
     def _fastest(self, ops: frozenset[int], rows: int) -> PricedSlabs | None:
         """The fastest slabs of this many rows that fit."""

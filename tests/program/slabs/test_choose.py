@@ -17,6 +17,8 @@ from memplan.planning.slabs.slabs import least_rows, trips_of
 from memplan.program.slabs import choose
 from memplan.program.slabs.choose import Frontier, PricedSlabs, SlabChoices, large_ops
 from memplan.program.trace import Program, trace
+from models.train import unet3d_step
+from models.unet3d import UNet3DConfig
 from tests.planning.slab_graphs import NamedGraph, NamedOp, named_graph
 from tests.xla.steps import array
 
@@ -210,6 +212,59 @@ def test_programs_that_take_too_long_are_left_out() -> None:
 def test_a_step_without_axes_has_no_slabs() -> None:
     program = traced(jnp.linalg.inv, array(64, 64))
     assert not [*Frontier(program.flat, DEVICE).within(SlabLimits(KIB, KIB, 0))]
+    assert SlabChoices(program, DEVICE).smallest(KIB) is None
+
+
+def test_the_smallest_slabs_are_below_those_of_any_limit() -> None:
+    choices = SlabChoices(tokens(), DEVICE)
+    smallest = choices.smallest(0)
+    assert smallest is not None and smallest.write().in_slabs
+    (slabs,) = smallest.slabs
+    assert slabs.rows == 1
+    for kib in (40, 80, 160, 320, 640):
+        nbytes = [each.expected_bytes for each in choices.programs(kib * KIB, 0, 1e9)]
+        assert all(each >= smallest.expected_bytes for each in nbytes)
+
+
+@pytest.mark.parametrize("limit", ["_MOST_OPS", "_MOST_COPIES", "_SMALLER"])
+def test_the_smallest_slabs_are_few_ops_and_much_smaller(monkeypatch: Any, limit: str) -> None:
+    monkeypatch.setattr(choose, limit, 0)
+    assert SlabChoices(tokens(), DEVICE).smallest(0) is None
+
+
+def losses(*losses: Callable[[Any, Any], Any]) -> Program:
+    """One of two losses of 256 tokens, as the first number says."""
+
+    def step(hidden: Any, table: Any) -> Any:
+        return lax.cond(hidden[0, 0] > 0, *losses, hidden, table)
+
+    return traced(step, array(256, 4), array(4, 512))
+
+
+def gram_loss(hidden: Any, table: Any) -> Any:
+    """A few bytes, from two tokens."""
+    return (hidden[:2] @ hidden[:2].T).sum()
+
+
+@pytest.mark.parametrize(
+    ("branches", "split"),
+    [((token_loss, token_loss), 2), ((token_loss, gram_loss), 1), ((gram_loss, token_loss), 1)],
+)
+def test_computations_that_take_no_more_whole_stay_whole(branches: Any, split: int) -> None:
+    smallest = SlabChoices(losses(*branches), DEVICE).smallest(0)
+    assert smallest is not None and len(smallest.slabs) == split
+    assert len(smallest.write().in_slabs) == split
+
+
+def test_the_smallest_slabs_keep_the_hosts_limit() -> None:
+    step, args = unet3d_step(24, config=UNet3DConfig(filters=4, levels=2))
+    frontier = Frontier(traced(step, *args).flat, DEVICE)
+    stored = list[int]()
+    for host_bytes in (1 << 30, 3_000_000, 500_000):
+        smallest = frontier.smallest(SlabLimits(0, host_bytes, 0))
+        assert smallest is not None and smallest.price.host_bytes <= host_bytes
+        stored.append(smallest.price.host_bytes)
+    assert stored[0] > stored[1] > stored[2] == 0
 
 
 TABLE = np.ones((256, 512), np.float32)
