@@ -94,10 +94,12 @@ def refusal(
         program = refused.program.original
         return explore(program, within, notify, modules, True, deadline).best
 
-    # The smallest slabs are explored within any budget, so their bytes are one that works.
-    candidates = exploration.attempts.candidates
-    works = not refused.is_compiled and candidates.is_in_smallest_slabs(refused.program)
-    smallest = working_budget(refused, None if request.plan or works else plan_within)
+    searches = request.plan is None
+    if searches and refused.program.in_slabs and not refused.is_compiled:
+        # A search within any budget explores the smallest slabs.
+        smallest_slabs = exploration.attempts.candidates.in_smallest_slabs
+        searches = all(program is not refused.program for program in smallest_slabs)
+    smallest = working_budget(refused, plan_within if searches else None)
     return infeasible(refused, smallest, bool(request.split))
 
 

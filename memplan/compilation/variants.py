@@ -127,9 +127,10 @@ class Variants:
         yield from search.run()
         if not best.fits and not search.fits:
             self.notify("choosing the smallest slabs", None)
-            smallest = self.candidates.smallest_slabs
-            if smallest is not None:
-                yield Proposal(smallest.write(), "in the smallest slabs")
+            for program in self.candidates.in_smallest_slabs:
+                outcome = yield Proposal(program, "in the smallest slabs")
+                if outcome.fits:
+                    return
 
 
 @dataclass

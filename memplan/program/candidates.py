@@ -94,18 +94,13 @@ class Candidates:
         return with_fewest
 
     @functools.cached_property
-    def smallest_slabs(self) -> SlabCandidate | None:
-        """The step with the fewest residuals, in slabs of the fewest bytes (see `SlabChoices`)."""
-        slabs = self._slabs_with_fewest_residuals or self.slabs
-        smallest = slabs.smallest(self.host_bytes)
-        if smallest is None:
-            return None
-        return replace(smallest, write=functools.cache(lambda: self._written(smallest)))
+    def in_smallest_slabs(self) -> tuple[Program, ...]:
+        """The step with the fewest residuals, in slabs of the fewest bytes (see `SlabChoices`).
 
-    def is_in_smallest_slabs(self, program: Program) -> bool:
-        """Is this the program of `smallest_slabs`, which is explored whatever the limit is?"""
-        smallest = self.smallest_slabs if program.in_slabs else None
-        return smallest is not None and program.transforms == smallest.write().transforms
+        The limit on the device does not change them.
+        """
+        slabs = self._slabs_with_fewest_residuals or self.slabs
+        return tuple(map(self._written, slabs.smallest(self.host_bytes)))
 
     @functools.cached_property
     def _slabs_with_fewest_residuals(self) -> SlabChoices | None:

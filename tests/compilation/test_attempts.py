@@ -105,7 +105,7 @@ class FakeCandidates:
     smaller: Program | None = None  # by algorithms with less workspace
     # estimate of a byte -> slabs that are chosen once it is known
     corrected: dict[float, SlabCandidate] = field(default_factory=dict)
-    smallest_slabs: SlabCandidate | None = None
+    in_smallest_slabs: tuple[Program, ...] = ()
 
     def indexed_stacks(self, program: Program) -> Program | None:
         assert program is self.program
@@ -160,7 +160,7 @@ def attempt(
     fewest: FakeChoice | None = None,
     corrected: dict[float, SlabCandidate] | None = None,
     smaller: Program | None = None,
-    smallest_slabs: Program | None = None,
+    smallest_slabs: tuple[Program, ...] = (),
     notify: Any = lambda *_: None,
     **options: Any,
 ) -> Outcome:
@@ -171,7 +171,7 @@ def attempt(
     candidates.fewest = fewest
     candidates.corrected = corrected or {}
     candidates.smaller = smaller
-    candidates.smallest_slabs = candidate(smallest_slabs, 50) if smallest_slabs else None
+    candidates.in_smallest_slabs = smallest_slabs
     attempts = Attempts(compiler, cast(Any, candidates), notify, **options)
     result = attempts.commit(attempts.explore(program))
     assert len(compiler.calls) == len(compiler.takes), "stopped too early"
@@ -561,19 +561,20 @@ def test_a_few_programs_in_slabs_are_compiled_and_the_nearest_is_kept_in_mind() 
 
 @pytest.mark.parametrize("nbytes", [105, 95])
 def test_the_smallest_slabs_are_explored_last(nbytes: int) -> None:
-    slabs, smallest = tuple(in_slabs() for _ in range(3)), in_slabs()
-    missed = misses((PROGRAM, 130), *((program, 110) for program in slabs))
-    compiler = Fake([*missed, outcome(smallest, nbytes, predicted_to_fit=nbytes == 95)])
-    result = attempt(compiler, slabs=slabs, smallest_slabs=smallest)
-    assert result.program is smallest and result.fits == (nbytes == 95)
+    slabs, others = tuple(in_slabs() for _ in range(3)), (in_slabs(), in_slabs())
+    missed = misses((PROGRAM, 130), *((program, 110) for program in slabs), (others[0], 120))
+    compiler = Fake([*missed, outcome(others[1], nbytes, predicted_to_fit=nbytes == 95)])
+    more = (in_slabs(),) if nbytes == 95 else ()
+    result = attempt(compiler, slabs=slabs, smallest_slabs=(*others, *more))
+    assert result.program is others[1] and result.fits == (nbytes == 95)
 
 
 def test_the_smallest_slabs_are_not_explored_if_anything_fits_however_slow() -> None:
     slow = outcome(PROGRAM, 90, seconds=2.0)
-    assert attempt(Fake([slow]), smallest_slabs=in_slabs()).program is PROGRAM
+    assert attempt(Fake([slow]), smallest_slabs=(in_slabs(),)).program is PROGRAM
     slabs = in_slabs()
     compiler = Fake([*misses((PROGRAM, 130)), outcome(slabs, 90, seconds=2.0)])
-    assert attempt(compiler, slabs=(slabs,), smallest_slabs=in_slabs()).program is slabs
+    assert attempt(compiler, slabs=(slabs,), smallest_slabs=(in_slabs(),)).program is slabs
 
 
 def test_after_a_miss_slabs_are_asked_for_that_are_expected_to_take_so_much_less() -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 import memplan
+from memplan import pipeline
 from memplan.compilation.callback import PlannedModule
 from memplan.compilation.limits import Limits
 from memplan.compilation.outcome import Outcome, SlabAttempt
@@ -23,6 +24,7 @@ from memplan.planning.transforms import StateOnHost
 from memplan.program.trace import InSlabs, Program, WithStateOnHost
 from memplan.results import infeasible as errors
 from memplan.results.infeasible import WorkingBudget, floor_of, infeasible, working_budget
+from memplan.stages import Planned
 from memplan.xla.target import Executable, Memory
 from tests.compilation.modules import LEAST, scheduled
 from tests.compilation.outcomes import PROGRAM, outcome
@@ -221,6 +223,29 @@ def test_slabs_are_advised_if_they_were_off_and_no_order_fits(floor: Any) -> Non
     assert "split=" not in str(refusal(step))
     floor(100)
     assert "split=" not in str(refusal(step, splits=False))
+
+
+@pytest.mark.gpu_aot
+def test_whoever_asks_the_smallest_budget_is_that_of_the_smallest_slabs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def step(hidden: jax.Array, table: jax.Array) -> jax.Array:
+        return jax.grad(lambda table: jax.nn.logsumexp(hidden @ table, axis=1).sum())(table)
+
+    def planned(budget: int) -> Planned[Any]:
+        """Without a search for a budget that works."""
+        return memplan.jit(step, budget=budget, device="v100").plan(*args)
+
+    monkeypatch.delattr(pipeline, "explore")
+    args = jax.ShapeDtypeStruct((1024, 4), jnp.float32), jax.ShapeDtypeStruct((4, 512), jnp.float32)
+    with pytest.raises(InfeasibleBudgetError) as hopeless:
+        planned(1)
+    smallest = hopeless.value.smallest_bytes
+    assert smallest < 100_000  # the logits take 2 MiB
+    assert planned(smallest).report.slab_loops
+    with pytest.raises(InfeasibleBudgetError) as near:
+        planned(98 * smallest // 100)
+    assert near.value.smallest_bytes == smallest
 
 
 @pytest.mark.gpu_aot
