@@ -326,7 +326,9 @@ def test_what_fits_is_compiled_once() -> None:
 
 def test_a_missed_prediction_reserves_what_it_missed_by() -> None:
     compiler = Fake([107, 103, 99])
-    assert count(attempt(compiler)) == 3
+    result = attempt(compiler)
+    assert count(result) == 3
+    assert result.smallest_unmodified is not None and result.smallest_unmodified.device_bytes == 99
     assert [headroom for *_, headroom in compiler.calls] == [Headroom(), Headroom(7), Headroom(10)]
 
 
