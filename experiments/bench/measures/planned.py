@@ -22,7 +22,7 @@ from memplan.planning.loops import host_nbytes, stacked_nbytes
 from memplan.planning.schedule import Kind
 from memplan.program.lowerable import Lowerable
 from memplan.request import UNLIMITED, Request, target_of
-from memplan.results.infeasible import floor_of, infeasible
+from memplan.results.infeasible import WorkingBudget, floor_of, infeasible
 from memplan.units import parse_bytes
 from memplan.xla.replay import replay
 from memplan.xla.target import Executable, Target
@@ -84,9 +84,10 @@ def measurement_of(row: Mapping[str, Any], outcome: Outcome) -> Measurement:
     status = (
         "does not fit" if not outcome.fits else "fits" if outcome.plan is not None else "untouched"
     )
-    return Measurement(
-        [dict(row)], status, "" if outcome.fits else str(infeasible(outcome, outcome.device_bytes))
-    )
+    reason = ""
+    if not outcome.fits:
+        reason = str(infeasible(outcome, WorkingBudget(outcome.device_bytes, outcome.step_s)))
+    return Measurement([dict(row)], status, reason)
 
 
 def beside_checkpoint(case: Case) -> Measurement:

@@ -64,7 +64,7 @@ _CORRECTED = 0.99
 # U-Nets of 715 and 379 ops; for a ResNet-50 of 1,378 it would take 53 s instead of 17.
 _MOST_OPS = 1_200
 # Their loops have at most twice as many ops. Those of the U-Nets have 1.3 times as many; those of a
-# ResNet-50's batch would have 27 times as many, and XLA compile them for minutes.
+# ResNet-50's batch would have 27 times as many, which XLA schedules in a minute.
 _MOST_COPIES = 2
 # They promise to take at most 0.9 times the bytes of the most demanding kernel. Plans of their
 # kernels take 0.73 to 0.81 times what they promise (three steps).
