@@ -170,12 +170,14 @@ def _run(axis: SlabAxis, slabs: Slabs, first: int, operands: Sequence[Any]) -> l
     order = arrange(axis.graph, slabs)
     walls = Walls(axis.graph, slabs.ops)
     loops = [item for item in order if isinstance(item, LoopOverSlabs)]
+    results_of = list[Any]()  # by loop: one of its results
     for item in order:
         if isinstance(item, LoopOverSlabs):
             largest = axis.flat.eqns[item.largest_op(axis.graph.graph)]
             scope = jax.named_scope(InSlabs.scope(next(numbers)))
             with compat.source_context(largest), scope:
-                _Loop(axis, walls, slabs, item, loops, env).run()
+                after = results_of[-2:-1]
+                results_of.append(_Loop(axis, walls, slabs, item, loops, env).run(after))
             continue
         eqn = axis.flat.eqns[item]
         with compat.user_context(eqn):
@@ -276,11 +278,18 @@ class _Loop:
             return value
         return DeviceArray(value, self.axis.dims[var], self.slab_rows(var), self.trips)
 
-    def run(self) -> None:
+    def run(self, after: Sequence[Any]) -> Any:
         """Run the loop, and set the values of its results.
 
         A trip writes the previous trip's slabs to the host, and fetches the next trip's slabs from
         it, so that both copies overlap with its own computation.
+
+        Args:
+          after: results of the loop before the previous one. The first slabs are fetched after it:
+            else XLA fetches them as soon as they are written, and holds them until this loop.
+
+        Returns:
+          One of its results.
         """
         sums = [
             compat.varying_like(var.aval, identity(self._reduction(number), var.aval))
@@ -291,7 +300,11 @@ class _Loop:
             for number in self.loop.ops
             if (along := self.axis.equations[number]).carries
         }
-        pieces = [self._first_pieces(var) for var in self.fetched]
+        sources, _ = lax.optimization_barrier((list(self.fetched.values()), after))
+        pieces = [
+            self._first_pieces(var, source)
+            for var, source in zip(self.fetched, sources, strict=True)
+        ]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
         slabs = [
             compat.varying_like(var.aval, jnp.zeros(self._host_slab_shape(var), var.aval.dtype))
@@ -313,6 +326,7 @@ class _Loop:
                 self.values[var] = SplitArray(Stack(stack, dim, rows), self.values[var], size)
             else:
                 self.values[var] = Stack(stack, dim, size)
+        return jax.tree.leaves((sums, stacks, slabs))[0]
 
     def _row_before(self, eqn: compat.JaxprEqn, along: AlongAxis) -> Any:
         """The row before the first row of a cumulative equation's result."""
@@ -398,9 +412,8 @@ class _Loop:
         """The rows of a trip's window that the previous window does not have."""
         return source.rows(trip, (self._first_new_row(var), self.windows[var][1]))
 
-    def _first_pieces(self, var: Any) -> list[Any]:
+    def _first_pieces(self, var: Any, source: HostArray) -> list[Any]:
         """The first trip's window: halo rows that no earlier trip fetched, and its own rows."""
-        source = self.fetched[var]
         halo = self.windows[var][0], self._first_new_row(var)
         halo_rows = [source.rows(0, halo)] if halo[0] < halo[1] else []
         return [*halo_rows, self._fetch(var, 0, source)]
