@@ -300,11 +300,7 @@ class _Loop:
             for number in self.loop.ops
             if (along := self.axis.equations[number]).carries
         }
-        sources, _ = lax.optimization_barrier((list(self.fetched.values()), after))
-        pieces = [
-            self._first_pieces(var, source)
-            for var, source in zip(self.fetched, sources, strict=True)
-        ]
+        pieces = [self._first_pieces(var, after) for var in self.fetched]
         hosts = [self._empty(var, spans) for var, spans in self.to_host.items()]
         slabs = [
             compat.varying_like(var.aval, jnp.zeros(self._host_slab_shape(var), var.aval.dtype))
@@ -412,8 +408,13 @@ class _Loop:
         """The rows of a trip's window that the previous window does not have."""
         return source.rows(trip, (self._first_new_row(var), self.windows[var][1]))
 
-    def _first_pieces(self, var: Any, source: HostArray) -> list[Any]:
-        """The first trip's window: halo rows that no earlier trip fetched, and its own rows."""
+    def _first_pieces(self, var: Any, after: Sequence[Any]) -> list[Any]:
+        """The first trip's window: halo rows that no earlier trip fetched, and its own rows.
+
+        Args:
+          after: the copies begin once these are known.
+        """
+        source, _ = lax.optimization_barrier((self.fetched[var], after))
         halo = self.windows[var][0], self._first_new_row(var)
         halo_rows = [source.rows(0, halo)] if halo[0] < halo[1] else []
         return [*halo_rows, self._fetch(var, 0, source)]
