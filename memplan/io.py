@@ -250,11 +250,11 @@ def _decode(hint: Any, value: Any, where: str, strict: _Strict) -> Any:
 
 
 def _member(members: tuple[Any, ...], document: dict[str, Any], where: str) -> Any:
-    """The dataclass of a union that an object's tag names."""
-    by_tag = {getattr(member, _TAG): member for member in members}
+    """The dataclass of a union that an object's tag names; without a tag, the one that has none."""
+    by_tag = {getattr(member, _TAG, None): member for member in members}
     tag = document.get(_TAG)
-    if not isinstance(tag, str) or tag not in by_tag:
-        choices = ", ".join(by_tag)
+    if not isinstance(tag, str | None) or tag not in by_tag:
+        choices = ", ".join(filter(None, by_tag))
         raise ValueError(f"its {_join(where, _TAG)!r} is {tag!r:.40}, not one of {choices}")
     return by_tag[tag]
 

@@ -11,7 +11,7 @@ from typing import Any
 from memplan.compilation import kept
 from memplan.compilation.compiler import Notify, shapes_of
 from memplan.compilation.limits import Limits
-from memplan.errors import BudgetError, MemplanError
+from memplan.errors import BudgetError, MemplanError, UnsupportedProgramError
 from memplan.hardware import catalog, measured
 from memplan.hardware.topology import Topology
 from memplan.parallel.meshes import machine_of, processes_of, topology_for
@@ -185,11 +185,12 @@ def limits_of(request: Request, target: Target) -> Limits:
     """
     memory_bytes = target.device.memory_bytes
     device_bytes = parse_bytes(request.budget, memory_bytes)
+    device_bytes -= device_bytes % target.backend.limit_unit
     if not target.backend.has_own_memory:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
     if target.described:
         host_bytes = parse_bytes(request.host_budget, 2 * memory_bytes, "host budget")
-        share = pools().share
+        share = pools().share if target.backend.pools_memory else 1.0
         if request.budget is not None or share == 1:
             return Limits(device_bytes, host_bytes)
         pool = pools().of_device(memory_bytes, share)
@@ -237,6 +238,12 @@ def traced(
     division = program.traced.division
     if division is None:
         return program
+    if not target.backend.divides_steps:
+        raise UnsupportedProgramError(
+            f"the step runs on {division.count} devices, and memplan plans for one "
+            f"{target.device.name} alone: it has no rules yet for the collectives that XLA writes "
+            "for it. Plan the step of one device, without a mesh and without shardings."
+        )
     if request.time_limit is not None and len(processes_of(division, target.described)) > 1:
         raise MemplanError(
             "time_limit cannot end planning in several processes: their clocks differ, so they "

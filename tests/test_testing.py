@@ -10,7 +10,7 @@ import pytest
 import memplan
 from memplan.report.model import LiveValue, Report
 from memplan.testing import assert_peak_below, memplan_bytes
-from memplan.xla import target
+from memplan.xla.gpu import platform
 from tests.cli.command import REPORT
 from tests.xla.steps import dense
 
@@ -209,8 +209,8 @@ def test_without_the_extra_a_test_fails_and_names_it(
     def missing(**_: object) -> object:
         raise NotImplementedError("topology not implemented for cuda")
 
-    target.described_devices.cache_clear()
-    monkeypatch.setattr(target.topologies, "get_topology_desc", missing)
+    platform.described_devices.cache_clear()
+    monkeypatch.setattr(platform.topologies, "get_topology_desc", missing)
     pytester.makepyfile(
         STEP
         + "\n    import memplan.testing\n    def test_it(): memplan.testing.memplan_bytes(step, ARGS)"

@@ -231,8 +231,11 @@ class Attempts:
         for explored in fitting or [best]:
             self.history.summaries.remove(explored.summary)
             self.notify(f"compiling the best: {_figures(explored)}", None)
-            outcome = self._within_limits(explored.program, explored.hides_latency, always)
-            assert isinstance(outcome, Outcome)
+            program, hides_latency = explored.program, explored.hides_latency
+            outcome = self._within_limits(program, hides_latency, always)
+            if not isinstance(outcome, Outcome):  # refused, and asked for all the same
+                outcome = self.compiler.compile(program, hides_latency)
+                self.history.add(outcome)
             outcomes.append(outcome)
             if outcome.fits:
                 break
@@ -247,7 +250,8 @@ class Attempts:
         headroom = Headroom()
         outcome = self._compile(program, hides_latency, headroom, commits)
         for _ in range(self.tries - 1):
-            is_done = not isinstance(outcome, Outcome) or outcome.fits or not outcome.planned.fits
+            is_counted = isinstance(outcome, Outcome) or outcome.refused_bytes is not None
+            is_done = not is_counted or outcome.fits or not outcome.planned.fits
             if is_done or self.follow is not None:
                 break
             self.notify("compiling again, within what the first plan missed by", None)

@@ -3,7 +3,7 @@
 import itertools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite, Stopped
 from memplan.xla.module import Module
+from memplan.xla.platform import OutOfMemoryError
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
 from memplan.xla.workspace import timing_options, with_less_workspace
 
@@ -33,7 +34,7 @@ Commits = Callable[[Explored], bool]
 """Whether a planned program is compiled. It is called in a thread of XLA's."""
 Modules = dict[tuple[tuple[Transform, ...], bool], ScheduledModule]
 """What XLA scheduled for the programs of one step, by transforms and `hides_latency`. No limit
-changes it."""
+changes it, but of a back end that `packs_again`, whose modules are not kept."""
 
 
 def always(explored: Explored) -> bool:
@@ -76,7 +77,7 @@ class Compiler:
 
         See `explore`.
         """
-        outcome = self.explore(program, hides_latency, headroom, always)
+        outcome = self.explore(program, hides_latency, headroom, always, is_limited=False)
         assert isinstance(outcome, Outcome)
         return outcome
 
@@ -86,6 +87,7 @@ class Compiler:
         hides_latency: bool,
         headroom: Headroom,
         commits: Commits,
+        is_limited: bool = True,
     ) -> Explored:
         """Plan the program during its compilation, which ends there if `commits` returns False.
 
@@ -95,6 +97,7 @@ class Compiler:
           headroom: bytes left unused, by which an earlier compilation exceeded its prediction.
           commits: whether XLA compiles the planned program; with `never`, XLA schedules it only
             if it is not in `modules`.
+          is_limited: XLA may refuse the planned program if it packs that into more than the limit.
 
         Returns:
           An `Outcome` if it was compiled.
@@ -111,17 +114,23 @@ class Compiler:
         callback = self._callback(program, headroom)
         callback.commits = lambda planned: commits(explored(planned))
         key = program.transforms, hides_latency
-        if commits is never and self.modules and key in self.modules:
-            return explored(callback.plan(self.modules[key]))
+        modules = None if self.target.backend.packs_again else self.modules
+        if commits is never and modules and key in modules:
+            return explored(callback.plan(modules[key]))
         while True:
             is_cached = self.key and not program.asks_less_workspace
             name = f"{self.key}_{next(self.numbers)}" if is_cached else ""
             try:
-                executable, gathers = self._compile(program, callback, hides_latency, name)
+                executable, gathers = self._compile(
+                    program, callback, hides_latency, name, is_limited
+                )
             except Stopped:
-                if self.modules is not None:
-                    self.modules[key] = callback.plain
+                if modules is not None:
+                    modules[key] = callback.plain
                 return explored(callback.planned)
+            except OutOfMemoryError as refusal:
+                refused_bytes = refusal.device_bytes
+                return replace(explored(callback.planned), refused_bytes=refused_bytes)
             # jax may have an executable of this name, whose plan is lost: try the next one
             if callback.was_called or not self.key:
                 return self._outcome(program, executable, callback, hides_latency, gathers, name)
@@ -181,7 +190,12 @@ class Compiler:
         )
 
     def _compile(
-        self, program: Program, rewrite: Rewrite, hides_latency: bool, name: str = ""
+        self,
+        program: Program,
+        rewrite: Rewrite,
+        hides_latency: bool,
+        name: str = "",
+        is_limited: bool = True,
     ) -> tuple[Executable, tuple[Gather, ...]]:
         """The program compiled, and its unexpected gathers; see `Target.compile`."""
         overlaps = self.target.backend.overlaps_collectives and (hides_latency or program.in_slabs)
@@ -189,7 +203,10 @@ class Compiler:
         if program.machine is None:
             if program.asks_less_workspace:
                 return _compile_with_less_workspace(program, self.target, flags, rewrite), ()
-            return compile_program(program, self.target, flags, rewrite, name=name), ()
+            limit_bytes = self.limits.device_bytes if is_limited else None
+            return compile_program(
+                program, self.target, flags, rewrite, None, name, limit_bytes
+            ), ()
         expected_sizes = compat.constrained_sizes(program.traced.jaxpr)
         shaping = Shaping(program.machine, self.target.backend, self.between_hosts, expected_sizes)
         executable = _compile_shaped(program, self.target, shaping, flags, rewrite)
@@ -245,11 +262,13 @@ def compile_program(
     rewrite: Rewrite | None = None,
     shape: Rewrite | None = None,
     name: str = "",
+    limit_bytes: int | None = None,
 ) -> Executable:
     """Compile a program for a target; without `rewrite`, as `jax.jit` does by default. See
     `Target.compile`.
     """
-    return target.compile(lowerable(program, target.backend), flags, rewrite, shape, name)
+    to_lower = lowerable(program, target.backend)
+    return target.compile(to_lower, flags, rewrite, shape, name, limit_bytes)
 
 
 def shapes_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any]:

@@ -67,6 +67,7 @@ class Explored:
     smallest_unmodified: ProgramSummary | None = None
     # of all programs in slabs, the one that exceeds the limits least
     closest_slab_attempt: SlabAttempt | None = None
+    refused_bytes: int | None = None  # by XLA's count, if that refused to compile it
 
     @property
     def is_compiled(self) -> bool:
@@ -76,7 +77,8 @@ class Explored:
     @property
     def device_bytes(self) -> int:
         """As predicted; of an `Outcome`, as XLA allocates them."""
-        return self.planned.predicted_bytes
+        refused_bytes = self.refused_bytes
+        return self.planned.predicted_bytes if refused_bytes is None else refused_bytes
 
     @property
     def host_bytes(self) -> int:
@@ -91,6 +93,8 @@ class Explored:
     @property
     def fits(self) -> bool:
         """Whether it should fit; of an `Outcome`, whether it does."""
+        if self.refused_bytes is not None:
+            return False
         slack = min(_PREDICTION_SLACK, self.limits.device_bytes // _PREDICTION_PARTS)
         return self.limits.allow(self.device_bytes - slack, self.host_bytes)
 

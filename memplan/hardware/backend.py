@@ -31,6 +31,12 @@ class Backend:
     indexes_in_32_bits: bool  # its libraries cannot index arrays of 2**31 elements
     # Convolutions inside of loops and branches are fast only if channels are the last dimension.
     convolves_channels_last: bool
+    pools_memory: bool  # jax takes a share of the memory for a pool, and leaves the rest
+    # XLA packs buffers again after memplan, within a limit that it is given, by which it schedules
+    # them, too. It refuses what exceeds the limit.
+    packs_again: bool
+    limit_unit: int  # bytes: limits are multiples of it
+    divides_steps: bool  # memplan has rules for the collectives of steps over several devices
 
 
 GPU = Backend(
@@ -48,6 +54,10 @@ GPU = Backend(
     launches_graphs=True,
     indexes_in_32_bits=True,
     convolves_channels_last=False,
+    pools_memory=True,
+    packs_again=False,
+    limit_unit=1,
+    divides_steps=True,
 )
 CPU = Backend(
     platform="cpu",
@@ -64,4 +74,28 @@ CPU = Backend(
     launches_graphs=False,
     indexes_in_32_bits=False,
     convolves_channels_last=True,
+    pools_memory=False,
+    packs_again=False,
+    limit_unit=1,
+    divides_steps=True,
+)
+TPU = Backend(
+    platform="tpu",
+    alignment=512,  # as offsets in XLA:TPU's dumps of buffer assignments
+    has_own_memory=True,
+    merges_fusions=False,
+    fusions_overwrite_operands=False,
+    collectives_overwrite_operands=False,
+    overlaps_collectives=False,
+    sums_along_trees=False,
+    scatters_sums=False,
+    exchanges_tuples=False,
+    rematerializes=True,
+    launches_graphs=False,
+    indexes_in_32_bits=False,
+    convolves_channels_last=False,
+    pools_memory=False,
+    packs_again=True,
+    limit_unit=2**20,  # xla_tpu_max_hbm_size_mib
+    divides_steps=False,
 )

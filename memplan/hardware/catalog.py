@@ -17,6 +17,7 @@ from types import MappingProxyType
 from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, GpuTarget, HostLink
 from memplan.hardware.efficiency import Efficiency, Shares
+from memplan.hardware.tpus import TPUS
 
 # The address of XLA's own descriptions of real cards: bytes reported, cores, caches, clocks.
 _XLA_SPECS = "https://github.com/openxla/xla/tree/main/xla/backends/gpu/target_config/specs"
@@ -420,7 +421,10 @@ _RTX4090 = Device(
 DEVICES: Mapping[str, Device] = MappingProxyType(
     {
         device.name: device
-        for device in (_P100, _V100, _A100, _H100, _H200, _B200, _RTX4090, _GH200, _GB200)
+        for device in (
+            *(_P100, _V100, _A100, _H100, _H200, _B200, _RTX4090, _GH200, _GB200),
+            *TPUS,
+        )
     }
 )
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import ClassVar
 
-from memplan.hardware.backend import CPU, GPU, Backend
+from memplan.hardware.backend import CPU, GPU, TPU, Backend
 from memplan.hardware.efficiency import PEAK, Efficiency, MatrixShape, Shares
 
 # Narrow floats are widened before the product. A complex product consists of float products, which
@@ -44,6 +45,34 @@ class GpuTarget:
     l2_cache_bytes: int  # bytes
     clock_ghz: float  # highest clock of the cores
 
+    @property
+    def backend(self) -> Backend:
+        return GPU
+
+    def has_matrix_units(self, dtype: str) -> bool:
+        """Do matrix units multiply operands of `dtype`?"""
+        return self.compute_capability >= _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
+
+
+@dataclass(frozen=True)
+class TpuTarget:
+    """Facts besides memory that XLA needs to compile for an absent TPU."""
+
+    tag: ClassVar = "tpu"  # in files; a GPU's has none, as those from before there were TPUs
+    topology: str  # libtpu's name of a slice with one chip, for example `v5e:1x1`
+    kind: str  # as in `jax.Device.device_kind`
+    cores: int  # of one of jax's devices
+    vector_memory_bytes: int  # VMEM of one core, where XLA keeps some values instead of in HBM
+    topology_options: tuple[tuple[str, str], ...] = ()  # how libtpu describes its cores, by name
+
+    @property
+    def backend(self) -> Backend:
+        return TPU
+
+    def has_matrix_units(self, dtype: str) -> bool:
+        """Do matrix units multiply operands of `dtype`? They multiply all, by parts of bfloat16."""
+        return True
+
 
 @dataclass(frozen=True)
 class Device:
@@ -75,7 +104,7 @@ class Device:
     vector_flops: float
     link: HostLink
     sources: tuple[str, ...]
-    target: GpuTarget | None
+    target: GpuTarget | TpuTarget | None
     efficiency: Efficiency = PEAK
     kernels: Mapping[str, float] = field(default_factory=dict, hash=False)
 
@@ -86,12 +115,12 @@ class Device:
     @property
     def backend(self) -> Backend:
         """What XLA does for it."""
-        return CPU if self.target is None else GPU
+        return CPU if self.target is None else self.target.backend
 
     @property
     def compute_capability(self) -> tuple[int, int]:
-        """CUDA's (major, minor); (0, 0) of a CPU."""
-        return (0, 0) if self.target is None else self.target.compute_capability
+        """CUDA's (major, minor); (0, 0) of what is no GPU."""
+        return self.target.compute_capability if isinstance(self.target, GpuTarget) else (0, 0)
 
     @property
     def achieved_bandwidth(self) -> float:
@@ -100,7 +129,7 @@ class Device:
 
     def has_matrix_units(self, dtype: str) -> bool:
         """Do matrix units multiply operands of `dtype`?"""
-        return self.compute_capability >= _MATRIX_UNITS_SINCE.get(dtype, _ALL_MATRIX_UNITS_SINCE)
+        return self.target is not None and self.target.has_matrix_units(dtype)
 
     def shares(self, dtype: str) -> Shares:
         """The shares of what multiplies operands of `dtype`."""

@@ -262,14 +262,14 @@ def trace(
     args: Sequence[Any],
     kwargs: Mapping[str, Any],
     options: Mapping[str, Any],
-    absent: compat.AbsentGpu | None = None,
+    absent: compat.AbsentDevice | None = None,
 ) -> Program:
     """Trace `step` as `jax.jit(step, **options)` would.
 
     Args:
       args, kwargs: arrays or `jax.ShapeDtypeStruct`s, and static arguments.
       options: keyword arguments of `jax.jit`.
-      absent: the GPU to trace for; None means the step's devices.
+      absent: the device to trace for; None means the step's devices.
 
     Raises:
       MeshError: only an abstract mesh is named, which has no devices; or only constraints name a
@@ -293,9 +293,9 @@ def trace(
 
 
 def lower(
-    stage: jax.stages.Traced, absent: compat.AbsentGpu | None, on_host: bool = False
+    stage: jax.stages.Traced, absent: compat.AbsentDevice | None, on_host: bool = False
 ) -> jax.stages.Lowered:
-    """Lower a traced step for an absent GPU; None means for the step's devices.
+    """Lower a traced step for an absent device; None means for the step's devices.
 
     Args:
       on_host: inputs will be marked as in host memory.
@@ -312,6 +312,6 @@ def lower(
             raise
         raise MeshError(
             "the step's shardings name an AbstractMesh, which has no devices. Pass device= to plan "
-            "for described GPUs in its place, or use a Mesh of this machine's devices "
+            "for described devices in its place, or use a Mesh of this machine's devices "
             "(memplan.parallel.mesh)."
         ) from None

@@ -34,7 +34,7 @@ from memplan.xla.host_copies import transfers
 from memplan.xla.local import Taken, least_limit
 from memplan.xla.module import Module
 from memplan.xla.sources import constants, layer_of
-from memplan.xla.target import Target, rematerializes_above
+from memplan.xla.target import Target
 from memplan.xla.workspace import is_replaced
 from memplan.xla.write import original
 
@@ -329,7 +329,7 @@ def _counts(outcome: Outcome) -> dict[str, int]:
 
 
 def _xla_limit(target: Target, module: ScheduledModule) -> int:
-    return rematerializes_above(target.device, module.resident_bytes - module.constant_bytes)
+    return target.rematerializes_above(module.resident_bytes - module.constant_bytes)
 
 
 def _by_jit(outcome: Outcome) -> dict[str, Any]:

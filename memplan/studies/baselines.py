@@ -18,7 +18,7 @@ from memplan.program import compat
 from memplan.program.trace import Program, trace
 from memplan.xla.hook import Stopped
 from memplan.xla.module import Module
-from memplan.xla.target import Target, rematerializes_above, xla_rematerialization
+from memplan.xla.target import Target
 
 # A baseline that does not compile raises one of these.
 REFUSALS = (jax.errors.JaxRuntimeError, ValueError, NotImplementedError)
@@ -74,7 +74,7 @@ class Baselines:
         self, resident_bytes: int, budget: int, extra: Mapping[str, Any] | None = None
     ) -> Baseline:
         """XLA's own rematerialization, with its limit set to the budget."""
-        target, flags = xla_rematerialization(self.target, budget, resident_bytes)
+        target, flags = self.target.rematerialized_within(budget, resident_bytes)
         return self._compile(
             trace(self.step, self.args, {}, self.options), target, {**flags, **(extra or {})}
         )
@@ -98,7 +98,7 @@ class Baselines:
             compile_program(program, self.target, rewrite=read)
         scheduled = ScheduledModule(modules[0], device, program.machine)
         resident_bytes = scheduled.resident_bytes
-        if scheduled.device_bytes > rematerializes_above(device, resident_bytes):
+        if scheduled.device_bytes > self.target.rematerializes_above(resident_bytes):
             return None
         if _uses_host(modules[0]):
             return None

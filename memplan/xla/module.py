@@ -23,6 +23,7 @@ from memplan.hardware.machine import Groups
 from memplan.xla.replica_groups import replica_groups
 from memplan.xla.schema import InstructionMessage, ModuleMessage, UnreadableModuleError, unreadable
 from memplan.xla.shapes import Array, Shape, leaves, shape_of
+from memplan.xla.trips import count_trips
 
 # what they call runs kernel by kernel, as the entry does
 BLOCKS = frozenset({"call", "conditional", "while"})
@@ -109,6 +110,7 @@ class Instruction:
     message: Any = field(repr=False, compare=False)
     # of the asynchronous start, where it wraps another
     start: Any = field(default=None, repr=False, compare=False)
+    counted_trips: int | None = field(default=None, repr=False, compare=False)  # `count_trips`
 
     def changed(self, **changes: Unpack[Changes]) -> Instruction:
         """A copy that states something else; itself if that changes nothing."""
@@ -227,13 +229,13 @@ class Instruction:
 
     @cached_property
     def trip_count(self) -> int | None:
-        """Trips of a loop; None if XLA does not know."""
-        trips = self._config.get("known_trip_count") if self.opcode == "while" else None
-        return int(trips["n"]) if trips else None
+        """Trips of a loop; None if it is not known."""
+        known = self._config.get("known_trip_count") if self.opcode == "while" else None
+        return int(known["n"]) if known else self.counted_trips
 
     @property
     def trips(self) -> int:
-        """Trips of a loop; 1 if XLA does not know."""
+        """Trips of a loop; 1 if it is not known."""
         return 1 if self.trip_count is None else self.trip_count
 
     @property
@@ -773,7 +775,7 @@ class Numbers:
         """A computation's instructions, in the order of the schedule."""
         by_id = {op.id: op for op in computation.instructions}
         name_of = {op_id: op.name for op_id, op in by_id.items()}
-        for op_id in self.schedule.get(computation.id, by_id):
+        for op_id in self.schedule.get(computation.id) or by_id:  # XLA:TPU has empty ones
             op = by_id[op_id]
             message, opcode = op, op.opcode
             if opcode in ("async-start", "async-update", "async-done"):
@@ -794,6 +796,7 @@ class Numbers:
                 op_id == computation.root_id,
                 message,
                 None if message is op else op,
+                count_trips(op, by_id, self.computations) if opcode == "while" else None,
             )
 
 

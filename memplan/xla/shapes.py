@@ -94,7 +94,10 @@ class Array:
 
     @property
     def nbytes(self) -> int:
-        return -(-self.size * self.bits // 8)
+        """Bytes in memory: of whole tiles, where the layout has tiles."""
+        tiles = self.layout.tiles
+        size = self.size if not tiles else _tiled_size(self.dims, self.layout.order, tiles[0])
+        return -(-size * self.bits // 8)
 
     @property
     def numpy_name(self) -> str:
@@ -108,6 +111,18 @@ class Array:
 
     def __str__(self) -> str:
         return f"{self.dtype}[{','.join(map(str, self.dims))}]{self.layout}"
+
+
+def _tiled_size(dims: Sequence[int], order: Sequence[int], tile: Sequence[int]) -> int:
+    """The elements of an array whose innermost dimensions are rounded up to a tile's.
+
+    Inner tiles reorder elements only.
+    """
+    inner = [dims[dimension] for dimension in order]
+    inner += [1] * (len(tile) - len(inner))
+    for position, length in enumerate(reversed(tile)):
+        inner[position] = -(-inner[position] // length) * length
+    return math.prod(inner)
 
 
 def _letters(dtype: str) -> str:

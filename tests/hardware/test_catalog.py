@@ -6,10 +6,11 @@ from typing import Any, cast
 import pytest
 
 from memplan.hardware import catalog
+from memplan.hardware.backend import GPU
 from memplan.hardware.device import Device, HostLink
 
 DTYPES = {"float64", "float32", "bfloat16", "float16", "int8"}
-GPUS = [catalog.named(name) for name in catalog.names()]
+GPUS = [device for device in catalog.DEVICES.values() if device.backend is GPU]
 CPU = catalog.local_cpu(cores=4, memory_bytes=8 * 2**30)
 GPU_IDS = [device.name for device in GPUS]
 
@@ -56,8 +57,10 @@ def test_pcie_doubles_with_each_generation_and_stays_below_its_name() -> None:
 
 
 def test_the_promised_devices_are_there() -> None:
-    promised = {"p100", "v100", "a100", "h100", "h200", "b200", "rtx4090", "gh200", "gb200"}
-    assert promised == set(catalog.names())
+    gpus = {"p100", "v100", "a100", "h100", "h200", "b200", "rtx4090", "gh200", "gb200"}
+    tpus = {"v4", "v5e", "v5p", "v6e", "tpu7x"}
+    assert gpus | tpus == set(catalog.names())
+    assert gpus == {device.name for device in GPUS}
 
 
 @pytest.mark.parametrize("name", catalog.names())

@@ -12,7 +12,6 @@ from memplan.hardware import catalog
 from memplan.hardware.backend import CPU, GPU, Backend
 from memplan.hardware.device import Device
 from memplan.program.lowerable import Lowerable
-from memplan.studies import baselines
 from memplan.studies.baselines import Baseline, Baselines, policies, refusal
 from memplan.xla.replay import replay
 from memplan.xla.target import Memory
@@ -112,7 +111,7 @@ def test_xla_gets_the_budget_and_more_flags(
         limits.append((budget, resident))
         return limited, {"limit": budget}
 
-    monkeypatch.setattr(baselines, "xla_rematerialization", limit)
+    monkeypatch.setattr(type(target), "rematerialized_within", limit)
     without_memplan.xla(70, 90, {"offload": True})
     assert limits == [(90, 70)]
     assert [flags for _, flags in limited.compilations] == [{"limit": 90, "offload": True}]

@@ -22,8 +22,9 @@ from memplan.program.lowerable import Lowerable
 from memplan.verify.same_module import judge
 from memplan.xla import hook
 from memplan.xla.buffers import problem_of
+from memplan.xla.gpu.platform import described_devices
 from memplan.xla.module import Module
-from memplan.xla.target import Target, described_devices
+from memplan.xla.target import Target
 from memplan.xla.write import write
 from tests.xla.steps import Step
 

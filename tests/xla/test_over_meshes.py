@@ -21,9 +21,9 @@ from memplan.hardware.backend import GPU
 from memplan.planning.registry import OWN
 from memplan.program import compat
 from memplan.request import Request
+from memplan.xla.gpu.platform import described_devices
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module
-from memplan.xla.target import described_devices
 from tests.xla.collective_modules import A100, EIGHT
 from tests.xla.steps import dense
 

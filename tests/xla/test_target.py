@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
@@ -15,9 +15,11 @@ import memplan
 from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
+from memplan.xla.gpu.platform import GpuPlatform, described_devices
 from memplan.xla.local import local_device
 from memplan.xla.module import Module
-from memplan.xla.target import Target, described_devices, xla_rematerialization
+from memplan.xla.platform import Platform
+from memplan.xla.target import Target
 from tests.dense import step as train
 
 LAYERS, WIDTH, BATCH = 12, 512, 8192
@@ -99,22 +101,22 @@ class TestDescribedGpu:
 class TestDisabledPasses:
     """A user's own stay disabled: XLA takes an option of one compilation in place of what XLA_FLAGS says."""
 
-    gpu = Target(catalog.named("v100"), described=True)
+    @staticmethod
+    def options(users: dict[str, str], platform: Platform = GpuPlatform()) -> Mapping[str, Any]:
+        return platform.options_for_plan(users, 1, 2)
 
     def test_of_the_compilation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XLA_FLAGS", "--xla_disable_hlo_passes=unused")
-        options = self.gpu._as_planned({"xla_disable_hlo_passes": "dot-merger,copy-fusion"})
+        options = self.options({"xla_disable_hlo_passes": "dot-merger,copy-fusion"})
         assert options == {"xla_disable_hlo_passes": "dot-merger,copy-fusion,rematerialization"}
 
     def test_of_the_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
         flags = "--xla_gpu_autotune_level=0 --xla_disable_hlo_passes=dot-merger --xla_disable_hlo_passes=a,b"
         monkeypatch.setenv("XLA_FLAGS", flags)
-        assert self.gpu._as_planned({}) == {
-            "xla_disable_hlo_passes": "dot-merger,a,b,rematerialization"
-        }
+        assert self.options({}) == {"xla_disable_hlo_passes": "dot-merger,a,b,rematerialization"}
 
     def test_of_a_cpu_none(self) -> None:
-        assert Target(local_device(), described=False)._as_planned({}) == {}
+        assert self.options({}, Platform()) == {}
 
 
 def test_the_local_backend_accounts_for_what_it_allocates() -> None:
@@ -164,14 +166,14 @@ def test_without_the_extra_the_error_says_what_to_install() -> None:
 
 def test_the_limit_of_xla_is_the_budget_on_a_described_device() -> None:
     target = Target(catalog.named("v100"), described=True)
-    limited, options = xla_rematerialization(target, 10**9, 10**8)
+    limited, options = target.rematerialized_within(10**9, 10**8)
     assert int(0.8 * limited.device.memory_bytes) == pytest.approx(10**9, abs=2)
     assert options == {"xla_gpu_memory_limit_slop_factor": 100}
 
 
 def test_the_limit_of_xla_on_a_real_device_is_in_percents() -> None:
     target = Target(catalog.named("v100"), described=False)
-    _, options = xla_rematerialization(target, target.device.memory_bytes // 2, 0)
+    _, options = target.rematerialized_within(target.device.memory_bytes // 2, 0)
     assert options == {"xla_gpu_memory_limit_slop_factor": 62}
 
 

@@ -4,7 +4,7 @@ May import nothing of memplan.
 """
 
 from memplan.program.compat.compiler import (
-    AbsentGpu,
+    AbsentDevice,
     Division,
     call_parameters_of,
     constrained_partitions,

@@ -46,19 +46,19 @@ _patching = threading.RLock()  # held while a jax method is patched
 
 
 @dataclass(frozen=True)
-class AbsentGpu:
-    """A GPU that this machine need not have, as jax's lowerings ask for it."""
+class AbsentDevice:
+    """A device that this machine need not have, as jax's lowerings ask for it."""
 
-    platform: str  # "cuda"
+    platform: str  # "cuda" or "tpu"
     kind: str  # as in `jax.Device.device_kind`
-    cores: int  # streaming multiprocessors
-    compute_capability: tuple[int, int]  # CUDA's (major, minor)
+    cores: int  # streaming multiprocessors, or TensorCores
+    compute_capability: tuple[int, int] | None = None  # CUDA's (major, minor), of a GPU
 
 
 def lower_for(
-    stage: jax.stages.Traced, gpu: AbsentGpu, on_host: bool = False
+    stage: jax.stages.Traced, absent: AbsentDevice, on_host: bool = False
 ) -> jax.stages.Lowered:
-    """Lower for a GPU that this machine need not have.
+    """Lower for a device that this machine need not have.
 
     Args:
       on_host: `mark_on_host` will mark inputs.
@@ -67,18 +67,22 @@ def lower_for(
     would raise an error.
     """
     contexts: Any = _mlir.ModuleContext
-    # jax's caches of lowered functions have the mesh of the context in their keys, and so the GPU.
-    kind = f"{gpu.kind} ({gpu.compute_capability[0]}.{gpu.compute_capability[1]})"
-    device = AbstractDevice(device_kind=kind, num_cores=gpu.cores, platform="gpu")
+    kind, platform, pallas = absent.kind, absent.platform, contextlib.nullcontext()
+    if absent.compute_capability is not None:
+        kind, platform = f"{kind} ({'.'.join(map(str, absent.compute_capability))})", "gpu"
+        pallas = _pallas_for(absent.kind, absent.compute_capability)
+    # jax's caches of lowered functions have the mesh of the context in their keys, and so the
+    # device.
+    device = AbstractDevice(device_kind=kind, num_cores=absent.cores, platform=platform)
     mesh = _mesh.get_abstract_mesh().update(abstract_device=device)
-    with _patching, jax.sharding.use_abstract_mesh(mesh), _pallas_for(gpu):
+    with _patching, jax.sharding.use_abstract_mesh(mesh), pallas:
         get_backend = contexts.get_backend
 
         def backend_of(context: Any, *args: Any) -> Any:
             return context.backend or get_backend(context, *args)
 
         with patched(contexts, "get_backend", backend_of), _host_memory(on_host):
-            return stage.lower(lowering_platforms=(gpu.platform,))
+            return stage.lower(lowering_platforms=(absent.platform,))
 
 
 def lower_here(stage: jax.stages.Traced, on_host: bool = False) -> jax.stages.Lowered:
@@ -112,21 +116,21 @@ def _host_memory(on_host: bool) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _pallas_for(gpu: AbsentGpu) -> Iterator[None]:
-    """Inside the block, Pallas lowers kernels for this GPU.
+def _pallas_for(kind: str, compute_capability: tuple[int, int]) -> Iterator[None]:
+    """Inside the block, Pallas lowers kernels for a GPU of this kind.
 
     Pallas asks the mesh around a kernel for its device. Inside a `shard_map` that is the step's
     own mesh, which may consist of CPUs, and jax knows the names of some GPUs alone. So the
     functions that ask are replaced: in jax 0.11 and 0.12 one for each of Pallas' two back ends. A
     back end that is not imported lowers nothing.
     """
-    major, minor = gpu.compute_capability
+    major, minor = compute_capability
     triton = sys.modules.get("jax._src.pallas.triton.gpu_info")
     mosaic = sys.modules.get("jax.experimental.mosaic.gpu.utils")
     with contextlib.ExitStack() as patches:
         if triton is not None:
             info = triton.GpuInfo(
-                gpu_version=triton.gpu_version_from_device_kind(gpu.kind),
+                gpu_version=triton.gpu_version_from_device_kind(kind),
                 arch_name=f"{major}.{minor}",
                 compute_capability=10 * major + minor,
             )

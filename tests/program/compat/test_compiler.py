@@ -58,7 +58,7 @@ def test_callbacks_are_lowered_for_a_platform_that_is_not_here() -> None:
         return x
 
     get_backend = mlir.ModuleContext.get_backend
-    gpu = compat.AbsentGpu("cuda", "NVIDIA A100", 108, (8, 0))
+    gpu = compat.AbsentDevice("cuda", "NVIDIA A100", 108, (8, 0))
     text = compat.lower_for(jax.jit(step).trace(jnp.ones(3)), gpu).as_text()
     assert "xla_ffi_python_gpu_callback" in text and mlir.ModuleContext.get_backend is get_backend
     no_gpu = replace(gpu, platform="no platform")
@@ -74,7 +74,7 @@ def test_ordered_effects_beside_arrays_in_host_memory_are_lowered() -> None:
         return jnp.sin(jax.device_put(jax.device_put(x, host), device))
 
     lower_function = mlir.lower_jaxpr_to_fun
-    gpu = compat.AbsentGpu("cuda", "NVIDIA A100", 108, (8, 0))
+    gpu = compat.AbsentDevice("cuda", "NVIDIA A100", 108, (8, 0))
     stage = jax.jit(step).trace(jnp.ones(3))
     for lowered in (compat.lower_for(stage, gpu), compat.lower_here(stage)):
         (main,) = (line for line in lowered.as_text().splitlines() if "@main" in line)

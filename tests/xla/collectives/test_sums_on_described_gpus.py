@@ -16,9 +16,9 @@ from memplan.hardware.backend import GPU
 from memplan.hardware.topology import topology_named
 from memplan.program import compat
 from memplan.xla.collectives.cost import collective, is_collective
+from memplan.xla.gpu.platform import described_devices
 from memplan.xla.hook import intercept
 from memplan.xla.module import Module
-from memplan.xla.target import described_devices
 from tests.hardware.machines import on
 
 MACHINE = on(topology_named("today@2x4"), 8)

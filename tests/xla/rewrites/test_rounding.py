@@ -14,10 +14,11 @@ import pytest
 from memplan.hardware import catalog
 from memplan.program.lowerable import Lowerable
 from memplan.xla.edit import fused_computation, instruction
+from memplan.xla.gpu.platform import described_devices
 from memplan.xla.module import Computation, Instruction
 from memplan.xla.rewrites.fusion import keeps_bits, narrowest_bits, prevents_vectorization
 from memplan.xla.shapes import Array
-from memplan.xla.target import Target, described_devices
+from memplan.xla.target import Target
 
 VECTOR = Array.row_major("f32", (4,))
 

@@ -33,7 +33,7 @@ def target_config(device: Device) -> str:
     Raises:
       UnknownDeviceError: the device is not a GPU.
     """
-    if device.target is None:
+    if not isinstance(device.target, GpuTarget):
         hint = "`memplan devices` lists GPUs."
         raise UnknownDeviceError(
             f"{device.name} is not a GPU: there is nothing to compile for. {hint}",

@@ -5,8 +5,8 @@ import pytest
 from memplan.hardware import catalog
 from memplan.hardware.device import Device, GpuTarget
 from memplan.program.lowerable import Lowerable
-from memplan.xla import described_gpu
-from memplan.xla.described_gpu import kernel_cache_file
+from memplan.xla.gpu import described
+from memplan.xla.gpu.described import kernel_cache_file
 from memplan.xla.target import Executable, Target
 
 P100, V100 = catalog.named("p100"), catalog.named("v100")
@@ -25,7 +25,7 @@ def test_a_file_that_has_grown_large_begins_anew(monkeypatch: pytest.MonkeyPatch
     kept = kernel_cache_file(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0))
     kept.write_bytes(bytes(8))
     assert kernel_cache_file(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
-    monkeypatch.setattr(described_gpu, "_MOST_BYTES", 7)
+    monkeypatch.setattr(described, "_MOST_BYTES", 7)
     assert not kernel_cache_file(GpuTarget((7, 0), 1, 1, 1, 1, 1, 1.0)).exists()
 
 

@@ -1,0 +1,133 @@
+"""Google's TPUs, for the catalog: one of jax's devices each, a chip or, of TPU7x, half of one."""
+
+from memplan.hardware.device import Device, HostLink, TpuTarget
+from memplan.hardware.efficiency import Efficiency, Shares
+
+_DOCUMENTS = "https://docs.cloud.google.com/tpu/docs"
+_JAX = "jax's table for Pallas (jax/_src/tpu_info.py)"
+_XLA = "XLA:TPU's own limit of a described chip (libtpu 0.0.52, error E1000)"
+
+# Assumed, as no TPU was measured: the shares of an H200's tensor cores for products, and less for
+# convolutions; a systolic array of 128 or 256 columns is not full of fewer channels.
+_MATRIX_UNITS = Shares(
+    products=0.75,
+    convolutions=0.55,
+    filter_gradients=0.55,
+    wide=128,
+    convolution_exponent=0.5,
+    filter_exponent=0.5,
+    narrowest=4,
+    unaligned=1.0,
+)
+_ASSUMED = Efficiency(
+    kernel_s=1.5e-6,
+    memory=0.80,
+    matrix_units=_MATRIX_UNITS,
+    cores=_MATRIX_UNITS,
+    volume_copies=0.0,
+    source="Assumed: no kernel ran on a TPU.",
+)
+
+
+def _link(name: str, bandwidth: float, source: str) -> HostLink:
+    return HostLink(name, bandwidth, 1e-5, f"{source}; 0.8 of it and the latency are assumed.")
+
+
+_PCIE3 = _link("tpu-pcie3x16", 0.8 * 15.75e9, "PCIe 3 x16 (second-hand; Google prints none)")
+_PCIE5 = _link("tpu-pcie5x16", 0.8 * 63.0e9, f"PCIe 5 ({_DOCUMENTS}/v6e), 16 lanes assumed")
+
+
+def _tpu(
+    name: str,
+    description: str,
+    memory_gib: float,
+    memory_bandwidth: float,
+    bfloat16: float,
+    int8: float,
+    link: HostLink,
+    target: TpuTarget,
+) -> Device:
+    """A TPU.
+
+    Args:
+      memory_gib: what XLA lets a program take of the memory.
+      bfloat16: peak FLOP/s; by default, XLA multiplies float32 in one pass of bfloat16.
+    """
+    document = "tpu7x" if name == "tpu7x" else name
+    # Eight sublanes of 128 lanes with four units each, for a core of 1.5 GHz, as second-hand.
+    vector_flops = target.cores * 8 * 128 * 4 * 1.5e9
+    return Device(
+        name=name,
+        description=description,
+        memory_bytes=int(memory_gib * 2**30),
+        memory_bandwidth=memory_bandwidth,
+        flops={
+            "bfloat16": bfloat16,
+            "float16": bfloat16,
+            "float32": bfloat16,
+            "int8": int8,
+            "float64": vector_flops / 16,
+        },
+        vector_flops=vector_flops,
+        link=link,
+        sources=(f"{_DOCUMENTS}/{document}: FLOP/s, bandwidth", f"{_JAX}: VMEM", f"{_XLA}: memory"),
+        target=target,
+        efficiency=_ASSUMED,
+    )
+
+
+_MEGACORE = (("chip_config_name", "megacore"),)
+
+TPUS = (
+    _tpu(
+        "v4",
+        "Google TPU v4, 32 GB HBM2, both cores as one device",
+        30.75,
+        1.2e12,
+        275e12,
+        275e12,
+        _PCIE3,
+        TpuTarget("v4:1x1x1", "TPU v4", 2, 16 * 2**20, _MEGACORE),
+    ),
+    _tpu(
+        "v5e",
+        "Google TPU v5e, 16 GB HBM2",
+        15.75,
+        819e9,
+        197e12,
+        393e12,
+        _PCIE3,
+        TpuTarget("v5e:1x1", "TPU v5 lite", 1, 128 * 2**20),
+    ),
+    _tpu(
+        "v5p",
+        "Google TPU v5p, 95 GB HBM2e, both cores as one device",
+        95.73,
+        2.765e12,
+        459e12,
+        918e12,
+        _PCIE3,
+        TpuTarget("v5p:1x1x1", "TPU v5", 2, 64 * 2**20),
+    ),
+    _tpu(
+        "v6e",
+        "Google TPU v6e (Trillium), 32 GB HBM",
+        31.24,
+        1.638e12,
+        918e12,
+        1836e12,
+        _PCIE5,
+        TpuTarget("v6e:1x1", "TPU v6 lite", 1, 128 * 2**20),
+    ),
+    _tpu(
+        "tpu7x",
+        "Google TPU7x (Ironwood), one of the two devices of a chip, 96 of its 192 GiB HBM3e",
+        94.74,
+        3.69e12,
+        1153.5e12,
+        1153.5e12,
+        _PCIE5,
+        TpuTarget("tpu7x:1x1x1", "TPU7x", 1, 64 * 2**20),
+    ),
+)
+"""The TPUs that the catalog has."""
