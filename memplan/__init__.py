@@ -1,5 +1,6 @@
 """memplan: train what does not fit. `memplan.jit` is `jax.jit` with a device-memory budget."""
 
+import glob
 import importlib
 import os
 from typing import TYPE_CHECKING, Any
@@ -61,6 +62,15 @@ _HOMES = {
 # compiler, but with the check it does not load. jax reads the variable when its backends start.
 if not os.path.exists("/proc/driver/nvidia/version"):
     os.environ.setdefault("JAX_SKIP_CUDA_CONSTRAINTS_CHECK", "1")
+# Likewise libtpu, if there is no TPU: it would ask a server for one, for seconds, and complain.
+if not glob.glob("/dev/accel*") and not glob.glob("/dev/vfio/*"):
+    for variable, value in {
+        "TPU_SKIP_MDS_QUERY": "1",
+        "TPU_ACCELERATOR_TYPE": "v5litepod-4",  # any that libtpu knows
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",  # other processes on this machine use it, too
+    }.items():
+        os.environ.setdefault(variable, value)
 
 
 def __getattr__(name: str) -> Any:

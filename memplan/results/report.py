@@ -12,6 +12,7 @@ from memplan import io
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
 from memplan.hardware.machine import Machine
+from memplan.hardware.device import TpuTarget
 from memplan.hardware.roofline import dispatch_seconds
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind
@@ -97,6 +98,8 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
         "floor_bytes": floor_of(outcome)[0],
         "constant_bytes": outcome.executable.memory.constant_bytes,
     }
+    if isinstance(chip := outcome.target.device.target, TpuTarget):
+        figures["vector_memory_bytes"] = chip.cores * chip.vector_memory_bytes
     if backend.rematerializes:
         figures["xla_limit_bytes"] = _xla_limit(outcome.target, unmodified or planned.plain)
     if backend.indexes_in_32_bits and unmodified:
@@ -362,7 +365,7 @@ def _huge_arrays(unmodified: ScheduledModule) -> int:
 
 
 def _pooled(outcome: Outcome) -> dict[str, Any]:
-    if not outcome.target.backend.has_own_memory:
+    if not outcome.target.backend.pools_memory:
         return {}
     pools = pooled(outcome, local.pools())
     figures: dict[str, Any] = {"exports": pools.exports}

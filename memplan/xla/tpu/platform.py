@@ -1,7 +1,6 @@
 """Options and refusals of XLA:TPU, and descriptions of absent TPUs, all by way of libtpu."""
 
 import functools
-import os
 import re
 from typing import Any
 
@@ -12,9 +11,6 @@ from memplan.hardware.device import Device, TpuTarget
 from memplan.program import compat
 from memplan.xla.platform import Options, OutOfMemoryError, Platform
 
-# Before libtpu is loaded: do not ask a metadata server for the TPUs of this machine, and let other
-# processes on it use libtpu, too.
-_ENVIRONMENT = {"TPU_SKIP_MDS_QUERY": "1", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
 # The limit of XLA:TPU's own bytes on the device, in MiB. It refuses what exceeds it.
 _LIMIT = "xla_tpu_max_hbm_size_mib"
 _MOST_MIB = 2**31 - 1  # of an option with 32 bits
@@ -71,8 +67,6 @@ def _limited(limit_bytes: int) -> Options:
 
 @functools.lru_cache(maxsize=16)
 def _described_devices(name: str, chip: TpuTarget) -> tuple[Any, ...]:
-    for variable, value in _ENVIRONMENT.items():
-        os.environ.setdefault(variable, value)
     try:
         topology = topologies.get_topology_desc(
             platform="tpu", topology_name=chip.topology, **dict(chip.topology_options)
@@ -82,7 +76,7 @@ def _described_devices(name: str, chip: TpuTarget) -> tuple[Any, ...]:
             f"XLA cannot compile for {name} here ({error}). "
             "Planning for an absent TPU needs its compiler: pip install 'memplan[tpu-aot]'."
         ) from error
-    return tuple(topology.devices)
+    return tuple(topology.devices)[:1]  # of two on a chip of TPU7x
 
 
 def _target(device: Device) -> TpuTarget:
