@@ -88,9 +88,11 @@ def refusal(
         programs = len(exploration.attempts.history.summaries)
         return out_of_time(refused, programs, deadline.time_limit_s)
 
+    limit_for = request.target.backend.limit_for
+
     def plan_within(budget: int) -> Explored:
         notify("looking for a budget that works", None)
-        within = replace(request, budget=budget)
+        within = replace(request, budget=limit_for(budget))
         program = refused.program.original
         return explore(program, within, notify, modules, True, deadline).best
 
@@ -100,6 +102,7 @@ def refusal(
         smallest_slabs = exploration.attempts.candidates.in_smallest_slabs
         searches = all(program is not refused.program for program in smallest_slabs)
     smallest = working_budget(refused, plan_within if searches else None)
+    smallest = replace(smallest, device_bytes=limit_for(smallest.device_bytes))
     return infeasible(refused, smallest, bool(request.split))
 
 

@@ -25,7 +25,7 @@ from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite, Stopped
 from memplan.xla.module import Module
-from memplan.xla.platform import OutOfMemoryError
+from memplan.xla.platform import OverLimitError
 from memplan.xla.target import HIDES_LATENCY, Executable, Target
 from memplan.xla.workspace import timing_options, with_less_workspace
 
@@ -128,7 +128,7 @@ class Compiler:
                 if modules is not None:
                     modules[key] = callback.plain
                 return explored(callback.planned)
-            except OutOfMemoryError as refusal:
+            except OverLimitError as refusal:
                 refused_bytes = refusal.device_bytes
                 return replace(explored(callback.planned), refused_bytes=refused_bytes)
             # jax may have an executable of this name, whose plan is lost: try the next one

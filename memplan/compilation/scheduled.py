@@ -323,8 +323,8 @@ class ScheduledModule:
     def resident_bytes(self) -> int:
         """Bytes on the device during the whole step.
 
-        These are arguments, large constants, outputs that alias no argument, and the outputs'
-        table.
+        These are arguments, large constants, outputs that alias no argument, the outputs' table,
+        and what XLA reserves.
         """
         module = self.module
         arguments = sum(
@@ -337,7 +337,8 @@ class ScheduledModule:
             if number not in module.aliases and not array.on_host
         )
         table = POINTER_BYTES * len(arrays) if isinstance(module.entry.root.shape, tuple) else 0
-        return arguments + outputs + table + self.constant_bytes
+        reserved = self.device.backend.reserved_bytes
+        return arguments + outputs + table + self.constant_bytes + reserved
 
     @property
     def device_bytes(self) -> int:

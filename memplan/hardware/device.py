@@ -59,10 +59,11 @@ class TpuTarget:
     """Facts besides memory that XLA needs to compile for an absent TPU."""
 
     tag: ClassVar = "tpu"  # in files; a GPU's has none, as those from before there were TPUs
-    topology: str  # libtpu's name of a slice with one chip, for example `v5e:1x1`
+    topology: str  # libtpu's name of a small slice, for example `v5e:2x2`
     kind: str  # as in `jax.Device.device_kind`
     cores: int  # of one of jax's devices
-    vector_memory_bytes: int  # VMEM of one core, where XLA keeps some values instead of in HBM
+    # VMEM of one core, and its part of a v4's CMEM, where XLA keeps some values instead of in HBM
+    vector_memory_bytes: int
     topology_options: tuple[tuple[str, str], ...] = ()  # how libtpu describes its cores, by name
 
     @property

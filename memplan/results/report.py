@@ -11,8 +11,8 @@ import jax
 from memplan import io
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
-from memplan.hardware.machine import Machine
 from memplan.hardware.device import TpuTarget
+from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import dispatch_seconds
 from memplan.planning.problem import Role
 from memplan.planning.schedule import Kind

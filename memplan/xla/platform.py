@@ -20,7 +20,7 @@ DISABLED_PASSES = "xla_disable_hlo_passes"
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 
 
-class OutOfMemoryError(MemplanError):
+class OverLimitError(MemplanError):
     """XLA refuses to compile a module, which takes more than the limit that it was given.
 
     Attributes:

@@ -137,7 +137,7 @@ class Target:
             None is all of the device's memory.
 
         Raises:
-          OutOfMemoryError: XLA packs the module into more than that.
+          OverLimitError: XLA packs the module into more than that.
           Stopped, KeyboardInterrupt: `rewrite` or Ctrl-C ended the compilation.
           MemplanError: XLA did not hand the module over, or whatever `rewrite` raises.
         """

@@ -9,7 +9,7 @@ from jax.experimental import topologies
 from memplan.errors import MemplanError, UnknownDeviceError
 from memplan.hardware.device import Device, TpuTarget
 from memplan.program import compat
-from memplan.xla.platform import Options, OutOfMemoryError, Platform
+from memplan.xla.platform import Options, OverLimitError, Platform
 
 # The limit of XLA:TPU's own bytes on the device, in MiB. It refuses what exceeds it.
 _LIMIT = "xla_tpu_max_hbm_size_mib"
@@ -50,7 +50,7 @@ class TpuPlatform(Platform):
         whole, fraction, unit = refusal.groups(default="")
         # The next greater number that XLA would have written, so that no byte is left out.
         digits = int(whole + fraction) + 1
-        return OutOfMemoryError(-(-digits * (1 << _UNITS[unit]) // 10 ** len(fraction)))
+        return OverLimitError(-(-digits * (1 << _UNITS[unit]) // 10 ** len(fraction)))
 
     def rematerializes_above(self, device: Device, resident_bytes: int) -> int:
         return device.memory_bytes
@@ -76,7 +76,7 @@ def _described_devices(name: str, chip: TpuTarget) -> tuple[Any, ...]:
             f"XLA cannot compile for {name} here ({error}). "
             "Planning for an absent TPU needs its compiler: pip install 'memplan[tpu-aot]'."
         ) from error
-    return tuple(topology.devices)[:1]  # of two on a chip of TPU7x
+    return tuple(topology.devices)[:1]
 
 
 def _target(device: Device) -> TpuTarget:

@@ -11,7 +11,7 @@ import memplan
 from memplan.errors import UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware import catalog
 from memplan.hardware.backend import TPU
-from memplan.xla.platform import OutOfMemoryError
+from memplan.xla.platform import OverLimitError
 from memplan.xla.tpu import platform as tpu_platform
 from memplan.xla.tpu.platform import TpuPlatform
 
@@ -32,7 +32,7 @@ def test_what_a_module_takes_is_no_less_than_said(said: str, least: float, most:
     start = "RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: Ran out of memory on HBM"
     message = f"{start}, {said} exceeds available HBM (16.00M). HLO module: jit_step."
     refusal = TpuPlatform().explanation(message, V5E)
-    assert isinstance(refusal, OutOfMemoryError)
+    assert isinstance(refusal, OverLimitError)
     assert least <= refusal.device_bytes / MIB <= most
 
 
@@ -43,7 +43,7 @@ def test_a_refusal_after_code_generation_is_understood() -> None:
         "Total hbm usage >= 2.80G:"
     )
     refusal = TpuPlatform().explanation(message, V5E)
-    assert isinstance(refusal, OutOfMemoryError)
+    assert isinstance(refusal, OverLimitError)
     assert refusal.device_bytes == 2.56 * 2**30 // 1 + 1
 
 
