@@ -24,6 +24,7 @@ from experiments.bench.measures import (
     sharded,
     slab_numbers,
     split,
+    tpu,
 )
 from experiments.bench.public.checkouts import checkouts_folder
 from experiments.bench.results import SOURCES, Measurement, Result, stored_result
@@ -125,6 +126,7 @@ QUESTIONS = {
             checkouts_folder,
         ),
         Question("rivals", cases.RIVALS, curve.measure, views.rivals),
+        Question("tpu", cases.TPU, tpu.measure, views.tpu),
         Question("size", cases.SIZE, planned.measure, views.size),
         Question("depth", cases.DEPTH, depth.measure, views.depth),
         Question("slabs", cases.SLABS, planned.measure, views.slabs),

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 RESULTS = Path(__file__).parent / "results"
 SOURCES = ("memplan/**/*.py", "models/**/*.py")
 _DECIDING = (  # Packages that determine what is compiled.
-    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin",
+    "jax", "jaxlib", "flax", "equinox", "jmp", "jraph", "optax", "jax-cuda12-plugin", "libtpu",
     "nvidia-cuda-nvcc-cu12",
 )  # fmt: skip
 

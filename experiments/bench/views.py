@@ -85,6 +85,18 @@ def budgets(rows: Rows) -> str:
     return "\n\n".join((*(table(_BUDGETS, part) for part in parts), listed(summary(rows))))
 
 
+tpu = shown(
+    _CASE, Column("planned by", "planner"), mib("plain MiB", "plain_bytes"),
+    mib("budget MiB", "budget_bytes"), mib("predicted MiB", "predicted_bytes"),
+    mib("compiled MiB", "compiled_bytes"), Column("off", missed, "{:+.1%}"),
+    mib("on the host MiB", "host_bytes"), Column("compilations", "compilations"),
+    Column("over plain", slower, "{:+.1%}"), mib("least by XLA's own MiB", "xla_least_bytes"),
+    mib("jax.checkpoint MiB", "checkpoint_bytes"),
+    Column("exploring, of a plain compilation",
+        lambda row: row["explored_cpu_s"] / row["plain_compile_cpu_s"], "{:.1%}"),
+)  # fmt: skip
+
+
 clocks = shown(
     _CASE, Column("planned by", "planned_by"), mib("on the host MiB", "host_bytes"),
     Column("GFLOP again", "again_flops", "{:.0f}", 1e9),

@@ -34,7 +34,7 @@ Spent = tuple[float, float]
 """Wall-clock seconds, and CPU seconds of all threads."""
 
 
-def _since(start: Spent = (0.0, 0.0)) -> Spent:
+def since(start: Spent = (0.0, 0.0)) -> Spent:
     return time.perf_counter() - start[0], time.process_time() - start[1]
 
 
@@ -49,17 +49,17 @@ def row_of(case: Case) -> tuple[dict[str, Any], Outcome]:
     target, options = target_of(case.device), {"donate_argnums": donated}
     # Warm up: the first compilation of a process does work that should not count.
     _compile_plain(target, lambda x: x + 1, [jax.ShapeDtypeStruct((8,), jnp.float32)], {})
-    start = _since()
-    plain, plain_spent = _compile_plain(target, step, args, options), _since(start)
+    start = since()
+    plain, plain_spent = _compile_plain(target, step, args, options), since(start)
     plain_bytes, jit_step_s = plain.memory.device_bytes, replay(plain.module, target.device).step_s
     del plain  # executables are large
     jax.clear_caches()
     request = Request(
         limit_of(case, plain_bytes), case.host_budget, case.device, host_state=case.host_state
     )
-    start = _since()
+    start = since()
     outcome = pipeline.best(step, args, {}, options, request)
-    ready = _since(start)
+    ready = since(start)
     row = {
         "plain_bytes": plain_bytes, "jit_step_s": jit_step_s,
         "budget_bytes": outcome.limits.device_bytes,
