@@ -106,8 +106,17 @@ def export(name: str, value: str) -> str:
 
 
 def local_device() -> Device:
-    """This CPU, or the first local GPU with the memory that jax may use, whichever jax uses."""
+    """This CPU, or the first local GPU with the memory that jax may use, whichever jax uses.
+
+    Raises:
+      UnknownDeviceError: it is another device.
+    """
     first = jax.local_devices()[0]
+    if first.platform == "tpu":
+        raise catalog.UnknownDeviceError(
+            f"jax runs on {first.device_kind!r} here, and no plan of memplan's has run on a TPU. "
+            'Pass device=, such as "v5e", to inspect a plan, or set JAX_PLATFORMS=cpu.'
+        )
     if first.platform == "cpu":
         return catalog.local_cpu(os.cpu_count() or 1, host_memory_bytes())
     stats = first.memory_stats() or {}
