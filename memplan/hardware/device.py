@@ -124,6 +124,12 @@ class Device:
         return self.target.compute_capability if isinstance(self.target, GpuTarget) else (0, 0)
 
     @property
+    def vector_memory_bytes(self) -> int | None:
+        """Bytes in its cores where XLA keeps some values; None of what is no TPU."""
+        chip = self.target
+        return chip.cores * chip.vector_memory_bytes if isinstance(chip, TpuTarget) else None
+
+    @property
     def achieved_bandwidth(self) -> float:
         """Bytes/s of device memory that kernels achieve."""
         return self.efficiency.memory * self.memory_bandwidth

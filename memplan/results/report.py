@@ -11,7 +11,6 @@ import jax
 from memplan import io
 from memplan.compilation.outcome import Outcome, Restored
 from memplan.compilation.scheduled import ScheduledModule
-from memplan.hardware.device import TpuTarget
 from memplan.hardware.machine import Machine
 from memplan.hardware.roofline import dispatch_seconds
 from memplan.planning.problem import Role
@@ -96,10 +95,9 @@ def _bytes(outcome: Outcome) -> dict[str, Any]:
         "host_peak_bytes": outcome.host_bytes,
         "offloaded_bytes": planned.result.replay.copied_out_nbytes,
         "floor_bytes": floor_of(outcome)[0],
+        "vector_memory_bytes": outcome.target.device.vector_memory_bytes,
         "constant_bytes": outcome.executable.memory.constant_bytes,
     }
-    if isinstance(chip := outcome.target.device.target, TpuTarget):
-        figures["vector_memory_bytes"] = chip.cores * chip.vector_memory_bytes
     if backend.rematerializes:
         figures["xla_limit_bytes"] = _xla_limit(outcome.target, unmodified or planned.plain)
     if backend.indexes_in_32_bits and unmodified:

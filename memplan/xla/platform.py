@@ -74,8 +74,8 @@ class Platform:
             return UnsupportedProgramError(
                 f"XLA of jaxlib {io.version_of('jaxlib')} cannot compile this step's values in "
                 f"host memory ({line}); its host offloading has known bugs (openxla/xla#47362, "
-                "#47380). Try host_budget=0, so that memplan keeps nothing on the host, or the step "
-                "without host_state= or without its own `jax.device_put` to host memory."
+                "#47380). Try host_budget=0, so that memplan keeps nothing on the host, or the "
+                "step without host_state= or without its own `jax.device_put` to host memory."
             )
         return None
 
