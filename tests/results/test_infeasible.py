@@ -120,7 +120,7 @@ ENTRY %main (a: f32[8,8]) -> f32[8,8] {{
     step = outcome(PROGRAM, 120, predicted_to_fit=False)
     plain = ScheduledModule(read_module(product), named("v100"))
     planned = cast(Any, SimpleNamespace(plain=plain, predicted_bytes=120))
-    error = str(infeasible(replace(step, planned=planned), 120))
+    error = str(infeasible(replace(step, planned=planned), WorkingBudget(120, 2.0)))
     said = "A library needs 4.0 KiB of workspace for gemm.1." in error
     assert said == bool(nbytes), error
 
