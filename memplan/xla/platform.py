@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from memplan import io
-from memplan.errors import MemplanError, UnsupportedProgramError
+from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.program import compat
 
@@ -20,7 +20,7 @@ DISABLED_PASSES = "xla_disable_hlo_passes"
 _OFFLOAD_FAULTS = ("change layout memory space", "host_offload")  # openxla/xla#47362, #47380
 
 
-class OverLimitError(MemplanError):
+class OverLimitError(ValueError):
     """XLA refuses to compile a module, which takes more than the limit that it was given.
 
     Attributes:
@@ -67,7 +67,7 @@ class Platform:
         """Options that avoid a failure with this message; None if none do."""
         return None
 
-    def explanation(self, message: str, device: Device) -> MemplanError | None:
+    def explanation(self, message: str, device: Device) -> Exception | None:
         """memplan's error for a failure with this message; None if it is not known."""
         if any(words in message for words in _OFFLOAD_FAULTS):
             line = message.strip().partition("\n")[0]

@@ -13,8 +13,9 @@ from memplan.hardware.backend import CPU, GPU, Backend
 from memplan.hardware.device import Device
 from memplan.program.lowerable import Lowerable
 from memplan.studies.baselines import Baseline, Baselines, policies, refusal
+from memplan.xla.gpu.platform import GpuPlatform
 from memplan.xla.replay import replay
-from memplan.xla.target import Memory
+from memplan.xla.target import Memory, Target
 from tests.dense import step
 from tests.hlo import read_module
 from tests.xla.small_modules import ADD, chain, module
@@ -32,6 +33,9 @@ class Fake:
     text: str = TEXT
     compilations: list[tuple[str, Any]] = field(default_factory=list)
     backend: Backend = GPU
+
+    rematerializes_above = Target.rematerializes_above
+    platform = GpuPlatform()
 
     def mesh_for(self, spmd: object) -> None:
         return None
@@ -111,7 +115,7 @@ def test_xla_gets_the_budget_and_more_flags(
         limits.append((budget, resident))
         return limited, {"limit": budget}
 
-    monkeypatch.setattr(type(target), "rematerialized_within", limit)
+    monkeypatch.setattr(Fake, "rematerialized_within", limit, raising=False)
     without_memplan.xla(70, 90, {"offload": True})
     assert limits == [(90, 70)]
     assert [flags for _, flags in limited.compilations] == [{"limit": 90, "offload": True}]

@@ -8,7 +8,7 @@ from typing import Any
 from jax.experimental import topologies
 
 from memplan import io
-from memplan.errors import MemplanError, UnknownDeviceError, UnsupportedProgramError
+from memplan.errors import UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware.device import Device, GpuTarget
 from memplan.program import compat
 from memplan.xla.gpu.described import kernel_cache_file, target_config
@@ -65,7 +65,7 @@ class GpuPlatform(Platform):
             return without_pass(flags, _ANNOTATOR)
         return None
 
-    def explanation(self, message: str, device: Device) -> MemplanError | None:
+    def explanation(self, message: str, device: Device) -> Exception | None:
         version = io.version_of("jaxlib")
         if failure_line := _MOSAIC_FAILS.search(message):
             return UnsupportedProgramError(

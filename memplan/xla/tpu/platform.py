@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.experimental import topologies
 
-from memplan.errors import MemplanError, UnknownDeviceError
+from memplan.errors import UnknownDeviceError
 from memplan.hardware.device import Device, TpuTarget
 from memplan.program import compat
 from memplan.xla.platform import Options, OverLimitError, Platform
@@ -43,7 +43,7 @@ class TpuPlatform(Platform):
         limit_bytes = min(limit_bytes + _PROGRAM_BYTES, memory_bytes)
         return {**_limited(limit_bytes), **_WITHOUT_REMATERIALIZATION}
 
-    def explanation(self, message: str, device: Device) -> MemplanError | None:
+    def explanation(self, message: str, device: Device) -> Exception | None:
         refusal = _REFUSAL.search(message)
         if refusal is None:
             return super().explanation(message, device)
