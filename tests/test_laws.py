@@ -13,6 +13,12 @@ SOURCES = sorted((ROOT / "memplan").rglob("*.py")) + sorted((ROOT / "models").rg
 DOOR = "memplan/program/compat/"  # to what jax keeps to itself
 INTERNALS = ("jax._src", "jax.extend")
 EXTRAS = ("matplotlib", "perfetto")  # imported where they are used
+# Back ends of XLA's by jax's names, and who may name them: all others ask `Backend` or `Platform`.
+BACK_ENDS = ("cuda", "tpu")
+NAMES_THEM = (
+    *("memplan/hardware/", "memplan/xla/gpu/", "memplan/xla/tpu/"),
+    *("memplan/xla/target.py", "memplan/xla/local.py"),
+)
 # public names when asked for; the user's MODULE:FACTORY
 BY_NAME = ("memplan/__init__.py", "memplan/cli/factory.py")
 
@@ -31,6 +37,10 @@ def breaches(tree: ast.AST, path: str) -> Iterator[str]:
                 yield f"{path}:{node.lineno} imports {name} inside a function"
             if path not in BY_NAME and name.rpartition(".")[2] in ("import_module", "__import__"):
                 yield f"{path}:{node.lineno} imports by name"
+        if path.startswith(NAMES_THEM) or not isinstance(node, ast.Constant):
+            continue
+        if node.value in BACK_ENDS:
+            yield f"{path}:{node.lineno} names the back end {node.value}"
 
 
 def walk(node: ast.AST, inside: bool = False) -> Iterator[tuple[ast.AST, bool]]:
@@ -70,6 +80,7 @@ def test_what_the_contracts_cannot_see(path: str) -> None:
         ("import jax\nx = jax._src.core.Var", "m.py:2 reaches into jax._src.core.Var"),
         ("def f():\n    import numpy", "m.py:2 imports numpy inside a function"),
         ("import importlib\nimportlib.import_module('jax')", "m.py:2 imports by name"),
+        ("is_tpu = backend.platform == 'tpu'", "m.py:1 names the back end tpu"),
     ],
 )
 def test_the_laws_bite(source: str, said: str) -> None:
