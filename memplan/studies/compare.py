@@ -1,5 +1,6 @@
 """Compares memplan with the methods of jax and XLA that need no plan."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -14,6 +15,7 @@ from memplan.request import Request, limits_of
 from memplan.results.report import versions
 from memplan.studies.baselines import REFUSALS, Baseline, Baselines, policies, refusal
 from memplan.studies.ended import returned, rows_until_ended
+from memplan.xla.platform import Options, OverLimitError
 
 _UNTOUCHED = "plain jax, XLA's rematerialization off"
 
@@ -65,15 +67,19 @@ def compare(
 
 
 def _compilations(baselines: Baselines, budget: int) -> dict[str, Callable[[], Baseline]]:
-    plain = baselines.plain()
-    compilations: dict[str, Callable[[], Baseline]] = {"plain jax": lambda: plain}
+    plain = functools.cache(baselines.plain)
+    compilations: dict[str, Callable[[], Baseline]] = {"plain jax": plain}
     for name, policy in policies().items():
         compilations[name] = functools.partial(baselines.checkpoint, policy)
-    if baselines.target.backend.rematerializes:
-        xla = functools.partial(baselines.xla, plain.resident_bytes, budget)
-        offload = {"xla_gpu_enable_host_memory_offloading": True}
-        compilations["XLA's rematerialization"] = xla
-        compilations["XLA's rematerialization and host offload"] = functools.partial(xla, offload)
+
+    def xla(options: Options) -> Baseline:
+        resident_bytes = 0
+        with contextlib.suppress(OverLimitError):  # such a limit does not depend on them
+            resident_bytes = plain().resident_bytes
+        return baselines.xla(resident_bytes, budget, options)
+
+    for name, options in baselines.target.platform.rematerializations.items():
+        compilations[name] = functools.partial(xla, options)
     return compilations
 
 

@@ -7,6 +7,7 @@ or messages of one back end of XLA's.
 import os
 import re
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from memplan import io
@@ -33,7 +34,13 @@ class OverLimitError(ValueError):
 
 
 class Platform:
-    """A back end of XLA's. A CPU is always here, so that it is never described."""
+    """A back end of XLA's. A CPU is always here, so that it is never described.
+
+    Attributes:
+      rematerializations: XLA's own ways to stay within a limit, by what they are called: options.
+    """
+
+    rematerializations: Mapping[str, Options] = MappingProxyType({})
 
     def absent(self, device: Device) -> compat.AbsentDevice:
         """What jax must know of a device that is not here."""

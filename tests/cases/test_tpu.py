@@ -20,6 +20,7 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
 from memplan.request import Request
+from memplan.studies.compare import compare
 from memplan.verify.dataflow import NotThePlainModuleError
 from memplan.verify.same_module import judge
 from memplan.xla.edit import Edit
@@ -103,6 +104,17 @@ def test_residuals_of_a_scan_are_planned() -> None:
     report = plan.report
     assert report.status == "fits" and report.compiled_peak_bytes <= 500 * MIB
     assert report.planner == "residuals" or report.loops
+
+
+def test_others_are_compared_within_the_same_limit() -> None:
+    request = Request(device="v5e", budget="420MiB", split=False)
+    options = {"donate_argnums": 0}
+    rows = {row.method: row for row in compare(mlp, MLP, options, request, lambda *_: None).rows}
+    assert rows["memplan"].fits and not rows["plain jax"].fits
+    assert "XLA's rematerialization" in rows and not any(
+        "offload" in name for name in rows if "XLA" in name
+    )
+    assert rows["jax.checkpoint, nothing saved"].device_bytes
 
 
 def mutants(module: Module, count: int) -> list[tuple[Module, str]]:

@@ -3,6 +3,7 @@
 import functools
 import re
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from jax.experimental import topologies
@@ -39,6 +40,15 @@ _NEEDS_AMPERE = "Triton support is only enabled for Ampere"
 
 class GpuPlatform(Platform):
     """XLA:GPU."""
+
+    rematerializations = MappingProxyType(
+        {
+            "XLA's rematerialization": {},
+            "XLA's rematerialization and host offload": {
+                "xla_gpu_enable_host_memory_offloading": True
+            },
+        }
+    )
 
     def absent(self, device: Device) -> compat.AbsentDevice:
         chip = _target(device)

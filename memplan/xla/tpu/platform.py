@@ -2,6 +2,7 @@
 
 import functools
 import re
+from types import MappingProxyType
 from typing import Any
 
 from jax.experimental import topologies
@@ -28,6 +29,8 @@ _UNITS = {"": 0, "K": 10, "M": 20, "G": 30}
 
 class TpuPlatform(Platform):
     """XLA:TPU."""
+
+    rematerializations = MappingProxyType({"XLA's rematerialization": {}})
 
     def absent(self, device: Device) -> compat.AbsentDevice:
         chip = _target(device)
