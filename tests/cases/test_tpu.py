@@ -109,7 +109,7 @@ def test_residuals_of_a_scan_are_planned() -> None:
 def test_others_are_compared_within_the_same_limit() -> None:
     request = Request(device="v5e", budget="420MiB", split=False)
     options = {"donate_argnums": 0}
-    rows = {row.method: row for row in compare(mlp, MLP, options, request, lambda *_: None).rows}
+    rows = {row.name: row for row in compare(mlp, MLP, options, request, lambda *_: None).rows}
     assert rows["memplan"].fits and not rows["plain jax"].fits
     assert "XLA's rematerialization" in rows and not any(
         "offload" in name for name in rows if "XLA" in name
