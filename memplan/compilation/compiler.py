@@ -15,12 +15,14 @@ from memplan.compilation.limits import Headroom, Limits
 from memplan.compilation.outcome import Explored, Outcome, Restored
 from memplan.compilation.scheduled import Agree, ScheduledModule
 from memplan.compilation.shaping import Shaping, collective_flags
+from memplan.errors import MemplanError
 from memplan.planning.plan import Plan
 from memplan.planning.registry import Planner
 from memplan.planning.transforms import Transform
 from memplan.program import compat
 from memplan.program.lowerable import lowerable
 from memplan.program.trace import Program
+from memplan.units import show_bytes
 from memplan.verify.numbers import check_types
 from memplan.xla.collectives.unexpected import Gather
 from memplan.xla.hook import Rewrite, Stopped
@@ -130,6 +132,13 @@ class Compiler:
                 return explored(callback.planned)
             except OverLimitError as refusal:
                 refused_bytes = refusal.device_bytes
+                if not is_limited:
+                    device = self.target.device
+                    raise MemplanError(
+                        f"XLA does not compile the step for {device.name}: as planned it takes "
+                        f"{show_bytes(refused_bytes)}, and XLA lets a program take "
+                        f"{show_bytes(device.memory_bytes)}. Try a smaller budget, batch or image."
+                    ) from None
                 return replace(explored(callback.planned), refused_bytes=refused_bytes)
             # jax may have an executable of this name, whose plan is lost: try the next one
             if callback.was_called or not self.key:

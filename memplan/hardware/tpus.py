@@ -53,7 +53,6 @@ def _tpu(
       memory_gib: what XLA lets a program take of the memory.
       bfloat16: peak FLOP/s; by default, XLA multiplies float32 in one pass of bfloat16.
     """
-    document = "tpu7x" if name == "tpu7x" else name
     # Eight sublanes of 128 lanes with four units each, for a core of 1.5 GHz, as second-hand.
     vector_flops = target.cores * 8 * 128 * 4 * 1.5e9
     return Device(
@@ -70,7 +69,7 @@ def _tpu(
         },
         vector_flops=vector_flops,
         link=link,
-        sources=(f"{_DOCUMENTS}/{document}: FLOP/s, bandwidth", f"{_JAX}: VMEM", f"{_XLA}: memory"),
+        sources=(f"{_DOCUMENTS}/{name}: FLOP/s, bandwidth", f"{_JAX}: VMEM", f"{_XLA}: memory"),
         target=target,
         efficiency=_ASSUMED,
     )

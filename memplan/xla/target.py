@@ -240,7 +240,10 @@ class Target:
                 f"XLA of jaxlib {io.version_of('jaxlib')} does not take the compiler options: "
                 f"{option[1]}. Correct or omit it in compiler_options, or in XLA_FLAGS."
             ) from None
-        raise self.platform.explanation(message, self.device) or failure from failure
+        explanation = self.platform.explanation(message, self.device)
+        if explanation is None:
+            raise failure
+        raise explanation from None
 
     def rematerializes_above(self, resident_bytes: int) -> int:
         """See `Platform.rematerializes_above`."""
