@@ -796,7 +796,7 @@ class Numbers:
                 op_id == computation.root_id,
                 message,
                 None if message is op else op,
-                count_trips(op, by_id, self.computations) if opcode == "while" else None,
+                count_trips(op, by_id, self.computations) if _hides_trips(op) else None,
             )
 
 
@@ -823,6 +823,11 @@ def _is_large_constant(message: Any) -> bool:
     if message.opcode != "constant":
         return False
     return sum(leaf.nbytes for leaf in leaves(shape_of(message.shape))) >= LARGE_NBYTES
+
+
+def _hides_trips(message: Any) -> bool:
+    """Is it a loop whose trips XLA does not say?"""
+    return message.opcode == "while" and b"known_trip_count" not in message.backend_config
 
 
 def _copy_of(message: Any) -> Any:
