@@ -185,8 +185,6 @@ def limits_of(request: Request, target: Target) -> Limits:
     """
     memory_bytes = target.device.memory_bytes
     device_bytes = parse_bytes(request.budget, memory_bytes)
-    if device_bytes > target.backend.limit_unit:
-        device_bytes -= device_bytes % target.backend.limit_unit
     if not target.backend.has_own_memory:
         return Limits(device_bytes, 0)  # host memory and device memory are the same
     if target.described:

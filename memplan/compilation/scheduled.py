@@ -235,6 +235,7 @@ class ScheduledModule:
     def problem(self) -> Problem:
         """The problem without seconds: enough to follow a plan."""
         problem = problem_of(self.module, self.device.backend)
+        problem = replace(problem, vector_memory_bytes=self.device.vector_memory_bytes or 0)
         return with_pins(problem, self.module, self.pins) if self.pins else problem
 
     @functools.cached_property
@@ -323,8 +324,7 @@ class ScheduledModule:
     def resident_bytes(self) -> int:
         """Bytes on the device during the whole step.
 
-        These are arguments, large constants, outputs that alias no argument, the outputs' table,
-        and what XLA reserves.
+        These are arguments, large constants, outputs that alias no argument, and the outputs' table.
         """
         module = self.module
         arguments = sum(
@@ -337,8 +337,7 @@ class ScheduledModule:
             if number not in module.aliases and not array.on_host
         )
         table = POINTER_BYTES * len(arrays) if isinstance(module.entry.root.shape, tuple) else 0
-        reserved = self.device.backend.reserved_bytes
-        return arguments + outputs + table + self.constant_bytes + reserved
+        return arguments + outputs + table + self.constant_bytes
 
     @property
     def device_bytes(self) -> int:

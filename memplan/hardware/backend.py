@@ -36,13 +36,11 @@ class Backend:
     # them, too. It refuses what exceeds the limit.
     packs_again: bool
     growth: float  # the most by which its packing exceeds memplan's, as a factor
-    limit_unit: int  # bytes: limits are multiples of it
-    reserved_bytes: int  # that XLA takes on the device for every step, besides the step's buffers
     divides_steps: bool  # memplan has rules for the collectives of steps over several devices
 
     def limit_for(self, nbytes: int) -> int:
         """A limit of bytes that a module keeps which is predicted to take so many."""
-        return -(-int(self.growth * nbytes) // self.limit_unit) * self.limit_unit
+        return int(self.growth * nbytes)
 
 
 GPU = Backend(
@@ -62,9 +60,7 @@ GPU = Backend(
     convolves_channels_last=False,
     pools_memory=True,
     packs_again=False,
-    limit_unit=1,
     growth=1.0,
-    reserved_bytes=0,
     divides_steps=True,
 )
 CPU = Backend(
@@ -84,14 +80,12 @@ CPU = Backend(
     convolves_channels_last=True,
     pools_memory=False,
     packs_again=False,
-    limit_unit=1,
     growth=1.0,
-    reserved_bytes=0,
     divides_steps=True,
 )
 TPU = Backend(
     platform="tpu",
-    alignment=512,  # as offsets in XLA:TPU's dumps of buffer assignments
+    alignment=2**14,  # as offsets in XLA:TPU's dumps of buffer assignments
     has_own_memory=True,
     merges_fusions=False,
     fusions_overwrite_operands=False,
@@ -106,10 +100,6 @@ TPU = Backend(
     convolves_channels_last=False,
     pools_memory=False,
     packs_again=True,
-    limit_unit=2**20,  # xla_tpu_max_hbm_size_mib
-    # 1.012 for a plan of a ResNet, less for eight others; 1.18 for a scanned decoder's residuals,
-    # for which a named budget may be refused, with a larger one
-    growth=1.02,
-    reserved_bytes=400 * 2**10,  # 385 to 400 KiB for an MLP of 25 kernels
+    growth=1.09,  # 1.087 for an MLP in slabs, at most 1.03 for others
     divides_steps=False,
 )

@@ -127,7 +127,7 @@ class Device:
     def vector_memory_bytes(self) -> int | None:
         """Bytes in its cores where XLA keeps some values; None of what is no TPU."""
         chip = self.target
-        return chip.cores * chip.vector_memory_bytes if isinstance(chip, TpuTarget) else None
+        return chip.vector_memory_bytes if isinstance(chip, TpuTarget) else None
 
     @property
     def achieved_bandwidth(self) -> float:

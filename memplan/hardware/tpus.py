@@ -86,7 +86,7 @@ TPUS = (
         275e12,
         275e12,
         _PCIE3,
-        TpuTarget("v4:2x2x1", "TPU v4", 2, 80 * 2**20, _MEGACORE),  # 64 MiB of it are CMEM
+        TpuTarget("v4:2x2x1", "TPU v4", 2, 126 * 2**20, _MEGACORE),
     ),
     _tpu(
         "v5e",
@@ -96,7 +96,7 @@ TPUS = (
         197e12,
         393e12,
         _PCIE3,
-        TpuTarget("v5e:2x2", "TPU v5 lite", 1, 128 * 2**20),
+        TpuTarget("v5e:2x2", "TPU v5 lite", 1, 112 * 2**20),
     ),
     _tpu(
         "v5p",
@@ -106,7 +106,7 @@ TPUS = (
         459e12,
         918e12,
         _PCIE3,
-        TpuTarget("v5p:2x2x1", "TPU v5", 2, 64 * 2**20),
+        TpuTarget("v5p:2x2x1", "TPU v5", 2, 0),
     ),
     _tpu(
         "v6e",
@@ -116,7 +116,7 @@ TPUS = (
         918e12,
         1836e12,
         _PCIE5,
-        TpuTarget("v6e:2x2", "TPU v6 lite", 1, 128 * 2**20),
+        TpuTarget("v6e:2x2", "TPU v6 lite", 1, 96 * 2**20),
     ),
     _tpu(
         "tpu7x",
@@ -126,7 +126,7 @@ TPUS = (
         1153.5e12,
         1153.5e12,
         _PCIE5,
-        TpuTarget("tpu7x:2x2x1", "TPU7x", 1, 64 * 2**20),
+        TpuTarget("tpu7x:2x2x1", "TPU7x", 1, 63 * 2**20),
     ),
 )
 """The TPUs that the catalog has."""

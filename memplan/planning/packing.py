@@ -7,9 +7,9 @@ Follows XLA's `BufferAssigner` and `HeapSimulator`, in three steps:
    that holds it and is free during its live range.
 2. The remaining buffers are visited in time: a kernel overwrites an operand at its last read, if it
    may.
-3. The others share one heap. They are placed by size or by live range, the largest first, each in
-   the smallest gap that holds it (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders:
-   `ChooseBestHeapAlgorithm`).
+3. XLA:TPU keeps some of the others in its cores (`vector_memory`). The rest share one heap. They
+   are placed by size or by live range, the largest first, each in the smallest gap that holds it
+   (`GlobalDecreasingSizeBestFitHeap`, the better of its two orders: `ChooseBestHeapAlgorithm`).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import numpy as np
 from memplan.planning.liveness import Liveness, Version
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
+from memplan.planning.vector_memory import in_vector_memory
 
 
 @dataclass(frozen=True)
@@ -154,10 +155,10 @@ class _Layout:
         return max(self._versions[number].nbytes for number in group)
 
     def _reuse_allocations(self) -> tuple[int, list[list[int]]]:
-        """Put versions into arguments and outputs.
+        """Put versions into arguments and outputs, and into a memory in the cores.
 
         Returns:
-          The bytes put there, and the groups of versions that remain.
+          The bytes in arguments and outputs, and the groups of versions that remain.
         """
         problem = self._problem
         groups = self._live.groups
@@ -192,6 +193,9 @@ class _Layout:
                 allocations.open(nbytes, group)
             else:
                 remaining.append(sorted(group))
+        if problem.vector_memory_bytes:
+            kept = in_vector_memory(problem, self._live, remaining)
+            remaining = [group for group in remaining if group[0] not in kept]
         return reused_nbytes, remaining
 
     def _entry_position(self, group: Iterable[int]) -> int:

@@ -104,6 +104,7 @@ class Problem:
       donated: arguments whose memory outputs and temporaries may reuse.
       tables_nbytes: pointers of tuples, in addition to the buffers.
       alignment: bytes of which every buffer's offset is a multiple.
+      vector_memory_bytes: of a memory in the device's cores, where temporaries may be instead.
     """
 
     buffers: tuple[Buffer, ...]
@@ -112,6 +113,7 @@ class Problem:
     donated: frozenset[int]
     tables_nbytes: int = 0
     alignment: int = GPU.alignment
+    vector_memory_bytes: int = 0
 
     @cached_property
     def returned(self) -> frozenset[int]:

@@ -154,8 +154,9 @@ class Report(Record):
         scans, or if flags of the user change XLA's rule.
       huge_arrays: arrays of the unmodified step with 2^31 elements or more, which cuDNN does not
         accept; None on a CPU, and if unknown.
-      vector_memory_bytes: of a TPU's cores, where XLA keeps some values after memplan has planned:
-        the compiled bytes may be lower than the predicted ones by as many. None on other devices.
+      vector_memory_bytes: of a TPU's cores, where XLA keeps some values instead of on the device.
+        memplan predicts which, so that the predicted bytes may be off by as many. None on other
+        devices.
       pool_peak_bytes: device bytes that XLA's pool counts for the step alone (`peak_bytes_in_use`).
         A block includes the rest of its chunk if that is smaller than the request and than 128 MiB.
         None if there is no such pool, or it is too small.
@@ -358,7 +359,7 @@ def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "device peak", f"{compiled}, {predicted}, {observed}"
     if report.vector_memory_bytes is not None:
         kept = format_bytes(report.vector_memory_bytes)
-        yield "  on a TPU", f"XLA keeps up to {kept} in its cores; no plan has run on one"
+        yield "  on a TPU", f"predicted within {kept}, kept in its cores; no plan has run on one"
     if report.pool_peak_bytes is not None:
         yield "  in XLA's pool", format_bytes(report.pool_peak_bytes)
     if report.peak_kernel:

@@ -10,8 +10,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
+from jax.experimental import topologies
+
 from memplan import io
-from memplan.errors import UnsupportedProgramError
+from memplan.errors import UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.program import compat
 
@@ -56,6 +58,15 @@ class Platform:
         """
         raise NotImplementedError
 
+    def temporary_bytes(self, stats: Any, constant_bytes: int) -> int:
+        """Bytes of temporaries on the device.
+
+        Args:
+          stats: what `memory_analysis()` returns.
+          constant_bytes: of large constants.
+        """
+        return stats.temp_size_in_bytes
+
     def options_for_absent(self, device: Device) -> Options:
         """Options with which XLA compiles for a device that is not here."""
         return {}
@@ -99,6 +110,26 @@ class Platform:
     ) -> tuple[Device, Options]:
         """A device and options that set the limit of XLA's own rematerialization."""
         raise NotImplementedError
+
+
+def topology_of(device: Device, kind: str, name: str, facts: Mapping[str, Any]) -> Any:
+    """A description of devices that are not here.
+
+    Args:
+      kind: "GPU" or "TPU".
+      name: of the topology.
+      facts: what XLA must know besides.
+
+    Raises:
+      UnknownDeviceError: the compiler for them is not installed.
+    """
+    try:
+        return topologies.get_topology_desc(name, device.backend.platform, **facts)
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        raise UnknownDeviceError(
+            f"XLA cannot compile for {device.name} here ({error}). Planning for an absent {kind} "
+            f"needs its compiler: pip install 'memplan[{kind.lower()}-aot]'."
+        ) from error
 
 
 def without_pass(flags: Options, name: str) -> dict[str, str]:

@@ -150,7 +150,8 @@ class Target:
             flags = {**self.platform.options_for_absent(self.device), **flags}
             lowered = compat.on_devices(lowered, self._described_devices(lowerable.machine))
         lowered = compat.mark_on_host(lowered, lowerable.on_host, lowerable.returned_to_host)
-        return _account(self._compile_rewritten(lowered, flags, rewrite, shape, name, limit_bytes))
+        compiled = self._compile_rewritten(lowered, flags, rewrite, shape, name, limit_bytes)
+        return _account(compiled, self.platform)
 
     def _compile_rewritten(
         self,
@@ -267,13 +268,14 @@ class Target:
         return [devices[number] for number in machine.devices]
 
 
-def _account(compiled: Any) -> Executable:
+def _account(compiled: Any, platform: Platform) -> Executable:
     """The executable with its memory."""
     stats = compiled.memory_analysis()
     module = Module.read(compat.module_of(compiled), scheduled=False)
     constant_bytes = sum(op.nbytes for op in module.large_constants)
+    temp_bytes = platform.temporary_bytes(stats, constant_bytes)
     memory = Memory(
-        device_bytes=stats.temp_size_in_bytes
+        device_bytes=temp_bytes
         + stats.argument_size_in_bytes
         + stats.output_size_in_bytes
         - stats.alias_size_in_bytes
@@ -282,7 +284,7 @@ def _account(compiled: Any) -> Executable:
         + stats.host_argument_size_in_bytes
         + stats.host_output_size_in_bytes
         - stats.host_alias_size_in_bytes,
-        temp_bytes=stats.temp_size_in_bytes,
+        temp_bytes=temp_bytes,
         argument_bytes=stats.argument_size_in_bytes,
         constant_bytes=constant_bytes,
     )

@@ -6,14 +6,12 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from jax.experimental import topologies
-
 from memplan import io
-from memplan.errors import UnknownDeviceError, UnsupportedProgramError
+from memplan.errors import UnsupportedProgramError
 from memplan.hardware.device import Device, GpuTarget
 from memplan.program import compat
 from memplan.xla.gpu.described import kernel_cache_file, target_config
-from memplan.xla.platform import Options, Platform, without_pass
+from memplan.xla.platform import Options, Platform, topology_of, without_pass
 
 # XLA rematerializes by itself what takes more than this fraction of a GPU's memory.
 XLA_LIMIT = 0.8
@@ -121,19 +119,8 @@ def described_devices(device: Device, hosts: int = 1, per_host: int = 1) -> tupl
     Raises:
       UnknownDeviceError: the compiler for GPUs is not installed.
     """
-    try:
-        topology = topologies.get_topology_desc(
-            topology_name=device.name,
-            platform="cuda",
-            topology=f"1x{hosts}x{per_host}",
-            target_config=target_config(device),
-        )
-    except (RuntimeError, NotImplementedError, ValueError) as error:
-        raise UnknownDeviceError(
-            f"XLA cannot compile for {device.name} here ({error}). "
-            "Planning for an absent GPU needs its compiler: pip install 'memplan[gpu-aot]'."
-        ) from error
-    return tuple(topology.devices)
+    facts = {"topology": f"1x{hosts}x{per_host}", "target_config": target_config(device)}
+    return tuple(topology_of(device, "GPU", device.name, facts).devices)
 
 
 def _target(device: Device) -> GpuTarget:

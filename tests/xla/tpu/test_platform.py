@@ -1,5 +1,6 @@
 """What XLA:TPU is asked, and what it says, without libtpu."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -61,6 +62,17 @@ def test_the_limit_leaves_room_for_the_program_but_never_exceeds_the_chip() -> N
     assert limit(2**60) == V5E.memory_bytes // MIB
 
 
+def test_temporaries_are_what_is_allocated_without_the_rest() -> None:
+    stats = SimpleNamespace(
+        total_allocation_bytes=1000,
+        argument_size_in_bytes=300,
+        output_size_in_bytes=200,
+        alias_size_in_bytes=100,
+        temp_size_in_bytes=5000,
+    )
+    assert TpuPlatform().temporary_bytes(stats, constant_bytes=50) == 550
+
+
 @pytest.mark.parametrize("name", TPUS)
 def test_the_catalog_has_what_is_compiled_for(name: str) -> None:
     device = catalog.named(name)
@@ -79,7 +91,7 @@ def test_a_step_over_several_tpus_is_refused_by_name() -> None:
 
 
 def test_without_the_extra_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
         raise NotImplementedError("topology not implemented")
 
     monkeypatch.setattr(topologies, "get_topology_desc", refuse)
