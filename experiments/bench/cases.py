@@ -106,16 +106,18 @@ BUDGETS = by_name((
     *under("resnet50_b64", RESNET50_64, ("v100", ("1250MiB",))),
     *under("resnet50_b1152", resnet(1152), ("v100", ("15GiB",))),
 ))  # fmt: skip
-# Shares of the plain step's temporaries.
-_CHIPS = tuple((chip, (75, 50, 35)) for chip in ("v5e", "v5p", "v6e"))
-TPU = by_name((
-    *under("mlp_8", partial(mlp_step, 8), *_CHIPS),
-    *under("mlp_8_odd", partial(mlp_step, 8, 1000, 30001), *_CHIPS),
-    *under("resnet50_b64", RESNET50_64, *_CHIPS),
-    *under("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16), *_CHIPS),
-    *under("decoder_8_scan", decoder(**DECODER_8, dtype=BF16, scan=True), *_CHIPS),
-    *under("unet3d_96", unet3d(96), *_CHIPS),
-))  # fmt: skip
+TPU = by_name(
+    Case(f"{name}-{chip}", make, chip, minutes=60, facts={"shares": (75, 50, 35)})
+    for chip in ("v5e", "v5p", "v6e")
+    for name, make in (
+        ("mlp_8", partial(mlp_step, 8)),
+        ("mlp_8_odd", partial(mlp_step, 8, 1000, 30001)),
+        ("decoder_8_scan", decoder(**DECODER_8, dtype=BF16, scan=True)),
+        ("decoder_8_bf16", decoder(**DECODER_8, dtype=BF16)),
+        ("resnet50_b64", RESNET50_64),
+        ("unet3d_96", unet3d(96)),
+    )
+)
 # Of these steps, both clocks plan and both time the plans.
 CLOCKS = {
     name: BUDGETS[name]

@@ -86,11 +86,14 @@ def budgets(rows: Rows) -> str:
 
 
 tpu = shown(
-    _CASE, Column("planned by", "planner"), mib("plain MiB", "plain_bytes"),
-    mib("budget MiB", "budget_bytes"), mib("predicted MiB", "predicted_bytes"),
-    mib("compiled MiB", "compiled_bytes"), Column("off", missed, "{:+.1%}"),
+    _CASE, Column("share", "share", "{} %"), Column("planned by", "planner"),
+    mib("plain MiB", "plain_bytes"),
+    mib("budget MiB", "budget_bytes"), mib("named MiB", "named_bytes"),
+    mib("predicted MiB", "predicted_bytes"), mib("compiled MiB", "compiled_bytes"),
+    Column("off", more("predicted_bytes", "compiled_bytes"), "{:+.1%}"),
     mib("on the host MiB", "host_bytes"), Column("compilations", "compilations"),
-    Column("over plain", slower, "{:+.1%}"), mib("least by XLA's own MiB", "xla_least_bytes"),
+    Column("over plain", more("step_s", "plain_step_s"), "{:+.1%}"),
+    mib("least by XLA's own MiB", "xla_least_bytes"),
     mib("jax.checkpoint MiB", "checkpoint_bytes"),
     Column("exploring, of a plain compilation",
         lambda row: row["explored_cpu_s"] / row["plain_compile_cpu_s"], "{:.1%}"),

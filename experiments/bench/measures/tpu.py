@@ -1,18 +1,22 @@
-"""One step on a described TPU within a share of its temporaries, beside what others reach there.
+"""One step on a described TPU within shares of its temporaries, beside what others reach there.
 
 All bytes are XLA:TPU's: a plan's after its compilation; those of XLA's own rematerialization from
 the refusal of a limit that nothing keeps, which comes before code is generated.
 """
 
+from dataclasses import replace
 from typing import Any
 
 import jax
 
 from experiments.bench.cases import Case
-from experiments.bench.measures.planned import measurement_of, since
+from experiments.bench.measures.planned import since
 from experiments.bench.results import Measurement
 from memplan import pipeline
+from memplan.compilation.outcome import Outcome
+from memplan.errors import InfeasibleBudgetError
 from memplan.program.lowerable import Lowerable
+from memplan.program.program import Program
 from memplan.request import Request, target_of, traced
 from memplan.studies.baselines import Baselines
 from memplan.xla.platform import OverLimitError
@@ -21,20 +25,14 @@ _NOTHING_KEEPS = {"xla_tpu_max_hbm_size_mib": "1"}
 
 
 def measure(case: Case) -> Measurement:
-    """Explore a step plain, plan it, compile it plain, and ask for the least of others."""
+    """Explore a step plain, compile it, ask for the least of others, and plan it within shares."""
     step, args, donated = case.built()
     options: dict[str, Any] = {"donate_argnums": donated}
     target, unlimited = target_of(case.device), Request(device=case.device).unlimited
     program = traced(step, args, {}, options, unlimited)
     start = since()
-    plain = pipeline.explore(program, unlimited, lambda stage, share: None, {}).best.planned.plain
+    plain = pipeline.explore(program, unlimited, _quietly, {}).best.planned.plain
     explored = since(start)
-    assert isinstance(case.budget, int)
-    temporaries = plain.device_bytes - plain.resident_bytes
-    budget = plain.resident_bytes + temporaries * case.budget // 100
-    start = since()
-    outcome = pipeline.best(step, args, {}, options, Request(budget, device=case.device))
-    ready = since(start)
     jax.clear_caches()
     lowerable = Lowerable(step, args, {}, options)
     start = since()
@@ -42,25 +40,55 @@ def measure(case: Case) -> Measurement:
     compilation = since(start)
     baselines = Baselines(step, args, options, target)
     checkpointed = baselines.checkpoint(jax.checkpoint_policies.nothing_saveable)
-    row = {
+    others = {
         "plain_bytes": compiled.memory.device_bytes,
         "plain_predicted_bytes": plain.device_bytes,
-        "budget_bytes": outcome.limits.device_bytes,
-        "predicted_bytes": outcome.planned.predicted_bytes,
-        "compiled_bytes": outcome.device_bytes,
-        "host_bytes": outcome.host_bytes,
-        "planner": outcome.method,
-        "compilations": outcome.compilations,
         "plain_step_s": plain.replay.step_s,
-        "step_s": outcome.step_s,
         "xla_least_bytes": _least_of_xla(target, lowerable),
         "checkpoint_bytes": checkpointed.device_bytes,
         "checkpoint_step_s": checkpointed.step_s,
         "explored_cpu_s": explored[1],
-        "ready_cpu_s": ready[1],
         "plain_compile_cpu_s": compilation[1],
     }
-    return measurement_of(row, outcome)
+    resident_bytes = compiled.memory.resident_bytes
+    rows = []
+    for share in case.facts["shares"]:
+        budget = resident_bytes + compiled.memory.temp_bytes * share // 100
+        request = Request(budget, device=case.device)
+        start = since()
+        outcome, named_bytes = _within(program, request)
+        row = {
+            "share": share,
+            "budget_bytes": budget,
+            "named_bytes": named_bytes,
+            "predicted_bytes": outcome.planned.predicted_bytes,
+            "compiled_bytes": outcome.device_bytes,
+            "host_bytes": outcome.host_bytes,
+            "planner": outcome.method,
+            "compilations": outcome.compilations,
+            "step_s": outcome.step_s,
+            "ready_cpu_s": since(start)[1],
+            "keeps": outcome.fits,
+        }
+        rows.append({**others, **row})
+    status = "fits" if all(row["keeps"] for row in rows) else "does not fit"
+    return Measurement(rows, status)
+
+
+def _within(program: Program, request: Request) -> tuple[Outcome, int | None]:
+    """The outcome within a budget; if none fits, that within the budget that the refusal names."""
+    try:
+        outcome, named_bytes = pipeline.run(program, request, _quietly), None
+    except InfeasibleBudgetError as refusal:
+        named_bytes = refusal.smallest_bytes
+        within = replace(request, budget=named_bytes)
+        outcome = pipeline.best_of(program, within, _quietly)
+    assert isinstance(outcome, Outcome)  # jax's cache is off
+    return outcome, named_bytes
+
+
+def _quietly(stage: str, share: float | None) -> None:
+    pass
 
 
 def _least_of_xla(target: Any, lowerable: Lowerable) -> int:
