@@ -16,7 +16,7 @@ from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
 from memplan.program.lowerable import Lowerable
-from memplan.program.program import Program
+from memplan.program.trace import Program
 from memplan.request import Request, target_of, traced
 from memplan.studies.baselines import Baselines
 from memplan.xla.platform import OverLimitError
