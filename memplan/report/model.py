@@ -359,7 +359,7 @@ def _byte_rows(report: Report) -> Iterator[tuple[str, str]]:
     yield "device peak", f"{compiled}, {predicted}, {observed}"
     if report.vector_memory_bytes is not None:
         kept = format_bytes(report.vector_memory_bytes)
-        yield "  on a TPU", f"predicted within {kept}, kept in its cores; no plan has run on one"
+        yield "  on a TPU", f"its cores hold up to {kept} besides; no plan has run on one"
     if report.pool_peak_bytes is not None:
         yield "  in XLA's pool", format_bytes(report.pool_peak_bytes)
     if report.peak_kernel:
