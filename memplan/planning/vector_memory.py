@@ -18,8 +18,8 @@ from memplan.planning.liveness import Liveness
 from memplan.planning.problem import Kernel, Problem, Role
 
 # A value in the entry stays while kernels move at most this many times its bytes between two
-# accesses; inside of a loop it stays however many they move. Of 5, 8, 10, 12, 16, 20 and 30 the most
-# exact: for straight code on v5e and v6e within 1.3 % of XLA's bytes, in loops within 8 %.
+# accesses; inside of a loop it stays however many they move. Of 5, 8, 10, 12, 16, 20 and 30 it is
+# the most exact: straight code on v5e and v6e is within 1.3 % of XLA's bytes, loops are within 8 %.
 _MOST_TRAFFIC = 10
 
 
