@@ -255,8 +255,10 @@ class Attempts:
             if is_done or self.follow is not None:
                 break
             self.notify("compiling again, within what the first plan missed by", None)
-            sizes = outcome.device_bytes, outcome.host_bytes
-            headroom = headroom.plus_overshoot(outcome.limits, *sizes)
+            planned = outcome.planned
+            predicted = planned.predicted_bytes, planned.predicted_host_bytes
+            compiled = outcome.device_bytes, outcome.host_bytes
+            headroom = headroom.after_miss(outcome.limits, predicted, compiled)
             outcome = self._compile(program, hides_latency, headroom, always)
         return outcome
 

@@ -31,12 +31,27 @@ class Headroom:
     device_bytes: int = 0
     host_bytes: int = 0
 
-    def plus_overshoot(self, limits: Limits, device_bytes: int, host_bytes: int) -> Headroom:
-        """This headroom, plus the bytes by which a compilation of this size exceeds the limits."""
+    def after_miss(
+        self, limits: Limits, predicted: tuple[int, int], compiled: tuple[int, int]
+    ) -> Headroom:
+        """The headroom for a plan whose prediction errs as much as this one's: by its error.
+
+        The bytes beyond the limits are less than the error where a plan leaves room, and with them
+        alone the same plan would be made again.
+
+        Args:
+          predicted, compiled: bytes on the device, and on the host.
+        """
         return Headroom(
-            self.device_bytes + max(0, device_bytes - limits.device_bytes),
-            self.host_bytes + max(0, host_bytes - limits.host_bytes),
+            _grown(self.device_bytes, limits.device_bytes, predicted[0], compiled[0]),
+            _grown(self.host_bytes, limits.host_bytes, predicted[1], compiled[1]),
         )
+
+
+def _grown(headroom: int, limit: int, predicted: int, compiled: int) -> int:
+    if compiled <= limit:
+        return headroom
+    return max(headroom + compiled - limit, compiled - predicted)
 
 
 Rank = tuple[bool, int, int, float]

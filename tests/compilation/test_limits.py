@@ -27,9 +27,20 @@ def test_a_reserve_grows_by_what_was_missed_and_by_no_more(
     device: int, host: int, took: int, took_host: int
 ) -> None:
     limits = Limits(device, host)
-    grown = Headroom(1, 2).plus_overshoot(limits, took, took_host)
+    grown = Headroom(1, 2).after_miss(limits, (device, host), (took, took_host))
     assert limits.allow(took - (grown.device_bytes - 1), took_host - (grown.host_bytes - 2))
     assert (grown == Headroom(1, 2)) == limits.allow(took, took_host)
+
+
+@given(nbytes, nbytes, nbytes)
+def test_with_the_reserve_of_a_miss_the_same_plan_is_too_large(
+    limit: int, room: int, error: int
+) -> None:
+    predicted = limit - room
+    limits, compiled = Limits(limit, 0), predicted + error
+    reserve = Headroom().after_miss(limits, (predicted, 0), (compiled, 0)).device_bytes
+    assert (predicted > limit - reserve) == (compiled > limit)
+    assert reserve == (error if compiled > limit else 0)
 
 
 def test_candidates_that_fit_come_first_then_the_smallest() -> None:
