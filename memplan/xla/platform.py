@@ -16,6 +16,7 @@ from memplan import io
 from memplan.errors import UnknownDeviceError, UnsupportedProgramError
 from memplan.hardware.device import Device
 from memplan.program import compat
+from memplan.units import format_bytes
 
 Options = Mapping[str, Any]
 """Compiler options by name."""
@@ -31,7 +32,7 @@ class OverLimitError(ValueError):
     """
 
     def __init__(self, device_bytes: int) -> None:
-        super().__init__(f"XLA refuses the step, which takes {device_bytes} bytes of the device.")
+        super().__init__(f"XLA refuses the step, which takes {format_bytes(device_bytes)}.")
         self.device_bytes = device_bytes
 
 
