@@ -19,7 +19,8 @@ from memplan.planning.problem import Kernel, Problem, Role
 
 # A value in the entry stays while kernels move at most this many times its bytes between two
 # accesses; inside of a loop it stays however many they move. Of 5, 8, 10, 12, 16, 20 and 30 it is
-# the most exact: straight code on v5e and v6e is within 1.3 % of XLA's bytes, loops are within 8 %.
+# the most exact: plans of straight code on v5e and v6e are within 1.6 % of XLA's bytes, those of
+# scans within 0.8 %, slabs within 8 %.
 _MOST_TRAFFIC = 10
 
 
@@ -75,8 +76,8 @@ class _VectorMemory:
 
     def _may_stay(self, group: Sequence[int], nbytes: int) -> bool:
         """Are no two accesses of a group too far apart?"""
-        start = self._live.versions[group[0]].start
-        writer = self._live.kernel(start) if start >= 0 else None
+        begin = self._live.versions[group[0]].start
+        writer = self._live.kernel(begin) if begin >= 0 else None
         if len(group) == 1 and writer is not None and writer.block is not None:
             return True
         times = sorted(time for number in group for time in self._accesses[number])
