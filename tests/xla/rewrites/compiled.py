@@ -23,6 +23,9 @@ from memplan.xla.module import Module
 from memplan.xla.target import Target
 from memplan.xla.write import write
 
+# Options of a compilation for a CPU: without them, kernels that compute the same may round otherwise.
+OPTIMIZED = {"xla_backend_optimization_level": 3}
+
 
 def compile_rewritten(
     step: Any,
@@ -50,7 +53,7 @@ def compile_rewritten(
         described_devices(catalog.DEVICES[device])  # loads the plugin that the hook is for
     with hook.intercept(f"jit_{name}", in_hook, "cuda" if device else "cpu") as interception:
         if device is None:
-            done = jax.jit(unique).lower(*args).compile()
+            done = jax.jit(unique, compiler_options=OPTIMIZED).lower(*args).compile()
         else:
             target = Target(catalog.DEVICES[device], described=True)
             done = target.compile(Lowerable(unique, args)).compiled
