@@ -14,7 +14,7 @@ def test_modules_that_lost_an_order_are_found_wrong():
     if reason := stand_in.missing():
         pytest.skip(reason)
     ran = stand_in.run(
-        programs.mutated_modules, 0.7, 20, schedule="late", device_mib=2048, timeout_s=900
+        programs.mutated_modules, 0.7, 8, schedule="late", device_mib=2048, timeout_s=900
     )
     racing = [race.second.line for race in races(operations(ran.log))]
     compiled = []
@@ -26,5 +26,5 @@ def test_modules_that_lost_an_order_are_found_wrong():
         raced = sum(first < line <= last for line in racing)
         assert raced or mutant["equal"] < mutant["arrays"], mutant
         compiled.append((mutant["way"], bool(raced)))
-    assert len(compiled) == 20
+    assert len(compiled) == 8
     assert any(raced for _, raced in compiled)  # where the numbers may be right by luck

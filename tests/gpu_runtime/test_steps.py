@@ -15,7 +15,7 @@ PREALLOCATED = {"device_mib": 2048, "env": {"XLA_PYTHON_CLIENT_PREALLOCATE": "tr
 
 # Copies run as soon as they can, as late as they can, or in an order that is drawn as everything else's.
 RUNS = [("eager", 0, 2), ("late", 0, 2), ("random", 1, 2)]
-LONG_RUNS = [*RUNS, ("random", 2, 20)]  # over which nothing may be left behind
+LONG_RUNS = [*RUNS, ("random", 2, 6)]  # over which nothing may be left behind
 
 # Shares of the plain step's bytes. Where no plan by whole kernels fits a half, or 70 %: the least that some plan fits.
 # ResNet over 32 images fits half and runs there, in four times as long. Larger ones of AlexNet and GoogLeNet need about
