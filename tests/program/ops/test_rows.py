@@ -42,6 +42,7 @@ from tests.program.ops.windows import (
     floats,
     windows,
 )
+from tests.program.scans import QUICK
 
 BEYOND = 3  # rows that a window may reach beyond an array
 COUNTED = ("iota",)  # where a window begins says what is in it: whoever runs it knows
@@ -75,7 +76,9 @@ def on_rows(
     if axis in axes.reduced:
         for position in axes.masked:
             own[position] = np.zeros_like(own[position])
-    return run_rows(eqn, axes, axis, span, needed(axes, axis, span), [*map(jnp.asarray, own)])
+    # compiled once, run once; without jit each of its operations would be compiled by itself
+    run = functools.partial(run_rows, eqn, axes, axis, span, needed(axes, axis, span))
+    return jax.jit(run, compiler_options=QUICK)([*map(jnp.asarray, own)])
 
 
 def windows_of(
