@@ -9,7 +9,6 @@ XLA_FLAGS has the option, it stays; tests that need optimized kernels ask for th
 import gc
 import os
 
-import pytest
 from hypothesis import settings
 
 os.environ["KERAS_BACKEND"] = "jax"
