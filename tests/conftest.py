@@ -1,9 +1,10 @@
 """For all tests: no example of a property has a time limit, since other work may run beside it.
 
 Keras runs on jax. LLVM optimizes nothing: kernels of a test run once or twice, and optimizing them
-took a sixth of the default suite's time and a third of the slow one's. What XLA does before LLVM
-(passes, fusions, schedules and buffers) is the same, and so is all that memplan decides. If
-XLA_FLAGS has the option, it stays; tests that need optimized kernels ask for them.
+took a sixth of the default suite's time, and a fifth or more of the slow tests that were timed.
+What XLA does before LLVM (passes, fusions, schedules and buffers) is the same, and so is all that
+memplan decides. If XLA_FLAGS has the option, it stays; tests that need optimized kernels ask for
+them.
 """
 
 import gc
