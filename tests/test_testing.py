@@ -6,6 +6,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental import topologies
 
 import memplan
 from memplan.report.model import LiveValue, Report
@@ -206,11 +207,11 @@ def test_a_real_step_is_held(pytester: pytest.Pytester) -> None:
 def test_without_the_extra_a_test_fails_and_names_it(
     pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def missing(**_: object) -> object:
+    def missing(*_: object, **__: object) -> object:
         raise NotImplementedError("topology not implemented for cuda")
 
     platform.described_devices.cache_clear()
-    monkeypatch.setattr(platform.topologies, "get_topology_desc", missing)
+    monkeypatch.setattr(topologies, "get_topology_desc", missing)
     pytester.makepyfile(
         STEP
         + "\n    import memplan.testing\n    def test_it(): memplan.testing.memplan_bytes(step, ARGS)"

@@ -324,7 +324,8 @@ class ScheduledModule:
     def resident_bytes(self) -> int:
         """Bytes on the device during the whole step.
 
-        These are arguments, large constants, outputs that alias no argument, and the outputs' table.
+        These are arguments, large constants, outputs that alias no argument, and the outputs'
+        table.
         """
         module = self.module
         arguments = sum(

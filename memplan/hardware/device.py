@@ -62,9 +62,9 @@ class TpuTarget:
     topology: str  # libtpu's name of a small slice, for example `v5e:2x2`
     kind: str  # as in `jax.Device.device_kind`
     cores: int  # of one of jax's devices
-    # Of VMEM, or of a v4's CMEM, what XLA:TPU takes for values instead of HBM: the most of two steps
-    # with many small values. On a v5p, where each core has VMEM of its own, it took at most 12 MiB,
-    # and for no large value.
+    # Of VMEM, or of a v4's CMEM, what XLA:TPU takes for values instead of HBM: the most of two
+    # steps with many small values. On a v5p, where each core has VMEM of its own, it took at most
+    # 12 MiB, and for no large value.
     vector_memory_bytes: int
     topology_options: tuple[tuple[str, str], ...] = ()  # how libtpu describes its cores, by name
 
