@@ -98,10 +98,10 @@ def test_residuals_of_a_scan_are_planned() -> None:
         return weights - jax.grad(total)(weights)
 
     args = (S((8, WIDTH, WIDTH), jnp.bfloat16), MLP[1])
-    plan = memplan.jit(step, device="v5e", budget="500MiB", donate_argnums=0).plan(*args)
+    plan = memplan.jit(step, device="v5e", budget="400MiB", donate_argnums=0).plan(*args)
     report = plan.report
-    assert report.status == "fits" and report.compiled_peak_bytes <= 500 * MIB
-    assert report.planner == "residuals" or report.loops
+    assert report.status == "fits" and report.compiled_peak_bytes <= 400 * MIB
+    assert report.planner == "residuals"
 
 
 def test_others_are_compared_within_the_same_limit() -> None:
