@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import memplan
 from tests.arrays import assert_same_bits
+from tests.xla.rewrites.compiled import OPTIMIZED
 
 SMALL_BYTES = 4096  # tables of pointers, which XLA:CPU packs more tightly than is counted; forty loops draw random bits
 ROWS, WIDTH = 16, 8  # every value of a program is float32 or bfloat16 [ROWS, WIDTH]
@@ -208,7 +209,7 @@ def test_a_plan_keeps_the_bits_of_random_numbers_that_a_call_makes() -> None:
 def test_two_hundred_plans_keep_every_bit(fifty: int) -> None:
     """LLVM optimizes the kernels of the first fifty, as it does for users."""
     examples = settings(max_examples=50, **EXAMPLES | {"derandomize": False, "database": None})
-    options = {} if fifty else {"compiler_options": {"xla_backend_optimization_level": 3}}
+    options = {} if fifty else {"compiler_options": OPTIMIZED}
 
     def keeps(recipe: Recipe, share: float) -> None:
         keeps_every_bit(recipe, share, **options)

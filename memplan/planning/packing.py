@@ -24,7 +24,7 @@ import numpy as np
 from memplan.planning.liveness import Liveness, Version
 from memplan.planning.problem import Problem, Role
 from memplan.planning.schedule import Kind, Schedule, runs
-from memplan.planning.vector_memory import in_vector_memory
+from memplan.planning.vector_memory import VectorMemory
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class _Layout:
             else:
                 remaining.append(sorted(group))
         if problem.vector_memory_bytes:
-            kept = in_vector_memory(problem, self._live, remaining)
+            kept = VectorMemory(problem, self._live).kept(remaining)
             remaining = [group for group in remaining if group[0] not in kept]
         return reused_nbytes, remaining
 

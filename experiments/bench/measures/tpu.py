@@ -11,7 +11,7 @@ import jax
 
 from experiments.bench.cases import Case
 from experiments.bench.measures.planned import since
-from experiments.bench.results import Measurement
+from experiments.bench.results import Measurement, Row
 from memplan import pipeline
 from memplan.compilation.outcome import Outcome
 from memplan.errors import InfeasibleBudgetError
@@ -20,6 +20,7 @@ from memplan.program.trace import Program
 from memplan.request import Request, target_of, traced
 from memplan.studies.baselines import Baselines
 from memplan.xla.platform import OverLimitError
+from memplan.xla.target import Memory
 
 _NOTHING_KEEPS = {"xla_tpu_max_hbm_size_mib": "1"}
 
@@ -50,29 +51,29 @@ def measure(case: Case) -> Measurement:
         "explored_cpu_s": explored[1],
         "plain_compile_cpu_s": compilation[1],
     }
-    resident_bytes = compiled.memory.resident_bytes
-    rows = []
-    for share in case.facts["shares"]:
-        budget = resident_bytes + compiled.memory.temp_bytes * share // 100
-        request = Request(budget, device=case.device)
-        start = since()
-        outcome, named_bytes = _within(program, request)
-        row = {
-            "share": share,
-            "budget_bytes": budget,
-            "named_bytes": named_bytes,
-            "predicted_bytes": outcome.planned.predicted_bytes,
-            "compiled_bytes": outcome.device_bytes,
-            "host_bytes": outcome.host_bytes,
-            "planner": outcome.method,
-            "compilations": outcome.compilations,
-            "step_s": outcome.step_s,
-            "ready_cpu_s": since(start)[1],
-            "keeps": outcome.fits,
-        }
-        rows.append({**others, **row})
-    status = "fits" if all(row["keeps"] for row in rows) else "does not fit"
-    return Measurement(rows, status)
+    plans = [_plan(program, compiled.memory, case.device, share) for share in case.facts["shares"]]
+    status = "fits" if all(plan["keeps"] for plan in plans) else "does not fit"
+    return Measurement([{**others, **plan} for plan in plans], status)
+
+
+def _plan(program: Program, plain: Memory, device: str, share: int) -> Row:
+    """The step planned within a share, in percent, of the plain step's temporaries."""
+    budget = plain.resident_bytes + plain.temp_bytes * share // 100
+    start = since()
+    outcome, named_bytes = _within(program, Request(budget, device=device))
+    return {
+        "share": share,
+        "budget_bytes": budget,
+        "named_bytes": named_bytes,
+        "predicted_bytes": outcome.planned.predicted_bytes,
+        "compiled_bytes": outcome.device_bytes,
+        "host_bytes": outcome.host_bytes,
+        "planner": outcome.method,
+        "compilations": outcome.compilations,
+        "step_s": outcome.step_s,
+        "ready_cpu_s": since(start)[1],
+        "keeps": outcome.fits,
+    }
 
 
 def _within(program: Program, request: Request) -> tuple[Outcome, int | None]:
